@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_H
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-slow vllm-env test-vllm mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
+.PHONY: help install test-install quickstart test translations test-slow vllm-env test-vllm mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -115,6 +115,9 @@ lint: test-install ## ruff: rules and format
 
 types: test-install ## mypy
 	@$(VENV)/bin/mypy
+
+translations: test-install ## bring the Chinese catalogue up to date with the source, and compile it
+	@cd tests && ../$(VENV)/bin/python -m support.translations
 
 format: test-install ## rewrite the files in the project's format
 	@$(VENV)/bin/ruff check --fix .

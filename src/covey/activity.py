@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from covey.texts import joined, plural, tr
+
 PHASES = ("start", "rollout", "reward", "annotate", "update", "publish", "evaluate", "save")
 """What a main thread does, in the order of a run."""
 
@@ -28,15 +30,20 @@ def ranks_word(ranks: Sequence[int]) -> str:
     parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     if len(parts) > _NAMED + 1:
         rest = sum(len(run) for run in runs[_NAMED:])
-        parts = [*parts[:_NAMED], f"and {rest} more"]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
+        parts = [*parts[:_NAMED], tr("and {rest} more", rest=rest)]
+    return plural(len(ranks), "rank {ranks}", "ranks {ranks}", ranks=joined(", ", parts))
 
 
 def moment_words(phase: str, step: int, micro: int = 0, num_micro: int = 0) -> str:
     """`update, micro-batch 2 of 4, after step 12`; of what is before the first rollout `start-up`."""
     if phase == "start":
         return "start-up"
-    return f"{phase}{f', micro-batch {micro} of {num_micro}' if micro else ''}, after step {step}"
+    return tr(
+        "{phase}{words}, after step {step}",
+        phase=phase,
+        words=tr(", micro-batch {micro} of {num_micro}", micro=micro, num_micro=num_micro) if micro else "",
+        step=step,
+    )
 
 
 class Stopped(BaseException):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.environment import settle
 from covey.plan.launchers import adopted
+from covey.texts import tr
 
 if TYPE_CHECKING:
     from covey.config.resolve import Resolved
@@ -122,9 +123,13 @@ def _refuse_processes(resolved: Resolved) -> None:
     fault = problem(
         "E115",
         option,
-        f"{option} is {value}, and this is one process of Python.",
-        "The command starts the other processes; a function cannot.",
-        Fix(text="`covey train` with the same options, or `torchrun --nproc_per_node N` around the program"),
-        Fix(text="one process", edits={option: alone}),
+        tr("{option} is {value}, and this is one process of Python.", option=option, value=value),
+        tr("The command starts the other processes; a function cannot."),
+        Fix(
+            text=tr(
+                "`covey train` with the same options, or `torchrun --nproc_per_node N` around the program"
+            )
+        ),
+        Fix(text=tr("one process"), edits={option: alone}),
     )
     raise ConfigError([fault])

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from covey.activity import PHASES, Activity, ranks_word
 from covey.codes import CODES
 from covey.errors import GuardStop, OtherRankFailed, RunFailed
+from covey.texts import joined, tr
 from covey.types import Finding, Fix, Severity
 
 
@@ -147,7 +148,7 @@ def raise_on_all_ranks(comm: Comm, error: Exception | None) -> None:
         finding = _finding(told["finding"])
         stop = GuardStop(finding) if told["order"] == 0 else RunFailed(finding, told["exit_code"])
         raise stop from error
-    raise error or OtherRankFailed(f"rank {rank} failed: {told['words']}")
+    raise error or OtherRankFailed(tr("rank {rank} failed: {words}", rank=rank, words=told["words"]))
 
 
 def _told(error: Exception) -> dict[str, Any]:
@@ -181,11 +182,13 @@ def check_plans(plans: Sequence[Sequence[int]]) -> None:
     raise GuardStop(
         Finding(
             code="F302",
-            seen="; ".join(f"{ranks_word(ranks)}: {_plan_words(plan)}" for plan, ranks in alike.items()),
+            seen=joined("; ", [f"{ranks_word(ranks)}: {_plan_words(plan)}" for plan, ranks in alike.items()]),
             why=CODES["F302"].why,
-            cause="A file, a package or an environment variable that is not the same for every process, or "
-            "a fault of covey.",
-            fixes=(Fix(text="compare data, model and package versions of the machines, then resume"),),
+            cause=tr(
+                "A file, a package or an environment variable that is not the same for every "
+                "process, or a fault of covey."
+            ),
+            fixes=(Fix(text=tr("compare data, model and package versions of the machines, then resume")),),
             step=plans[0][1],
         )
     )
@@ -194,5 +197,14 @@ def check_plans(plans: Sequence[Sequence[int]]) -> None:
 def _plan_words(plan: Sequence[int]) -> str:
     phase, step, num_micro, num_tokens = plan
     plural = "" if num_micro == 1 else "es"
-    counts = f" with {num_micro} micro-batch{plural} and {num_tokens:,} trained tokens" if num_micro else ""
-    return f"{PHASES[phase]} after step {step}{counts}"
+    counts = (
+        tr(
+            " with {num_micro} micro-batch{plural} and {num_tokens:,} trained tokens",
+            num_micro=num_micro,
+            plural=plural,
+            num_tokens=num_tokens,
+        )
+        if num_micro
+        else ""
+    )
+    return tr("{phases} after step {step}{counts}", phases=PHASES[phase], step=step, counts=counts)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from covey.texts import tr
+
 EXIT_FILE = "COVEY_EXIT_FILE"
 """The environment variable with the file that the first process of a machine writes its exit code to."""
 
@@ -46,7 +48,10 @@ class Meeting:
         found = self.directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise PermissionError(
-                f"{self.directory} is not a directory that this user owns; remove it, or set TMPDIR"
+                tr(
+                    "{directory} is not a directory that this user owns; remove it, or set TMPDIR",
+                    directory=self.directory,
+                )
             )
         for what in (RAISED, SPOKE):
             self._path(self.rank, what).unlink(missing_ok=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.texts import tr
+
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _BITS = {
@@ -54,9 +56,9 @@ def weight_map(directory: Path) -> dict[str, str] | None:
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         if not names or not all(isinstance(name, str) for name in names.values()):
-            raise ValueError("no names")
+            raise ValueError(tr("no names"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedFileError(f"{index.name} names no files of weights") from error
+        raise DamagedFileError(tr("{name} names no files of weights", name=index.name)) from error
     return dict(names)
 
 
@@ -80,12 +82,31 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     for file in weight_files(directory):
         for name, tensor in read_header(file).items():
             if name in tensors:
-                raise DamagedFileError(f"{name} is in {tensors[name].file.name} and in {file.name}")
+                raise DamagedFileError(
+                    tr(
+                        "{name} is in {name2} and in {name3}",
+                        name=name,
+                        name2=tensors[name].file.name,
+                        name3=file.name,
+                    )
+                )
             tensors[name] = tensor
     for name, file_name in (weight_map(directory) or {}).items():
         if name not in tensors or tensors[name].file.name != file_name:
-            where = f"it is in {tensors[name].file.name}" if name in tensors else "it is not there"
-            raise DamagedFileError(f"{INDEX} says that {name} is in {file_name}, and {where}")
+            where = (
+                tr("it is in {name}", name=tensors[name].file.name)
+                if name in tensors
+                else tr("it is not there")
+            )
+            raise DamagedFileError(
+                tr(
+                    "{index} says that {name} is in {file_name}, and {where}",
+                    index=INDEX,
+                    name=name,
+                    file_name=file_name,
+                    where=where,
+                )
+            )
     return tensors
 
 
@@ -102,17 +123,35 @@ def read_file(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     try:
         tensors = {name: _tensor(file, entry, begin) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{file.name} has a header that cannot be read: {error!r}") from error
+        raise DamagedFileError(
+            tr("{name} has a header that cannot be read: {error!r}", name=file.name, error=error)
+        ) from error
     needed = max((t.end for t in tensors.values()), default=begin)
     if needed != size:
-        raise DamagedFileError(f"{file.name} is {size:,} bytes long, and by its header {needed:,}")
+        raise DamagedFileError(
+            tr(
+                "{name} is {size:,} bytes long, and by its header {needed:,}",
+                name=file.name,
+                size=size,
+                needed=needed,
+            )
+        )
     for name, tensor in tensors.items():
         bits = _BITS.get(tensor.dtype)
         if bits is not None and math.prod(tensor.shape) * bits != 8 * (tensor.end - tensor.start):
-            words = f"{name} has {tensor.end - tensor.start:,} bytes in {file.name}, which are not "
-            raise DamagedFileError(f"{words}{tensor.dtype} of shape {tensor.shape}")
+            words = tr(
+                "{name} has {end:,} bytes in {name2}, which are not ",
+                name=name,
+                end=tensor.end - tensor.start,
+                name2=file.name,
+            )
+            raise DamagedFileError(
+                tr("{words}{dtype} of shape {shape}", words=words, dtype=tensor.dtype, shape=tensor.shape)
+            )
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise DamagedFileError(f"{file.name} has a header that cannot be read: its metadata are no texts")
+        raise DamagedFileError(
+            tr("{name} has a header that cannot be read: its metadata are no texts", name=file.name)
+        )
     return tensors, metadata
 
 
@@ -122,14 +161,20 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or not 0 < length <= min(size - 8, _MAX_HEADER):
-            raise DamagedFileError(f"{file.name}, {size:,} bytes long, has no header")
+            raise DamagedFileError(
+                tr("{name}, {size:,} bytes long, has no header", name=file.name, size=size)
+            )
         content = stream.read(length)
     try:
         header = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{file.name} has a header that cannot be read: {error!r}") from error
+        raise DamagedFileError(
+            tr("{name} has a header that cannot be read: {error!r}", name=file.name, error=error)
+        ) from error
     if not isinstance(header, dict):
-        raise DamagedFileError(f"{file.name} has a header that cannot be read: it is no JSON object")
+        raise DamagedFileError(
+            tr("{name} has a header that cannot be read: it is no JSON object", name=file.name)
+        )
     return header, 8 + length
 
 
@@ -153,5 +198,5 @@ def _tensor(file: Path, entry: Mapping[str, Any], begin: int) -> StoredTensor:
     start, end = entry["data_offsets"]
     shape = tuple(int(side) for side in entry["shape"])
     if not 0 <= start <= end:
-        raise ValueError("places that run backwards")
+        raise ValueError(tr("places that run backwards"))
     return StoredTensor(file, str(entry["dtype"]), shape, begin + start, begin + end)

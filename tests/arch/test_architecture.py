@@ -22,7 +22,8 @@ REPOSITORY = ROOT.parent.parent
 
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
-    ("types", "chinese", "meeting"),
+    ("texts",),
+    ("types", "meeting"),
     ("errors", "codes", "exits", "activity", "environment", "weight_files", "checksums", "options"),
     ("comm", "config"),
     ("plan", "algorithm", "kernels", "token_streams"),
@@ -40,7 +41,7 @@ ENTRY_POINTS = {"__init__", "__main__"}
 
 TORCH_FREE = (
     "types",
-    "chinese",
+    "texts",
     "errors",
     "codes",
     "exits",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 from faults.case import Case, jsonl, sums, words
@@ -30,6 +31,13 @@ def _rates(name: str, rest: str, **files: str) -> Case:
     return Case(name=name, words=words(rest, dataset="rated.jsonl"), files={**_RATED, **files})
 
 
+def _measured(row: dict[str, object]) -> dict[str, object]:
+    """A row's pass rate, as a file of measured ones has it."""
+    messages = json.dumps([{"role": "user", "content": row["question"]}], sort_keys=True)
+    checksum = hashlib.sha256(messages.encode()).hexdigest()[:16]
+    return {"checksum": checksum, "pass_rate": 0.5, "samples": 8}
+
+
 CASES = (
     _tasks("task_column_misspelt", "--task_column tusk"),
     _tasks("task_column_of_questions", "--task_column solution", sums(80)),
@@ -50,7 +58,8 @@ CASES = (
     _rates("pass_rate_column_of_numbers_above_1", "--pass_rate_column solution --max_pass_rate 0.9"),
     _rates("pass_rate_column_of_prompts", "--pass_rate_column question --max_pass_rate 0.9"),
     _rates("pass_rates_not_measured", "--min_pass_rate 0.1 --curriculum hard_to_easy"),
-    _rates("pass_rates_twice", "--pass_rate_column rate --pass_rates rated.jsonl --max_pass_rate 0.9"),
+    _rates("pass_rates_twice", "--pass_rate_column rate --pass_rates measured.jsonl --max_pass_rate 0.9",
+           **{"measured.jsonl": jsonl(map(_measured, sums(64)))}),
     _rates("pass_rates_crossed", "--pass_rate_column rate --min_pass_rate 0.99 --max_pass_rate 0.5"),
     _rates("pass_rates_of_a_stream",
            "--pass_rate_column rate --max_pass_rate 0.9 --streaming --max_steps 5"),

@@ -4,6 +4,7 @@ and a server that is killed, stopped or breaks the group is named in time."""
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -44,11 +45,16 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports
+    """Ports one after the other that nothing listens on, below those that the system gives away itself."""
+    while True:
+        first = random.randrange(12_000, 30_000)
+        try:
+            for port in range(first, first + count):
+                with socket.create_server(("127.0.0.1", port)):
+                    pass
+        except OSError:
+            continue
+        return list(range(first, first + count))
 
 
 def in_groups(engine: ServerEngine) -> list[bool]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, Union
 
 from covey.errors import CheckpointError
+from covey.texts import tr
 
 JSON: TypeAlias = Union[bool, int, float, str, Sequence["JSON"], Mapping[str, "JSON"], None]  # noqa: UP007
 """What a component may keep outside of tensors; a tuple comes back as a list."""
@@ -23,16 +24,20 @@ def require_json(value: Any, where: str) -> None:
         return
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise CheckpointError(f"{where} is {value}, which JSON cannot hold")
+            raise CheckpointError(tr("{where} is {value}, which JSON cannot hold", where=where, value=value))
         return
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise CheckpointError(f"{where} has the key {key!r}; JSON keeps only text as a key")
+                raise CheckpointError(
+                    tr("{where} has the key {key!r}; JSON keeps only text as a key", where=where, key=key)
+                )
             require_json(item, f"{where}.{key}")
         return
     if isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             require_json(item, f"{where}[{index}]")
         return
-    raise CheckpointError(f"{where} is a {type(value).__name__}, which JSON cannot hold")
+    raise CheckpointError(
+        tr("{where} is a {name}, which JSON cannot hold", where=where, name=type(value).__name__)
+    )

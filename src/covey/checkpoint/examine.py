@@ -26,6 +26,7 @@ from covey.errors import CheckpointError
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.config_shapes import shapes_of_config
 from covey.models.fit import unfit_words
+from covey.texts import tr
 from covey.weight_files import (
     INDEX,
     WHOLE,
@@ -38,7 +39,9 @@ from covey.weight_files import (
 )
 
 _CONFIG = "config.json"
-_NO_MANIFEST = f"no {MANIFEST}, so the contents cannot be checked against what was written"
+_NO_MANIFEST = tr(
+    "no {manifest}, so the contents cannot be checked against what was written", manifest=MANIFEST
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +63,13 @@ class Examined:
 def examine(path: Path) -> Examined:
     """Examine a directory, every file of it."""
     if not path.is_dir():
-        return _none(path, "not a directory" if path.exists() else "no such file or directory")
+        return _none(path, tr("not a directory") if path.exists() else tr("no such file or directory"))
     try:
         if (path / MANIFEST).exists():
             return _examine_checkpoint(path)
         return _examine_plain(path)
     except OSError as error:
-        return Examined(path=path, kind="model", faults=(f"it cannot be read: {error}",))
+        return Examined(path=path, kind="model", faults=(tr("it cannot be read: {error}", error=error),))
 
 
 def _none(path: Path, why: str) -> Examined:
@@ -90,11 +93,17 @@ def _examine_checkpoint(path: Path) -> Examined:
         faults += found
     if len(by_manifest) < len(every_fault):
         notes.append(
-            "the run ended while it was deleting this checkpoint's trainer state; the next save finishes that"
+            tr(
+                "the run ended while it was deleting this checkpoint's trainer state; the next save "
+                "finishes that"
+            )
         )
     if manifest.format != FORMAT:
         notes.append(
-            f"it has format {manifest.format}: no run can resume from it, but its model can still be loaded"
+            tr(
+                "it has format {format}: no run can resume from it, but its model can still be loaded",
+                format=manifest.format,
+            )
         )
     return Examined(
         path=path,
@@ -121,12 +130,28 @@ def _goes_on(manifest: Manifest) -> bool:
 def _examine_plain(path: Path) -> Examined:
     """A directory without a manifest."""
     if (path / TRAINER).is_dir():
-        fault = f"{MANIFEST} is missing: the checkpoint was not completely written, or only partly copied"
+        fault = tr(
+            "{manifest} is missing: the checkpoint was not completely written, or only partly copied",
+            manifest=MANIFEST,
+        )
         return Examined(path=path, kind="checkpoint", faults=(fault,), step=checkpoint_step(path.name))
     if not any((path / name).is_file() for name in (WHOLE, INDEX, _CONFIG, ADAPTER_CONFIG)):
         runs = list_checkpoints(path)
-        hint = f"it is the directory of a run, whose newest checkpoint is {runs[-1]}" if runs else ""
-        return _none(path, hint or f"it has no {MANIFEST}, no {_CONFIG} and no {ADAPTER_CONFIG}")
+        hint = (
+            tr("it is the directory of a run, whose newest checkpoint is {runs}", runs=runs[-1])
+            if runs
+            else ""
+        )
+        return _none(
+            path,
+            hint
+            or tr(
+                "it has no {manifest}, no {config} and no {adapter_config}",
+                manifest=MANIFEST,
+                config=_CONFIG,
+                adapter_config=ADAPTER_CONFIG,
+            ),
+        )
     faults, notes = _model_faults(path)
     files = [file for file in path.iterdir() if file.is_file()]
     return Examined(
@@ -152,30 +177,37 @@ def _model_faults(path: Path) -> tuple[list[str], list[str]]:
 def _adapter_faults(path: Path) -> Iterator[str]:
     adapter_settings(path)
     if not (path / ADAPTER_WEIGHTS).is_file():
-        yield f"{ADAPTER_WEIGHTS} is missing"
+        yield tr("{adapter_weights} is missing", adapter_weights=ADAPTER_WEIGHTS)
     elif not read_header(path / ADAPTER_WEIGHTS):
-        yield f"{ADAPTER_WEIGHTS} contains no tensors"
+        yield tr("{adapter_weights} contains no tensors", adapter_weights=ADAPTER_WEIGHTS)
 
 
 def _weight_faults(path: Path) -> tuple[list[str], list[str]]:
     config = _read_config(path)
-    faults = [f"{_CONFIG} is missing or cannot be read"] if config is None else []
+    faults = [tr("{config} is missing or cannot be read", config=_CONFIG)] if config is None else []
     try:
         index, files = weight_map(path), weight_files(path)
         if not files:
-            return [*faults, f"there is neither {WHOLE} nor {INDEX}"], []
-        if missing := [f"{file.name} is missing" for file in files if not file.is_file()]:
+            return [*faults, tr("there is neither {whole} nor {index}", whole=WHOLE, index=INDEX)], []
+        if missing := [tr("{name} is missing", name=file.name) for file in files if not file.is_file()]:
             return [*faults, *missing], []
         tensors = stored_tensors(path)
     except DamagedFileError as error:
         return [*faults, str(error)], []
     if not tensors:
-        return [*faults, f"{files[0].name} contains no tensors"], []
+        return [*faults, tr("{name} contains no tensors", name=files[0].name)], []
     if index is not None and (lost := sorted(set(tensors) - set(index))):
-        faults.append(f"{lost[0]} is in {tensors[lost[0]].file.name}, and {INDEX} does not name it")
+        faults.append(
+            tr(
+                "{lost} is in {name}, and {index} does not name it",
+                lost=lost[0],
+                name=tensors[lost[0]].file.name,
+                index=INDEX,
+            )
+        )
     surplus = sorted({file.name for file in path.glob("model*.safetensors")} - {file.name for file in files})
-    why = "" if index is None else ": the index does not list it"
-    faults += [f"{name} is a weight file that is not loaded{why}" for name in surplus]
+    why = "" if index is None else tr(": the index does not list it")
+    faults += [tr("{name} is a weight file that is not loaded{why}", name=name, why=why) for name in surplus]
     if config is None:
         return faults, []
     unfit, notes = _held_to_config(config, tensors)
@@ -186,10 +218,15 @@ def _held_to_config(config: dict[str, Any], tensors: dict[str, StoredTensor]) ->
     try:
         expected = shapes_of_config(config)
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        return [f"{_CONFIG} describes no model: {error}"], []
+        return [tr("{config} describes no model: {error}", config=_CONFIG, error=error)], []
     if expected is None:
         family = config.get("model_type", "unknown")
-        return [], [f"tensor shapes were not checked: covey does not know the layers of model_type {family}"]
+        return [], [
+            tr(
+                "tensor shapes were not checked: covey does not know the layers of model_type {family}",
+                family=family,
+            )
+        ]
     missing = [name for name in expected.tensors if name not in tensors]
     odd = [
         (n, tensors[n].shape, s)

@@ -13,6 +13,7 @@ from typing import Any
 
 from covey.checkpoint.exact import JSON
 from covey.errors import CheckpointError
+from covey.texts import tr
 
 FORMAT = 2
 """The format that is written. Format 1 had the optimizer's state in one file of one rank."""
@@ -83,39 +84,60 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / MANIFEST
     try:
         if not path.is_file():
-            raise CheckpointError(f"{checkpoint} is no complete checkpoint: it has no {MANIFEST}")
+            raise CheckpointError(
+                tr(
+                    "{checkpoint} is no complete checkpoint: it has no {manifest}",
+                    checkpoint=checkpoint,
+                    manifest=MANIFEST,
+                )
+            )
         body = json.loads(path.read_text(encoding="utf-8"))
     except CheckpointError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(tr("{path} cannot be read: {error}", path=path, error=error)) from error
     if not isinstance(body, dict) or "format" not in body:
-        raise CheckpointError(f"{path} is not a manifest: it does not name its format")
+        raise CheckpointError(tr("{path} is not a manifest: it does not name its format", path=path))
     if body["format"] not in _READ:
         raise CheckpointError(
-            f"{path} has format {body['format']!r}; this version of covey reads the formats "
-            f"{_READ[0]} to {_READ[-1]}"
+            tr(
+                "{path} has format {format!r}; this version of covey reads the formats {read} to {read2}",
+                path=path,
+                format=body["format"],
+                read=_READ[0],
+                read2=_READ[-1],
+            )
         )
     if body.pop("digest", None) != _digest(body):
-        raise CheckpointError(f"{path} was changed after it was written: its own digest does not match")
+        raise CheckpointError(
+            tr("{path} was changed after it was written: its own digest does not match", path=path)
+        )
     try:
         files = {name: FileEntry(size=e["size"], sha256=e["sha256"]) for name, e in body["files"].items()}
         return Manifest(
             step=body["step"], trainer=body["trainer"], meta=body["meta"], files=files, format=body["format"]
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a manifest: {error!r}") from error
+        raise CheckpointError(tr("{path} is not a manifest: {error!r}", path=path, error=error)) from error
 
 
 def require_states(checkpoint: Path, manifest: Manifest) -> None:
     """Raise CheckpointError where a run cannot go on from a checkpoint: it keeps the model only, or is of an
     older format."""
     if not manifest.trainer:
-        raise CheckpointError(f"{checkpoint} has only the model; a run cannot resume from it")
+        raise CheckpointError(
+            tr("{checkpoint} has only the model; a run cannot resume from it", checkpoint=checkpoint)
+        )
     if manifest.format != FORMAT:
         raise CheckpointError(
-            f"{checkpoint} has format {manifest.format}, and this version of covey resumes from format "
-            f"{FORMAT} only; resume with the version that wrote it, or start a new run: --model {checkpoint}"
+            tr(
+                "{checkpoint} has format {format}, and this version of covey resumes from format "
+                "{format2} only; resume with the version that wrote it, or start a new run: --model "
+                "{checkpoint}",
+                checkpoint=checkpoint,
+                format=manifest.format,
+                format2=FORMAT,
+            )
         )
 
 
@@ -130,7 +152,13 @@ def list_files(checkpoint: Path) -> dict[str, Path]:
             path = Path(folder, name)
             relative = path.relative_to(checkpoint).as_posix()
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise CheckpointError(f"{checkpoint}: {relative} is a link or a special file")
+                raise CheckpointError(
+                    tr(
+                        "{checkpoint}: {relative} is a link or a special file",
+                        checkpoint=checkpoint,
+                        relative=relative,
+                    )
+                )
             if path.is_file() and relative != MANIFEST:
                 files[relative] = path
     return dict(sorted(files.items()))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from covey.checkpoint.manifest import FileEntry
 from covey.checkpoint.tensor_file import write_tensors
 from covey.errors import CheckpointError
-from covey.plan.shape import counted
+from covey.texts import counted, joined, tr
 from covey.weight_files import DamagedFileError, StoredTensor, read_file
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def write_pieces(directory: Path, pieces: Iterable[Piece], rank: int, world: int
             key = f"{piece.name}[{piece.first_row}:{last}]"
             parts[key] = (piece.name, piece.first_row, piece.shape)
         if key in tensors:
-            raise CheckpointError(f"rank {rank} has {key} twice")
+            raise CheckpointError(tr("rank {rank} has {key} twice", rank=rank, key=key))
         if key == piece.name or rows[0]:
             tensors[key] = piece.tensor
     metadata = {"rank": str(rank), "world": str(world), "parts": json.dumps(parts)}
@@ -116,8 +116,19 @@ class SavedPieces(Mapping[str, "Tensor"]):
         self._opened: dict[Path, Any] = {}
         faults = self._find() or self._gaps()
         if faults:
-            more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
-            raise CheckpointError(f"{directory}: " + "; ".join(faults[:_MOST_FAULTS]) + more)
+            more = (
+                tr("; and {num_faults} more", num_faults=len(faults) - _MOST_FAULTS)
+                if len(faults) > _MOST_FAULTS
+                else ""
+            )
+            raise CheckpointError(
+                tr(
+                    "{path}: {faults}{more}",
+                    path=directory,
+                    faults=joined("; ", faults[:_MOST_FAULTS]),
+                    more=more,
+                )
+            )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -133,7 +144,9 @@ class SavedPieces(Mapping[str, "Tensor"]):
     def shape(self, name: str) -> Shape:
         """The shape of the whole tensor; CheckpointError where there is none of this name."""
         if name not in self._shapes:
-            raise CheckpointError(f"{self._directory} has no tensor {name}")
+            raise CheckpointError(
+                tr("{directory} has no tensor {name}", directory=self._directory, name=name)
+            )
         return self._shapes[name]
 
     def read(self, name: str, first: int, last: int) -> Tensor:
@@ -169,23 +182,33 @@ class SavedPieces(Mapping[str, "Tensor"]):
         """Read what lies in each file; returns what is wrong with them."""
         files = sorted(self._directory.glob("rank-*.safetensors"))
         if not files:
-            return ["it has no rank-*.safetensors file"]
+            return [tr("it has no rank-*.safetensors file")]
         try:
             held = {file: read_file(file) for file in files}
             worlds = {int(metadata["world"]) for _, metadata in held.values()}
             if len(worlds) > 1:
-                return [f"its files were written by runs of {' and '.join(map(str, sorted(worlds)))} ranks"]
+                return [
+                    tr(
+                        "its files were written by runs of {worlds} ranks",
+                        worlds=joined(tr(" and "), map(str, sorted(worlds))),
+                    )
+                ]
             world = worlds.pop()
             expected = {pieces_file(rank) for rank in range(world)}
+            missing = tr("{name} is missing: the run had {ranks}")
+            surplus = tr("{name} is surplus: the run had {ranks}")
             if odd := sorted(expected ^ {file.name for file in files}):
                 return [
-                    f"{name} is {'missing' if name in expected else 'surplus'}: the run had "
-                    f"{counted(world, 'rank')}"
+                    tr(missing if name in expected else surplus, name=name, ranks=counted(world, "rank"))
                     for name in odd
                 ]
             return [fault for file, found in held.items() for fault in self._take(file, *found)]
         except (OSError, DamagedFileError, KeyError, ValueError, TypeError) as error:
-            return [f"{error}" if isinstance(error, DamagedFileError) else f"it cannot be read: {error!r}"]
+            return [
+                f"{error}"
+                if isinstance(error, DamagedFileError)
+                else tr("it cannot be read: {error!r}", error=error)
+            ]
 
     def _take(
         self, file: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
@@ -197,7 +220,7 @@ class SavedPieces(Mapping[str, "Tensor"]):
             rows = stored.shape[0] if stored.shape else 1
             known = self._shapes.setdefault(name, tuple(shape)), self._dtypes.setdefault(name, stored.dtype)
             if known != (tuple(shape), stored.dtype) or stored.shape[1:] != tuple(shape[1:]):
-                faults.append(f"{name} has parts of different dtypes or shapes")
+                faults.append(tr("{name} has parts of different dtypes or shapes", name=name))
             self._parts.setdefault(name, []).append(_Part(file, key, first, first + rows))
         return faults
 
@@ -209,12 +232,42 @@ class SavedPieces(Mapping[str, "Tensor"]):
             end = 0
             for part in sorted(parts, key=lambda p: (p.first, p.last)):
                 if part.first > end:
-                    faults.append(f"{name}: rows {end} to {part.first - 1} of {total} are missing")
+                    faults.append(
+                        tr(
+                            "{name}: rows {end} to {first} of {total} are missing",
+                            name=name,
+                            end=end,
+                            first=part.first - 1,
+                            total=total,
+                        )
+                    )
                 elif part.first < end:
-                    faults.append(f"{name}: rows {part.first} to {end - 1} are stored twice")
+                    faults.append(
+                        tr(
+                            "{name}: rows {first} to {end} are stored twice",
+                            name=name,
+                            first=part.first,
+                            end=end - 1,
+                        )
+                    )
                 end = max(end, part.last)
             if end < total:
-                faults.append(f"{name}: rows {end} to {total - 1} of {total} are missing")
+                faults.append(
+                    tr(
+                        "{name}: rows {end} to {total} of {total2} are missing",
+                        name=name,
+                        end=end,
+                        total=total - 1,
+                        total2=total,
+                    )
+                )
             elif end > total:
-                faults.append(f"{name}: rows up to {end - 1} are stored, but its shape has only {total}")
+                faults.append(
+                    tr(
+                        "{name}: rows up to {end} are stored, but its shape has only {total}",
+                        name=name,
+                        end=end - 1,
+                        total=total,
+                    )
+                )
         return faults

@@ -24,6 +24,7 @@ from covey.checkpoint.pieces import SavedPieces
 from covey.checkpoint.registry import State
 from covey.checkpoint.write import STATE_FILE, tensor_file
 from covey.errors import CheckpointError
+from covey.texts import joined, tr
 from covey.weight_files import DamagedFileError, read_header
 
 _MOST_FAULTS = 5
@@ -56,7 +57,7 @@ class Fault:
     is_surplus: bool = False
 
     def __str__(self) -> str:
-        return f"{self.file} {self.words}"
+        return tr("{file} {words}", file=self.file, words=self.words)
 
 
 def verify(checkpoint: Path) -> Manifest:
@@ -89,7 +90,9 @@ def find_faults(
     """
     named = checkpoint_step(checkpoint.name)
     if named is not None and named != manifest.step:
-        raise CheckpointError(f"{checkpoint} has the manifest of step {manifest.step}")
+        raise CheckpointError(
+            tr("{checkpoint} has the manifest of step {step}", checkpoint=checkpoint, step=manifest.step)
+        )
     try:
         files = list_files(checkpoint)
         faults = _shape_faults(files, manifest)
@@ -98,7 +101,9 @@ def find_faults(
         alike = {n: f for n, f in files.items() if n in manifest.files and _has_length(f, manifest.files[n])}
         return faults + _content_faults(alike, {name: manifest.files[name] for name in alike})
     except OSError as error:
-        raise CheckpointError(f"{checkpoint} cannot be read: {error}") from error
+        raise CheckpointError(
+            tr("{checkpoint} cannot be read: {error}", checkpoint=checkpoint, error=error)
+        ) from error
 
 
 def read_states(checkpoint: Path, *, verified: Manifest | None = None) -> dict[str, State]:
@@ -158,12 +163,19 @@ def _read_body(checkpoint: Path) -> dict[str, Any]:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {body['format']!r}, not {FORMAT}")
+            raise CheckpointError(
+                tr(
+                    "{path} has format {format!r}, not {format2}",
+                    path=path,
+                    format=body["format"],
+                    format2=FORMAT,
+                )
+            )
         return {"components": dict(body["components"]), "pieces": list(body["pieces"])}
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error!r}") from error
+        raise CheckpointError(tr("{path} cannot be read: {error!r}", path=path, error=error)) from error
 
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
@@ -195,18 +207,24 @@ def find_latest(output_dir: Path, *, with_trainer: bool = False) -> Latest:
 
 def _verify_trainer(checkpoint: Path, manifest: Manifest) -> None:
     listed = {name: entry for name, entry in manifest.files.items() if name.startswith(f"{TRAINER}/")}
-    _raise_faults(checkpoint, [Fault(n, "is missing") for n in listed if not (checkpoint / n).is_file()])
+    _raise_faults(checkpoint, [Fault(n, tr("is missing")) for n in listed if not (checkpoint / n).is_file()])
     _raise_faults(checkpoint, _content_faults({name: checkpoint / name for name in listed}, listed))
 
 
 def _shape_faults(files: Mapping[str, Path], manifest: Manifest) -> list[Fault]:
-    faults = [Fault(name, "is missing") for name in manifest.files if name not in files]
+    faults = [Fault(name, tr("is missing")) for name in manifest.files if name not in files]
     faults += [
-        Fault(name, "is not in its manifest", is_surplus=True) for name in files if name not in manifest.files
+        Fault(name, tr("is not in its manifest"), is_surplus=True)
+        for name in files
+        if name not in manifest.files
     ]
     for name, entry in manifest.files.items():
         if name in files and (size := files[name].stat().st_size) != entry.size:
-            faults.append(Fault(name, f"has {size:,} bytes, its manifest says {entry.size:,}"))
+            faults.append(
+                Fault(
+                    name, tr("has {size:,} bytes, its manifest says {size2:,}", size=size, size2=entry.size)
+                )
+            )
     return faults
 
 
@@ -218,7 +236,14 @@ def _content_faults(files: Mapping[str, Path], entries: Mapping[str, FileEntry])
     with ThreadPoolExecutor(max_workers=4) as pool:
         digests = dict(zip(files, pool.map(hash_file, files.values()), strict=True))
     return [
-        Fault(name, f"has SHA-256 {digests[name][:12]}…, its manifest says {entry.sha256[:12]}…")
+        Fault(
+            name,
+            tr(
+                "has SHA-256 {digests}…, its manifest says {sha256}…",
+                digests=digests[name][:12],
+                sha256=entry.sha256[:12],
+            ),
+        )
         for name, entry in entries.items()
         if digests[name] != entry.sha256
     ]
@@ -226,8 +251,19 @@ def _content_faults(files: Mapping[str, Path], entries: Mapping[str, FileEntry])
 
 def _raise_faults(checkpoint: Path, faults: list[Fault]) -> None:
     if faults:
-        more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
-        raise CheckpointError(f"{checkpoint}: " + "; ".join(map(str, faults[:_MOST_FAULTS])) + more)
+        more = (
+            tr("; and {num_faults} more", num_faults=len(faults) - _MOST_FAULTS)
+            if len(faults) > _MOST_FAULTS
+            else ""
+        )
+        raise CheckpointError(
+            tr(
+                "{path}: {faults}{more}",
+                path=checkpoint,
+                faults=joined("; ", map(str, faults[:_MOST_FAULTS])),
+                more=more,
+            )
+        )
 
 
 def _read_state(trainer: Path, name: str, entry: Mapping[str, Any]) -> State:
@@ -242,4 +278,9 @@ def _read_state(trainer: Path, name: str, entry: Mapping[str, Any]) -> State:
 
 
 def _other_tensors(file: Path | str, component: str) -> str:
-    return f"{file} does not contain the tensors that {STATE_FILE} lists for {component!r}"
+    return tr(
+        "{file} does not contain the tensors that {state_file} lists for {component!r}",
+        file=file,
+        state_file=STATE_FILE,
+        component=component,
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from covey.checkpoint.exact import JSON
 from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.errors import CheckpointError
+from covey.texts import tr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +77,7 @@ class Registry:
 
     def _refuse_taken(self, name: str) -> None:
         if name in self.names:
-            raise CheckpointError(f"two components are called {name!r}; names must be unique")
+            raise CheckpointError(tr("two components are called {name!r}; names must be unique", name=name))
 
     def expect(self, names: Iterable[str]) -> None:
         """Declare names that must be registered by the time of a save or a load."""
@@ -107,11 +108,14 @@ class Registry:
         saved = {**states, **(pieces or {})}
         missing = sorted(set(self.names) - set(saved) - self._later)
         if missing:
-            raise CheckpointError(f"the checkpoint has no state for {_quoted(missing)}")
+            raise CheckpointError(tr("the checkpoint has no state for {quoted}", quoted=_quoted(missing)))
         surplus = sorted(set(saved) - set(self.names))
         if surplus:
             raise CheckpointError(
-                f"the checkpoint has state for {_quoted(surplus)}, which no component of this run uses"
+                tr(
+                    "the checkpoint has state for {quoted}, which no component of this run uses",
+                    quoted=_quoted(surplus),
+                )
             )
         for name, component in self._components.items():
             if name in states:
@@ -122,7 +126,13 @@ class Registry:
     def _require_expected(self, action: str) -> None:
         missing = sorted(self._expected - set(self.names))
         if missing:
-            raise CheckpointError(f"nothing can be {action}: {_quoted(missing)} must be registered first")
+            raise CheckpointError(
+                tr(
+                    "nothing can be {action}: {quoted} must be registered first",
+                    action=action,
+                    quoted=_quoted(missing),
+                )
+            )
 
 
 def _quoted(names: Iterable[str]) -> str:

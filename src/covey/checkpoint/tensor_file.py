@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.checkpoint.manifest import FileEntry
 from covey.errors import CheckpointError
+from covey.texts import tr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +72,14 @@ def write_tensors(
 def _dtype(name: str, tensor: Tensor) -> str:
     known = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if known is None or str(tensor.layout) != "torch.strided":
-        raise CheckpointError(f"safetensors cannot store {name} ({tensor.dtype}, {tensor.layout})")
+        raise CheckpointError(
+            tr(
+                "safetensors cannot store {name} ({dtype}, {layout})",
+                name=name,
+                dtype=tensor.dtype,
+                layout=tensor.layout,
+            )
+        )
     return known
 
 

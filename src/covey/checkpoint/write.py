@@ -33,6 +33,7 @@ from covey.checkpoint.registry import State
 from covey.checkpoint.staging import hidden_sibling, store_manifest, sync_directory, sync_file, tidy
 from covey.checkpoint.tensor_file import write_tensors, write_text
 from covey.errors import CheckpointError, OtherRankFailed
+from covey.texts import tr
 
 if TYPE_CHECKING:
     from covey.comm import Comm
@@ -148,14 +149,23 @@ def _rebuilt(rank: int, error: Mapping[str, Any]) -> Exception:
         return OSError(error["number"], error["words"], error["path"])
     if error["kind"] == "CheckpointError":
         return CheckpointError(error["words"])
-    return OtherRankFailed(f"rank {rank} could not write its part: {error['kind']}: {error['words']}")
+    return OtherRankFailed(
+        tr(
+            "rank {rank} could not write its part: {kind}: {words}",
+            rank=rank,
+            kind=error["kind"],
+            words=error["words"],
+        )
+    )
 
 
 def _refuse_other_kind(final: Path) -> None:
     """FileExistsError where a file or a link has the checkpoint's name: it is not ours to replace."""
     if final.is_symlink() or (final.exists() and not final.is_dir()):
         kind = "link" if final.is_symlink() else "file"
-        raise FileExistsError(errno.EEXIST, f"a {kind} has the name of a checkpoint", str(final))
+        raise FileExistsError(
+            errno.EEXIST, tr("a {kind} has the name of a checkpoint", kind=kind), str(final)
+        )
 
 
 @contextmanager
@@ -187,10 +197,12 @@ def _check_names(states: Mapping[str, State], pieces: Iterable[str]) -> None:
     for name in (*pieces, *states):
         for part in name.split("/"):
             if not _PART.fullmatch(part) or part.endswith((".safetensors", ".json")):
-                raise CheckpointError(f"{name!r} is not a valid component name")
+                raise CheckpointError(tr("{name!r} is not a valid component name", name=name))
         # Some file systems do not tell case apart; one component's tensors would overwrite the other's.
         if other := seen.get(name.lower()):
-            raise CheckpointError(f"the components {other!r} and {name!r} differ in case only")
+            raise CheckpointError(
+                tr("the components {other!r} and {name!r} differ in case only", other=other, name=name)
+            )
         seen[name.lower()] = name
     for name, state in states.items():
         require_json(state.json, name)
@@ -226,14 +238,18 @@ def _sealed(temporary: Path, entries: Entries) -> dict[str, FileEntry]:
     files = list_files(temporary)
     if lost := sorted(set(entries) - set(files)):
         raise CheckpointError(
-            f"{temporary} lacks {lost[0]}, which another rank wrote: all ranks must write to the same file "
-            "system"
+            tr(
+                "{temporary} lacks {lost}, which another rank wrote: all ranks must write to the "
+                "same file system",
+                temporary=temporary,
+                lost=lost[0],
+            )
         )
     others = {name: path for name, path in files.items() if name not in entries}
     reserved = [name for name in others if name.split("/")[0] == TRAINER]
     if (temporary / MANIFEST).exists() or reserved:
         word = MANIFEST if not reserved else TRAINER
-        raise CheckpointError(f"the model's own files include {word}, a name that is reserved")
+        raise CheckpointError(tr("the model's own files include {word}, a name that is reserved", word=word))
     # safetensors writes for its owner alone; the directory has what the user's umask leaves.
     mode = temporary.stat().st_mode & 0o666
     for path in others.values():

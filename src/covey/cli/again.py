@@ -9,9 +9,10 @@ from covey.config import Typed
 from covey.health.hang import newest_checkpoint
 from covey.meeting import EarlierRun
 from covey.plan.problem import warning
+from covey.texts import tr
 from covey.types import Fix, Problem
 
-_SOURCE = "the run before the restart"
+_SOURCE = tr("the run before the restart")
 
 
 def goes_on(typed: dict[str, Typed], earlier: EarlierRun) -> tuple[dict[str, Typed], Problem]:
@@ -31,9 +32,18 @@ def goes_on(typed: dict[str, Typed], earlier: EarlierRun) -> tuple[dict[str, Typ
         edits["overwrite_output_dir"] = True
     again = {**typed, **{name: Typed(value, _SOURCE) for name, value in edits.items()}}
     count, most = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
-    where = f"goes on from {newest}" if newest is not None else "begins again, as no checkpoint was saved yet"
+    where = (
+        tr("goes on from {newest}", newest=newest)
+        if newest is not None
+        else tr("begins again, as no checkpoint was saved yet")
+    )
     # An agent on another machine may have counted more restarts than this one.
-    after = f" after {earlier.failed}" if earlier.failed else ""
-    number = f"restart {max(1, int(count))} of {most}"
-    seen = f"The processes were started again ({number}){after}. The run {where}."
-    return again, warning("W162", "max_restarts", seen, "", Fix(text="no action is needed"))
+    after = tr(" after {failed}", failed=earlier.failed) if earlier.failed else ""
+    number = tr("restart {count} of {most}", count=max(1, int(count)), most=most)
+    seen = tr(
+        "The processes were started again ({number}){after}. The run {where}.",
+        number=number,
+        after=after,
+        where=where,
+    )
+    return again, warning("W162", "max_restarts", seen, "", Fix(text=tr("no action is needed")))

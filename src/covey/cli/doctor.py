@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from covey.cli.language import Language
 from covey.cli.live import live
 from covey.cli.show import finding_text
 from covey.cli.verbs import nameless
@@ -19,9 +18,11 @@ from covey.errors import ConfigError
 from covey.options.verbs import DoctorOptions
 from covey.plan.problem import problem
 from covey.plan.words import coded
+from covey.texts import joined, padded, tr
+from covey.texts.language import Language, spoken
 from covey.types import Fix, Problem
 
-_USAGE = "`covey doctor runs/NAME --json`, or `covey doctor --live PID`"
+_USAGE = tr("`covey doctor runs/NAME --json`, or `covey doctor --live PID`")
 
 
 def doctor(argv: Sequence[str], language: Language = "en") -> int:
@@ -29,10 +30,10 @@ def doctor(argv: Sequence[str], language: Language = "en") -> int:
     options, words = read_words("doctor", argv, DoctorOptions)
     if options.live is not None:
         if beside := [*words, *(["--json"] if options.json_ else [])]:
-            raise ConfigError([_stray(f"`--live` says nothing of `{' '.join(beside)}`.")])
+            raise ConfigError([_stray(tr("`--live` says nothing of `{beside}`.", beside=" ".join(beside)))])
         return live(str(options.live))
     if not words:
-        raise ConfigError([nameless("doctor", "No run is named.", _USAGE)])
+        raise ConfigError([nameless("doctor", tr("No run is named."), _USAGE)])
     report = examine(read_run(Path(words[0])), time.time())
     if options.json_:
         sys.stdout.write(json.dumps(as_json(report), ensure_ascii=False, indent=2) + "\n")
@@ -42,25 +43,33 @@ def doctor(argv: Sequence[str], language: Language = "en") -> int:
 
 
 def _stray(seen: str) -> Problem:
-    cause = "A report is of a directory, --live of a process."
+    cause = tr("A report is of a directory, --live of a process.")
     return problem("E108", "doctor", seen, cause, Fix(text=_USAGE))
 
 
 def as_lines(report: Report, language: Language = "en") -> list[str]:
     """The verdict, the evidence, then each finding: those that hold now first, with what causes others."""
-    lines = coded("verdict", f"{report.verdict}: {report.summary}")
+    lines = coded(tr("verdict"), tr("{verdict}: {summary}", verdict=report.verdict, summary=report.summary))
     for label, text in report.evidence:
         lines += coded(label, text)
     for sighting in report.sightings:
         lines += ["", *finding_text(sighting.finding, language).splitlines()]
         if sighting.num_records:
-            lines.append(f"  {'held':<7}{_lasted(sighting)}")
+            lines.append(spoken(joined("", ["  ", padded(tr("held"), 7), _lasted(sighting)])))
     return lines
 
 
 def _lasted(sighting: Sighting) -> str:
-    number = "1 record" if sighting.num_records == 1 else f"{sighting.num_records:,} records"
-    return f"at {number}; {'it still does' if sighting.holds else 'no longer at the end'}"
+    number = (
+        tr("1 record")
+        if sighting.num_records == 1
+        else tr("{num_records:,} records", num_records=sighting.num_records)
+    )
+    return tr(
+        "at {number}; {value}",
+        number=number,
+        value=tr("it still does") if sighting.holds else tr("no longer at the end"),
+    )
 
 
 def as_json(report: Report) -> dict[str, object]:

@@ -11,6 +11,8 @@ from covey.config.evaluation import eval_options
 from covey.errors import ConfigError
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
+from covey.texts import tr
+from covey.texts.language import spoken
 from covey.types import Fix, Problem
 
 
@@ -32,7 +34,9 @@ def evaluate(argv: Sequence[str]) -> int:
         f"{name:<{width}}  {'–' if m.value is None else format(m.value, '.4g'):>8}  n {m.count}"
         for name, m in done.metrics.items()
     ]
-    sys.stdout.write("\n".join([*lines, f"written to {done.output_dir}"]) + "\n")
+    sys.stdout.write(
+        "\n".join([*lines, spoken(tr("written to {output_dir}", output_dir=done.output_dir))]) + "\n"
+    )
     return 0
 
 
@@ -40,7 +44,7 @@ def _nameless() -> Problem:
     return problem(
         "E105",
         "model",
-        "`covey eval` is given no model.",
-        "The first word is the directory of a model or of a checkpoint.",
-        Fix(text="`covey eval DIR --val_dataset FILE --reward_funcs accuracy`"),
+        tr("`covey eval` is given no model."),
+        tr("The first word is the directory of a model or of a checkpoint."),
+        Fix(text=tr("`covey eval DIR --val_dataset FILE --reward_funcs accuracy`")),
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from covey.cli.language import Language
 from covey.codes import CODES, chinese_codes
 from covey.config.argv import read_words
 from covey.config.names import nearest
 from covey.errors import ConfigError
 from covey.options.verbs import VerbOptions
 from covey.plan.words import wrapped
+from covey.texts import tr, written
+from covey.texts.language import Language
 from covey.types import Fix, Problem
 
 _USAGE: Mapping[Language, str] = {
@@ -42,8 +43,15 @@ def _unknown(word: str) -> Problem:
     return Problem(
         code="E113",
         option=word,
-        seen=f"There is no code {word}.",
+        seen=tr("There is no code {word}.", word=word),
         why=CODES["E113"].why,
-        cause=f"The nearest code is {near}: {CODES[near].title.lower()}.",
-        fixes=(Fix(text=f"`covey explain {near}`"), Fix(text="`covey explain` lists every code")),
+        cause=tr(
+            "The nearest code is {near}: {title}.",
+            near=near,
+            title=written(tr(CODES[near].title), CODES[near].title.lower()),
+        ),
+        fixes=(
+            Fix(text=tr("`covey explain {near}`", near=near)),
+            Fix(text=tr("`covey explain` lists every code")),
+        ),
     )

@@ -12,6 +12,8 @@ from covey.config.argv import read_words
 from covey.errors import ConfigError, CoveyError
 from covey.options.verbs import ExportOptions
 from covey.plan.problem import problem
+from covey.texts import tr
+from covey.texts.language import spoken
 from covey.types import Fix, Problem
 
 
@@ -19,8 +21,8 @@ def export(argv: Sequence[str]) -> int:
     """Export a checkpoint and print where it is; ConfigError carries what is wrong with the words."""
     options, words = read_words("export", argv, ExportOptions)
     if not words:
-        usage = "`covey export CHECKPOINT --merge --output_dir DIR`"
-        raise ConfigError([nameless("export", "No checkpoint is named.", usage)])
+        usage = tr("`covey export CHECKPOINT --merge --output_dir DIR`")
+        raise ConfigError([nameless("export", tr("No checkpoint is named."), usage)])
     checkpoint = Path(words[0])
     given = options.output_dir
     target = export_target(checkpoint, merge=options.merge) if given is None else Path(given)
@@ -34,16 +36,28 @@ def export(argv: Sequence[str]) -> int:
         raise ConfigError([_failed(checkpoint, error)]) from error
     if result.merged:
         sys.stdout.write(
-            f"merged: on {result.num_prompts} prompts the logits of the exported {result.dtype} model differ "
-            f"from those with the adapter by at most {result.max_logit_difference:.3g}\n"
+            spoken(
+                tr(
+                    "merged: on {num_prompts} prompts the logits of the exported {dtype} model differ "
+                    "from those with the adapter by at most {max_logit_difference:.3g}\n",
+                    num_prompts=result.num_prompts,
+                    dtype=result.dtype,
+                    max_logit_difference=result.max_logit_difference,
+                )
+            )
         )
     if result.packed:
         sys.stdout.write(
-            f"note: the adapter was trained on a base quantized to {result.packed} and is merged into the "
-            "model before quantization, so the logits differ a little from those of the run; `covey eval` "
-            "scores the merged model\n"
+            spoken(
+                tr(
+                    "note: the adapter was trained on a base quantized to {packed} and is merged into "
+                    "the model before quantization, so the logits differ a little from those of the run; "
+                    "`covey eval` scores the merged model\n",
+                    packed=result.packed,
+                )
+            )
         )
-    sys.stdout.write(f"written to {result.target}\n")
+    sys.stdout.write(spoken(tr("written to {target}\n", target=result.target)))
     return 0
 
 
@@ -54,9 +68,9 @@ def _refuse(checkpoint: Path, target: Path) -> None:
             problem(
                 "E404",
                 "export",
-                f"{checkpoint} is no directory.",
-                "A misspelt path; a run's checkpoints are called checkpoint-N.",
-                Fix(text="give the directory of a checkpoint: runs/NAME/checkpoint-N"),
+                tr("{checkpoint} is no directory.", checkpoint=checkpoint),
+                tr("A misspelt path; a run's checkpoints are called checkpoint-N."),
+                Fix(text=tr("give the directory of a checkpoint: runs/NAME/checkpoint-N")),
             )
         )
     if target.exists():
@@ -64,9 +78,9 @@ def _refuse(checkpoint: Path, target: Path) -> None:
             problem(
                 "E402",
                 "output_dir",
-                f"{target} is there already.",
-                "The same command was given before.",
-                Fix(text="another name: --output_dir DIR"),
+                tr("{target} is there already.", target=target),
+                tr("The same command was given before."),
+                Fix(text=tr("another name: --output_dir DIR")),
             )
         )
     if problems:
@@ -77,8 +91,8 @@ def _failed(checkpoint: Path, error: CoveyError) -> Problem:
     return problem(
         "E404",
         "export",
-        f"{checkpoint}: {error}",
-        "A checkpoint that is damaged, or a base model that has moved or changed.",
-        Fix(text="name the base model where it lies now: --base DIR"),
-        Fix(text="another checkpoint of the run"),
+        tr("{checkpoint}: {error}", checkpoint=checkpoint, error=error),
+        tr("A checkpoint that is damaged, or a base model that has moved or changed."),
+        Fix(text=tr("name the base model where it lies now: --base DIR")),
+        Fix(text=tr("another checkpoint of the run")),
     )

@@ -20,9 +20,12 @@ from covey.options.verbs import (
     VerifyOptions,
 )
 from covey.plan.words import flags, wrapped
+from covey.texts import tr
+from covey.texts.language import spoken
 
 _USAGE: Mapping[str, str] = {
-    "train": """\
+    "train": tr(
+        """\
 usage: covey train [CONFIG.yaml] --option value ...
 
   covey train --model DIR --dataset train.jsonl --reward_funcs accuracy format
@@ -30,13 +33,17 @@ usage: covey train [CONFIG.yaml] --option value ...
 
 CONFIG.yaml holds the same names, flat or under the headings below; flags override it. A list takes several
 words, a repeated flag replaces, a switch is --x, --x true, --x false or --no_x.
-""",
-    "rlhf": """\
+"""
+    ),
+    "rlhf": tr(
+        """\
 usage: covey rlhf --rlhf_type grpo --option value ...
 
 The options of `covey train`, under the defaults of ms-swift that decide the result:
-""",
-    "plan": """\
+"""
+    ),
+    "plan": tr(
+        """\
 usage: covey plan [CONFIG.yaml] --option value ... [--json]
 
 The options of `covey train`, or after --rlhf_type grpo those of `covey rlhf`. Nothing is written, no weights
@@ -45,38 +52,50 @@ are read, and hubs are not asked: models and data are those on this machine.
 With --plan_gpus it plans a machine that is not here; a model's config.json and tokenizer are enough for it.
 It is a forecast: `covey train` has one process or DDP.
 
-""",
-    "eval": """\
+"""
+    ),
+    "eval": tr(
+        """\
 usage: covey eval MODEL_OR_CHECKPOINT --val_dataset FILE ... [--option value ...]
 
 Samples and scores the prompts as an evaluation during training does, prints the metrics, and writes eval.json
 with every completion. A checkpoint of a run brings the run's options; flags override them. The options that
 matter are those of the groups Data, Rewards, Sampling and Evaluation.
-""",
-    "quickstart": """\
+"""
+    ),
+    "quickstart": tr(
+        """\
 usage: covey quickstart [--option value ...]
 
 The options of `covey train`, over these values:
-""",
-    "doctor": """\
+"""
+    ),
+    "doctor": tr(
+        """\
 Reads the directory of a run and says whether it learns, what is wrong, why, and what to type. RUN may also be
 an output directory of TRL (trainer_state.json) or of ms-swift (logging.jsonl), or one of these files. Nothing
 is written, no weight is read, no network is asked. `covey doctor --live PID` looks at a run that goes on.
 
 The exit code is 0 for a run that is well, 3 where something is wrong with it, 2 where RUN is no run.
-""",
-    "export": """\
+"""
+    ),
+    "export": tr(
+        """\
 Writes the model of a checkpoint without what only a resume needs. With --merge an adapter is added to its
 base model, and the result is loaded again and compared: the same logits, or nothing is written.
-""",
-    "verify": """\
+"""
+    ),
+    "verify": tr(
+        """\
 Says what is wrong with a checkpoint of a run: each file that is missing, surplus, short or changed, rows that
 no rank has saved, and a model that does not fit its config.json. The directory of a model, which has no
 manifest, is held to its index and the headers of its files. Nothing is written, and no weight is loaded.
 
 The exit code is 0 where all are whole, 1 where one is damaged, 2 where one is no checkpoint.
-""",
-    "rollout": """\
+"""
+    ),
+    "rollout": tr(
+        """\
 Samples for runs elsewhere: the built-in engine behind HTTP. A run gets its address and the file of its token:
 
   covey rollout --model DIR --port 8000
@@ -84,11 +103,14 @@ Samples for runs elsewhere: the built-in engine behind HTTP. A run gets its addr
 
 It listens on this machine alone unless --host says otherwise. It serves one run at a time, and samples
 nothing before that run has published its weights.
-""",
-    "selftest": """\
+"""
+    ),
+    "selftest": tr(
+        """\
 Computes the same things in two ways on this machine and prints how far they are apart, in a table to be
 pasted into an issue. Exits with 3 where one is not within its bound. Writes temporary files only; no network.
-""",
+"""
+    ),
 }
 """What is said of a verb above its options."""
 
@@ -118,12 +140,12 @@ def _own_help(verb: str, words: str, declares: type[Options]) -> str:
         for name, kind in kinds.items()
     ]
     usage = " ".join(part for part in ("usage: covey", verb, words, *typed) if part)
-    return "\n".join([usage, "", _USAGE[verb], *(_option(name, declares) for name in kinds), ""])
+    return "\n".join([usage, "", spoken(_USAGE[verb]), *(_option(name, declares) for name in kinds), ""])
 
 
 def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:
     """Return the help of a verb that takes the options of a run; `values` are those in place of defaults."""
-    lines = [_USAGE[verb]]
+    lines = [spoken(_USAGE[verb])]
     if verb == "plan":
         lines += [_option(name, PlanOptions) for name in fields_of(PlanOptions)]
         lines.append("")
@@ -132,16 +154,21 @@ def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:
     for group, heading in GROUPS.items():
         names = [n for n in OPTIONS if group_of(n) == group and (verb == "plan" or not FACTS[n].not_built)]
         if names:
-            lines += [heading, "", *(_option(n, Config, (values or {}).get(n)) for n in names), ""]
+            lines += [_said(heading), "", *(_option(n, Config, (values or {}).get(n)) for n in names), ""]
     return "\n".join(lines)
 
 
 def _option(name: str, declares: type[Options], value: Any = None) -> str:
-    parts = [fields_of(declares)[name].description or "", _default(name, declares, value)]
+    parts = [_said(fields_of(declares)[name].description or ""), spoken(_default(name, declares, value))]
     if others := facts_of(declares)[name].names:
-        parts.append(f"also: {_flags(*others)}")
+        parts.append(spoken(tr("also: {flags}", flags=_flags(*others))))
     kind = kind_of(name, declares)
     return "\n".join([f"  --{name} {kind.placeholder}", *(wrapped(part, "      ") for part in parts)])
+
+
+def _said(text: str) -> str:
+    """A text of a declaration in the language of this process."""
+    return spoken(tr(text)) if text else ""
 
 
 def _flags(*names: str) -> str:
@@ -150,13 +177,13 @@ def _flags(*names: str) -> str:
 
 def _default(name: str, declares: type[Options], value: Any) -> str:
     if value is not None:
-        return f"default here: {_words(name, value)}"
+        return tr("default here: {words}", words=_words(name, value))
     if declares is Config and name in REQUIRED:
-        return "required"
+        return tr("required")
     if rule := facts_of(declares)[name].rule:
-        return f"default: {rule}"
+        return tr("default: {rule}", rule=tr(rule))
     default = default_in(declares, name)
-    return "default: not set" if default is None else f"default: {_words(name, default)}"
+    return tr("default: not set") if default is None else tr("default: {words}", words=_words(name, default))
 
 
 def _words(name: str, value: Any) -> str:

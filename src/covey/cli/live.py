@@ -18,6 +18,8 @@ from covey.codes import CODES
 from covey.errors import ConfigError
 from covey.health.hang import Status, read_status, status_path
 from covey.health.watchdog import LIVE
+from covey.texts import tr
+from covey.texts.language import spoken
 from covey.types import Fix, Problem
 
 _PATIENCE_S = 10.0
@@ -32,7 +34,7 @@ def live(argv_pid: str) -> int:
     """
     output_dir = _run_of(_own_process(argv_pid), argv_pid)
     first = next(_statuses(output_dir))
-    sys.stdout.write(f"run {output_dir}\n")
+    sys.stdout.write(spoken(tr("run {output_dir}\n", output_dir=output_dir)))
     directory = output_dir / LIVE
     directory.mkdir(exist_ok=True)
     word = secrets.token_hex(4)
@@ -43,7 +45,9 @@ def live(argv_pid: str) -> int:
         while not all(a.is_file() for a in answers.values()) and time.monotonic() < until:
             time.sleep(_POLL_S)
         for rank, answer in answers.items():
-            text = answer.read_text(encoding="utf-8") if answer.is_file() else _silence(output_dir, rank)
+            text = (
+                answer.read_text(encoding="utf-8") if answer.is_file() else spoken(_silence(output_dir, rank))
+            )
             sys.stdout.write(f"\n{text}")
         return 0 if all(a.is_file() for a in answers.values()) else 1
     finally:
@@ -54,11 +58,13 @@ def _silence(output_dir: Path, rank: int) -> str:
     path = status_path(output_dir, rank)
     status = read_status(path)
     if status is None:
-        return f"rank {rank}: no answer, and it never gave a sign\n"
+        return tr("rank {rank}: no answer, and it never gave a sign\n", rank=rank)
     age = max(0.0, time.time() - path.stat().st_mtime)
-    return (
-        f"{status.line()}\n  no answer; this is what it said {age:.0f} s ago. It is stopped, its machine is "
-        "gone, or native code lets no other thread of it run.\n"
+    return tr(
+        "{line}\n  no answer; this is what it said {age:.0f} s ago. It is stopped, its machine is "
+        "gone, or native code lets no other thread of it run.\n",
+        line=status.line(),
+        age=age,
     )
 
 
@@ -67,10 +73,14 @@ def _own_process(argv_pid: str) -> int:
     path = Path("/proc") / argv_pid
     if not argv_pid.isdigit() or not path.is_dir():
         raise _no_run(
-            f"There is no process {argv_pid} on this machine.", "The run has ended, or is elsewhere."
+            tr("There is no process {argv_pid} on this machine.", argv_pid=argv_pid),
+            tr("The run has ended, or is elsewhere."),
         )
     if path.stat().st_uid != os.getuid():
-        raise _no_run(f"Process {argv_pid} is of another user.", "Only its own user may look at it.")
+        raise _no_run(
+            tr("Process {argv_pid} is of another user.", argv_pid=argv_pid),
+            tr("Only its own user may look at it."),
+        )
     return int(argv_pid)
 
 
@@ -81,8 +91,8 @@ def _run_of(pid: int, asked: str) -> Path:
             if any(status.pid == process for status in _statuses(directory)):
                 return directory
     raise _no_run(
-        f"Process {asked} trains nothing, and none that it has started does.",
-        "Another program, or a run that is still being built: weights are loading.",
+        tr("Process {asked} trains nothing, and none that it has started does.", asked=asked),
+        tr("Another program, or a run that is still being built: weights are loading."),
     )
 
 
@@ -125,7 +135,7 @@ def _statuses(directory: Path) -> Iterator[Status]:
 
 
 def _no_run(seen: str, cause: str) -> ConfigError:
-    fix = Fix(text="`pgrep -af covey` lists the processes; any one of a run will do")
+    fix = Fix(text=tr("`pgrep -af covey` lists the processes; any one of a run will do"))
     return ConfigError(
         [Problem(code="F303", option="--live", seen=seen, why=CODES["F303"].why, cause=cause, fixes=(fix,))]
     )

@@ -16,6 +16,7 @@ from covey.options.schema import Config
 from covey.options.verbs import PLAN_WORDS, PlanOptions
 from covey.plan.layout import Machine
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _MOST = 10**6
@@ -57,13 +58,13 @@ def _machine(own: Layer, given: dict[str, Any], problems: list[Problem]) -> Mach
     if not named:
         return None
     if "plan_gpus" not in own.named:
-        problems.append(_lacks(named[0], "plan_gpus", Fix(text="eight GPUs", edits={"plan_gpus": 8})))
+        problems.append(_lacks(named[0], "plan_gpus", Fix(text=tr("eight GPUs"), edits={"plan_gpus": 8})))
     elif "plan_gpu_memory" not in own.named:
-        fix = Fix(text="of 80 GB", edits={"plan_gpu_memory": "80GB"})
+        fix = Fix(text=tr("of 80 GB"), edits={"plan_gpu_memory": "80GB"})
         problems.append(_lacks("plan_gpus", "plan_gpu_memory", fix))
     num_gpus = given.get("plan_gpus") or 0
     if "plan_gpus" in given and not 1 <= num_gpus <= _MOST:
-        problems.append(_unfit("plan_gpus", str(num_gpus or "none"), "a whole number from 1 on"))
+        problems.append(_unfit("plan_gpus", str(num_gpus or "none"), tr("a whole number from 1 on")))
         num_gpus = 0
     gpu_bytes = _bytes(given["plan_gpu_memory"] or "none", problems) if "plan_gpu_memory" in given else 0
     if problems:
@@ -80,17 +81,19 @@ def _machine(own: Layer, given: dict[str, Any], problems: list[Problem]) -> Mach
 def _bytes(word: str, problems: list[Problem]) -> int:
     match = _SIZE.fullmatch(word.strip())
     if match is None or not float(match[1]):
-        problems.append(_unfit("plan_gpu_memory", word, "a size with its unit: 96GiB, 80GB"))
+        problems.append(_unfit("plan_gpu_memory", word, tr("a size with its unit: 96GiB, 80GB")))
         return 0
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def _unfit(name: str, word: str, takes: str) -> Problem:
-    seen = f"{name} is {word} (flag --{name}); it takes {takes}."
-    cause = "A typing error, or the spelling of another tool."
-    return problem("E103", name, seen, cause, Fix(text=f"--{name} takes {takes}"))
+    seen = tr("{name} is {word} (flag --{name}); it takes {takes}.", name=name, word=word, takes=takes)
+    cause = tr("A typing error, or the spelling of another tool.")
+    return problem("E103", name, seen, cause, Fix(text=tr("--{name} takes {takes}", name=name, takes=takes)))
 
 
 def _lacks(name: str, needed: str, fix: Fix) -> Problem:
-    cause = "A part of the machine that is planned was left out."
-    return problem("E115", name, f"{name} is given without {needed}.", cause, fix)
+    cause = tr("A part of the machine that is planned was left out.")
+    return problem(
+        "E115", name, tr("{name} is given without {needed}.", name=name, needed=needed), cause, fix
+    )

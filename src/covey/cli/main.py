@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from covey.cli import show
-from covey.cli.language import Language, language_of, passed_on
 from covey.cli.ranks import leave, speaks
 from covey.cli.signals import Terminated, ends_on_signals
 from covey.cli.verbs import VERBS, overview, unknown_verb
@@ -23,6 +22,8 @@ from covey.environment import settle
 from covey.errors import CheckpointError, ConfigError, GuardStop, RunFailed
 from covey.exits import follow_launcher
 from covey.plan.launchers import adopted
+from covey.texts import tr
+from covey.texts.language import Language, language_of, passed_on
 from covey.types import Problem
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _do(common: Mapping[str, Any], words: list[str], language: Language) -> int:
     if common.get("version"):
         from importlib.metadata import version
 
-        return _say(f"covey {version('covey')}\n")
+        return _say(tr("covey {version}\n", version=version("covey")))
     if not words:
         return _say(overview())
     verb, *argv = words
@@ -120,6 +121,6 @@ def _checkpoint(error: CheckpointError) -> Problem:
         option="resume_from_checkpoint",
         seen=f"{error}",
         why=CODES["E404"].why,
-        cause="A checkpoint that was cut short, copied in part, or edited.",
-        fixes=(Fix(text="resume from an older checkpoint: --resume_from_checkpoint DIR"),),
+        cause=tr("A checkpoint that was cut short, copied in part, or edited."),
+        fixes=(Fix(text=tr("resume from an older checkpoint: --resume_from_checkpoint DIR")),),
     )

@@ -24,6 +24,7 @@ from covey.plan.check_launch import (
     processes_here,
 )
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _BASES: Mapping[str, Callable[[dict[str, Typed]], dict[str, Typed]]] = {
@@ -48,7 +49,9 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
         asked, faults = asked_processes(os.environ)
         problems += faults
         if asked is not None and asked > 1:
-            typed["nproc_per_node"] = Typed(asked, f"environment {ASKED_PROCESSES}")
+            typed["nproc_per_node"] = Typed(
+                asked, tr("environment {asked_processes}", asked_processes=ASKED_PROCESSES)
+            )
     if planned is None or planned.machine is None:
         problems += launch_problems(os.environ)
         problems += command_problems(os.environ, {name: of.value for name, of in typed.items()})
@@ -61,7 +64,7 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
     notes = [dialect_note(parsed.typed)] if verb == "rlhf" else []
     if planned is None:
         if num_processes > processes_here(os.environ, num_processes):
-            typed["nproc_per_node"] = Typed(num_processes, "derived from the number of processes")
+            typed["nproc_per_node"] = Typed(num_processes, tr("derived from the number of processes"))
         earlier = earlier_run()
         if earlier is not None:
             typed, note = goes_on(typed, earlier)
@@ -93,6 +96,11 @@ def _two_numbers(typed: dict[str, Typed], num_gpus: int) -> list[Problem]:
     given = typed.get("nproc_per_node")
     if given is None or given.value == num_gpus:
         return []
-    seen = f"plan_gpus is {num_gpus}, and nproc_per_node is {given.value} ({given.source})."
-    fix = Fix(text="one process for each GPU", edits={"nproc_per_node": num_gpus})
-    return [problem("E106", "nproc_per_node", seen, "A command for another machine.", fix)]
+    seen = tr(
+        "plan_gpus is {num_gpus}, and nproc_per_node is {value} ({source}).",
+        num_gpus=num_gpus,
+        value=given.value,
+        source=given.source,
+    )
+    fix = Fix(text=tr("one process for each GPU"), edits={"nproc_per_node": num_gpus})
+    return [problem("E106", "nproc_per_node", seen, tr("A command for another machine."), fix)]

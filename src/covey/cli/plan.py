@@ -19,6 +19,7 @@ from covey.plan.memory import memory_plan
 from covey.plan.report import report_json, report_lines
 from covey.plan.words import note_lines
 from covey.plan.works import Works, works
+from covey.texts.language import spoken
 from covey.types import Problem, Severity
 
 
@@ -79,7 +80,7 @@ def _print(
     lines = report_lines(config, facts, batch, ladder=rungs, works=tried)
     for problem in said:
         lines += note_lines(problem)
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join(map(spoken, lines)) + "\n")
 
 
 def _is_of_layout(error: ConfigError, planned: Planned) -> bool:

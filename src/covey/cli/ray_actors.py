@@ -26,7 +26,8 @@ from covey.cli.ray_rank import RankProcess
 from covey.errors import ConfigError
 from covey.plan.check_ray import too_few, unusable
 from covey.plan.facts import RayFacts
-from covey.plan.shape import counted
+from covey.texts import counted, tr
+from covey.texts.language import spoken
 from covey.types import Fix, Problem
 
 # The least that Ray takes; nothing of a run goes through it.
@@ -129,8 +130,8 @@ class Cluster:
             if not is_said and time.monotonic() > until:
                 is_said = True
                 free = counted(int(ray.available_resources().get(self.kind, 0)), self.kind)
-                words = f"Ray has {free} free; others hold the rest. Ctrl-C ends the wait."
-                sys.stderr.write(f"covey: {words}\n")
+                words = tr("Ray has {free} free; others hold the rest. Ctrl-C ends the wait.", free=free)
+                sys.stderr.write(spoken(tr("covey: {words}\n", words=words)))
         return True
 
 
@@ -216,7 +217,9 @@ def _started(folder: str, num_ranks: int) -> Iterator[Cluster]:
             )
         # Ray raises plain exceptions too.
         except Exception as error:
-            raise ConfigError([unusable(f"Ray could not be started: {_first_line(error)}")]) from error
+            raise ConfigError(
+                [unusable(tr("Ray could not be started: {first_line}", first_line=_first_line(error)))]
+            ) from error
         yield _cluster(None)
     finally:
         ray.shutdown()
@@ -242,8 +245,14 @@ def _cluster(address: str | None) -> Cluster:
 
 def _refused(address: str, error: Exception) -> Problem:
     versions = Fix(text="install the cluster's versions of Ray and Python: `pip install ray==VERSION`")
-    token = Fix(text="a cluster with a token: put `RAY_AUTH_MODE=token RAY_AUTH_TOKEN=...` in front of covey")
-    return unusable(f"The Ray at {address} refuses: {_first_line(error)}", versions, token)
+    token = Fix(
+        text=tr("a cluster with a token: put `RAY_AUTH_MODE=token RAY_AUTH_TOKEN=...` in front of covey")
+    )
+    return unusable(
+        tr("The Ray at {address} refuses: {first_line}", address=address, first_line=_first_line(error)),
+        versions,
+        token,
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from covey.cli import show
-from covey.cli.language import language_of
 from covey.cli.launch import OUTPUT_DIR
 from covey.cli.listening import listening
 from covey.cli.ray_actors import Actor, ActorGone, Cluster, Following, connected
@@ -32,6 +31,8 @@ from covey.exits import AT_FAULT, follow_launcher, leave_code
 from covey.meeting import EXIT_FILE
 from covey.plan.check_ray import unusable
 from covey.plan.words import coded
+from covey.texts import joined, tr
+from covey.texts.language import language_of, spoken
 from covey.training import failure
 from covey.training.facts.ray_cluster import find_ray
 from covey.types import Fix
@@ -106,7 +107,7 @@ def main(words: Sequence[str]) -> int:
 def _ranks(run: _Run, cluster: Cluster, actors: Sequence[Actor]) -> int:
     """Start the ranks and follow them to their end."""
     ranks = _described(run, actors)
-    sys.stdout.write("".join(f"{line}\n" for line in _opening(cluster, ranks)))
+    sys.stdout.write("".join(f"{spoken(line)}\n" for line in _opening(cluster, ranks)))
     sys.stdout.flush()
     _start(run, ranks)
     _follow(run, ranks)
@@ -127,13 +128,19 @@ def _described(run: _Run, actors: Sequence[Actor]) -> list[Rank]:
         try:
             said = actor.ask("describe", folder=folder)
         except ActorGone as error:
-            seen = f"No actor came up on {actor.address}: {error}"
-            install = Fix(text="install the same covey and the same Ray on each machine of the cluster")
-            cause = "covey is not installed in the environment of Ray there."
+            seen = tr("No actor came up on {address}: {error}", address=actor.address, error=error)
+            install = Fix(text=tr("install the same covey and the same Ray on each machine of the cluster"))
+            cause = tr("covey is not installed in the environment of Ray there.")
             raise ConfigError([unusable(seen, install, cause=cause)]) from error
         if not said.pop("has_folder"):
-            seen = f"The machine {said['host']} has no directory {folder}, in which this command was started."
-            shared = "put the working directory, the data and output_dir on a disk that all machines share"
+            seen = tr(
+                "The machine {host} has no directory {folder}, in which this command was started.",
+                host=said["host"],
+                folder=folder,
+            )
+            shared = tr(
+                "put the working directory, the data and output_dir on a disk that all machines share"
+            )
             raise ConfigError([unusable(seen, Fix(text=shared))])
         ranks.append(Rank(actor, **said))
     # By length first: GPU 2 comes before GPU 10.
@@ -173,7 +180,12 @@ def _start(run: _Run, ranks: Sequence[Rank]) -> None:
         }
         answer = rank.actor.ask("start", **order)
         if "error" in answer:
-            seen = f"Rank {number} could not be started on {rank.host}: {answer['error']}."
+            seen = tr(
+                "Rank {number} could not be started on {host}: {error}.",
+                number=number,
+                host=rank.host,
+                error=answer["error"],
+            )
             raise ConfigError([unusable(seen)])
         rank.pid = answer["pid"]
 
@@ -229,7 +241,7 @@ def _say_gone(run: _Run, ranks: Sequence[Rank]) -> None:
         # It has said why itself; one that was killed has a code below 0.
         return
     output_dir = Path(run.environment[OUTPUT_DIR])
-    who = f"rank {run.failed} (process {rank.pid} on {rank.host})"
+    who = tr("rank {failed} (process {pid} on {host})", failed=run.failed, pid=rank.pid, host=rank.host)
     finding = failure.of_others("F133", who, None, output_dir)
     failure.record(finding, output_dir, None)
     show.finding(finding, language_of(run.environment))
@@ -250,27 +262,47 @@ def _elsewhere(run: _Run, ranks: Sequence[Rank]) -> list[Rank]:
 def _opening(cluster: Cluster, ranks: Sequence[Rank]) -> list[str]:
     """What is said before the ranks begin: which Ray it is, and who can reach its ports."""
     hosts = list(dict.fromkeys(rank.host for rank in ranks))
-    each = f"{len(ranks)} actors with one {cluster.kind} each on {', '.join(hosts)}"
-    meet = f"The ranks meet at port {ranks[0].port} of {hosts[0]} (torch), which is open on all addresses."
+    each = tr(
+        "{num_ranks} actors with one {kind} each on {hosts}",
+        num_ranks=len(ranks),
+        kind=cluster.kind,
+        hosts=", ".join(hosts),
+    )
+    meet = tr(
+        "The ranks meet at port {port} of {hosts} (torch), which is open on all addresses.",
+        port=ranks[0].port,
+        hosts=hosts[0],
+    )
     if cluster.address is not None:
-        text = (
-            f"{cluster.version} at {cluster.address}; {each}. Whoever reaches the ports of a Ray that was "
-            f"started without RAY_AUTH_MODE=token can run code in it. {meet}"
+        text = tr(
+            "{version} at {address}; {each}. Whoever reaches the ports of a Ray that was started "
+            "without RAY_AUTH_MODE=token can run code in it. {meet}",
+            version=cluster.version,
+            address=cluster.address,
+            each=each,
+            meet=meet,
         )
     else:
-        text = (
-            f"{cluster.version}, started for this run and ended with it; {each}. Its ports: {_ports()}; they "
-            f"answer to the token of this run alone. {meet}"
+        text = tr(
+            "{version}, started for this run and ended with it; {each}. Its ports: {ports}; they "
+            "answer to the token of this run alone. {meet}",
+            version=cluster.version,
+            each=each,
+            ports=_ports(),
+            meet=meet,
         )
-    text += " Ray pickles among its own processes; covey hands it bytes."
-    return coded("ray", text)
+    text += tr(" Ray pickles among its own processes; covey hands it bytes.")
+    return coded(tr("ray"), text)
 
 
 def _ports() -> str:
     """The ports of what this process has started, by address."""
     found = sorted(listening(os.getpid()).items())
-    listed = [f"{', '.join(map(str, ports))} on {address}" for address, ports in found]
-    return "; ".join(listed) or "not known on this system"
+    listed = [
+        tr("{ports} on {address}", ports=", ".join(map(str, ports)), address=address)
+        for address, ports in found
+    ]
+    return joined("; ", listed) or tr("not known on this system")
 
 
 def _terminal_size() -> list[int] | None:

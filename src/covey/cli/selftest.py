@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from covey.config.argv import read_words
 from covey.options.verbs import SelftestOptions
+from covey.texts.language import spoken
 
 
 def selftest(argv: Sequence[str]) -> int:
@@ -19,5 +20,5 @@ def selftest(argv: Sequence[str]) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(spoken(line) + "\n")
     sys.stdout.flush()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from covey.cli.language import Language, in_chinese
+from covey.cli.language import in_chinese
 from covey.codes import chinese_codes
 from covey.plan.words import columns, flags, sentence, wrapped
+from covey.texts import tr
+from covey.texts.language import Language
 from covey.types import Finding, Fix, Problem, Severity
 
 Line = tuple[str, str]
@@ -30,7 +32,7 @@ _WIDTHS: Mapping[Language, int] = {"en": 7, "zh": 10}
 """Columns of a label with the space behind it."""
 
 _SEVERITIES: Mapping[Language, Mapping[Severity, str]] = {
-    "en": {Severity.ERROR: "", Severity.WARNING: " (warning)", Severity.NOTE: " (note)"},
+    "en": {Severity.ERROR: "", Severity.WARNING: tr(" (warning)"), Severity.NOTE: tr(" (note)")},
     "zh": {Severity.ERROR: "", Severity.WARNING: "（警告）", Severity.NOTE: "（提示）"},
 }
 
@@ -65,8 +67,10 @@ def finding_text(fault: Finding, language: Language = "en") -> str:
 def _ending(num_faults: int, codes: str, language: Language) -> str:
     if language == "zh":
         return f"共 {num_faults} 个问题；什么都没有启动，也没有写入。详情：covey explain {codes} --lang zh"
-    number = "1 problem" if num_faults == 1 else f"{num_faults} problems"
-    return f"{number}; nothing was started or written. More: covey explain {codes}"
+    number = tr("1 problem") if num_faults == 1 else tr("{num_faults} problems", num_faults=num_faults)
+    return tr(
+        "{number}; nothing was started or written. More: covey explain {codes}", number=number, codes=codes
+    )
 
 
 def _problem(problem: Problem, language: Language) -> Iterator[Line]:
@@ -76,7 +80,7 @@ def _problem(problem: Problem, language: Language) -> Iterator[Line]:
 
 
 def _finding(fault: Finding, language: Language) -> Iterator[Line]:
-    at = "" if fault.step is None else f" at step {fault.step}"
+    at = "" if fault.step is None else tr(" at step {step}", step=fault.step)
     if at and language == "zh":
         at = f" 第 {fault.step} 步"
     head = f"{fault.code}{at}{_SEVERITIES[language][fault.severity]}"

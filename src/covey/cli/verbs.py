@@ -7,44 +7,47 @@ from collections.abc import Mapping, Sequence
 
 from covey.codes import CODES
 from covey.options.common import COMMON
+from covey.texts import tr
+from covey.texts.language import spoken
 from covey.types import Fix, Problem
 
 VERBS: Mapping[str, str] = {
-    "train": "Train a model; covey train --help has the options.",
-    "rlhf": "The same for a command of ms-swift, with its defaults.",
-    "plan": "Say what train would do: no weights, no network.",
-    "eval": "Sample and score held-out prompts with a model or checkpoint.",
-    "export": "Write a checkpoint as a model; --merge puts its adapter in.",
-    "verify": "Say what is wrong with a checkpoint, by its files alone.",
-    "rollout": "Sample for runs on other devices, behind HTTP.",
-    "quickstart": "Train the built-in model on its task: a minute.",
-    "selftest": "Measure on this machine what covey promises to be exact.",
-    "doctor": "Say from its directory whether a run learns, and why not.",
-    "explain": "Say what a code such as E201 means.",
+    "train": tr("Train a model; covey train --help has the options."),
+    "rlhf": tr("The same for a command of ms-swift, with its defaults."),
+    "plan": tr("Say what train would do: no weights, no network."),
+    "eval": tr("Sample and score held-out prompts with a model or checkpoint."),
+    "export": tr("Write a checkpoint as a model; --merge puts its adapter in."),
+    "verify": tr("Say what is wrong with a checkpoint, by its files alone."),
+    "rollout": tr("Sample for runs on other devices, behind HTTP."),
+    "quickstart": tr("Train the built-in model on its task: a minute."),
+    "selftest": tr("Measure on this machine what covey promises to be exact."),
+    "doctor": tr("Say from its directory whether a run learns, and why not."),
+    "explain": tr("Say what a code such as E201 means."),
 }
 """Every verb with its help line."""
 
-_SAME_FLAGS = "`covey train` takes the same flags"
+_SAME_FLAGS = tr("`covey train` takes the same flags")
 _ELSEWHERE: Mapping[str, str] = {
     "grpo": _SAME_FLAGS,
-    "sft": "this version trains with GRPO only: `covey train`",
-    "dpo": "this version trains with GRPO only: `covey train`",
-    "pt": "this version trains with GRPO only: `covey train`",
-    "megatron": "`covey rlhf --rlhf_type grpo ... --fsdp full_shard`; covey has nothing of Megatron",
-    "merge": "`covey export CHECKPOINT --merge`",
-    "merge-lora": "`covey export CHECKPOINT --merge`",
-    "infer": "`covey eval` samples and scores; a checkpoint directory is a model that transformers loads",
-    "deploy": "a checkpoint directory is a model that transformers and inference servers load",
-    "view": "read metrics.jsonl in the directory of the run",
+    "sft": tr("this version trains with GRPO only: `covey train`"),
+    "dpo": tr("this version trains with GRPO only: `covey train`"),
+    "pt": tr("this version trains with GRPO only: `covey train`"),
+    "megatron": tr("`covey rlhf --rlhf_type grpo ... --fsdp full_shard`; covey has nothing of Megatron"),
+    "merge": tr("`covey export CHECKPOINT --merge`"),
+    "merge-lora": tr("`covey export CHECKPOINT --merge`"),
+    "infer": tr("`covey eval` samples and scores; a checkpoint directory is a model that transformers loads"),
+    "deploy": tr("a checkpoint directory is a model that transformers and inference servers load"),
+    "view": tr("read metrics.jsonl in the directory of the run"),
 }
 
 
 def overview() -> str:
     """Return what `covey --help` says: what every verb takes, and the verbs."""
     lines = ["usage: covey VERB [--option value ...]", ""]
-    lines += ["Reinforcement learning of language models with GRPO.", ""]
-    lines += [f"  --{name:<10}{doc}" for name, doc in COMMON.items()]
-    return "\n".join([*lines, "", "Commands:", *(f"  {verb:<12}{doc}" for verb, doc in VERBS.items()), ""])
+    lines += [spoken(tr("Reinforcement learning of language models with GRPO.")), ""]
+    lines += [f"  --{name:<10}{spoken(tr(doc))}" for name, doc in COMMON.items()]
+    verbs = (f"  {verb:<12}{spoken(doc)}" for verb, doc in VERBS.items())
+    return "\n".join([*lines, "", spoken(tr("Commands:")), *verbs, ""])
 
 
 def unknown_verb(word: str, behind: Sequence[str] = ()) -> Problem:
@@ -54,19 +57,33 @@ def unknown_verb(word: str, behind: Sequence[str] = ()) -> Problem:
         return foreign
     near = difflib.get_close_matches(plain, list(VERBS), n=1)
     if plain in _ELSEWHERE:
-        fix, cause = Fix(text=_ELSEWHERE[plain]), "A verb of ms-swift, of TRL or of another version of covey."
+        fix, cause = (
+            Fix(text=_ELSEWHERE[plain]),
+            tr("A verb of ms-swift, of TRL or of another version of covey."),
+        )
     elif word.startswith("-"):
-        fix, cause = Fix(text=f"put the verb first: `covey train {word} ...`"), "The verb is missing."
+        fix, cause = (
+            Fix(text=tr("put the verb first: `covey train {word} ...`", word=word)),
+            tr("The verb is missing."),
+        )
     elif word.lower().endswith((".yaml", ".yml")):
-        fix, cause = Fix(text=f"put the verb first: `covey train {word}`"), "The verb is missing."
+        fix, cause = (
+            Fix(text=tr("put the verb first: `covey train {word}`", word=word)),
+            tr("The verb is missing."),
+        )
     elif near:
-        fix, cause = Fix(text=f"`covey {near[0]}`"), f"The nearest verb is {near[0]}."
+        fix, cause = (
+            Fix(text=tr("`covey {near}`", near=near[0])),
+            tr("The nearest verb is {near}.", near=near[0]),
+        )
     else:
-        fix, cause = Fix(text="`covey --help` lists the verbs"), "No verb has a name like it."
+        fix, cause = Fix(text=tr("`covey --help` lists the verbs")), tr("No verb has a name like it.")
     return Problem(
         code="E112",
         option=word,
-        seen=f"This version has no `covey {word}`; its verbs are {', '.join(VERBS)}.",
+        seen=tr(
+            "This version has no `covey {word}`; its verbs are {verbs}.", word=word, verbs=", ".join(VERBS)
+        ),
         why=CODES["E112"].why,
         cause=cause,
         fixes=(fix,),
@@ -94,7 +111,7 @@ def nameless(verb: str, seen: str, usage: str) -> Problem:
         code="E105",
         option=verb,
         seen=seen,
-        why=f"`covey {verb}` has no default for it.",
+        why=tr("`covey {verb}` has no default for it.", verb=verb),
         cause="",
         fixes=(Fix(text=usage),),
     )

@@ -15,8 +15,8 @@ from covey.errors import ConfigError
 from covey.options.verbs import VerifyOptions
 from covey.plan.disk import size
 from covey.plan.problem import problem
-from covey.plan.shape import counted
 from covey.plan.words import coded
+from covey.texts import counted, tr
 from covey.types import Fix, Problem
 
 WHOLE, DAMAGED = 0, 1
@@ -27,8 +27,8 @@ def verify(argv: Sequence[str]) -> int:
     is neither a checkpoint nor a model, once the others are printed."""
     options, words = read_words("verify", argv, VerifyOptions, most=None)
     if not words:
-        usage = "`covey verify runs/NAME/checkpoint-N`; several directories may be given"
-        raise ConfigError([nameless("verify", "No checkpoint is named.", usage)])
+        usage = tr("`covey verify runs/NAME/checkpoint-N`; several directories may be given")
+        raise ConfigError([nameless("verify", tr("No checkpoint is named."), usage)])
     found = [examine(Path(word)) for word in words]
     known = [each for each in found if each.kind != "none"]
     if options.json_:
@@ -41,22 +41,27 @@ def verify(argv: Sequence[str]) -> int:
 
 
 def _as_lines(found: Examined) -> list[str]:
-    lines = coded("damaged" if found.faults else "whole", f"{found.path}: {_facts(found)}")
+    lines = coded(
+        tr("damaged") if found.faults else "whole",
+        tr("{path}: {facts}", path=found.path, facts=_facts(found)),
+    )
     for fault in found.faults:
-        lines += coded("fault", fault)
+        lines += coded(tr("fault"), fault)
     for note in found.notes:
-        lines += coded("note", note)
+        lines += coded(tr("note"), note)
     return lines
 
 
 def _facts(found: Examined) -> str:
     if not found.num_files:
-        return "a checkpoint" if found.step is None else f"the checkpoint of step {found.step}"
-    files = f"{counted(found.num_files, 'file')}, {size(found.num_bytes)}"
+        return (
+            tr("a checkpoint") if found.step is None else tr("the checkpoint of step {step}", step=found.step)
+        )
+    files = tr("{files}, {size}", files=counted(found.num_files, "file"), size=size(found.num_bytes))
     if found.kind == "model":
-        return f"a model, {files}"
-    use = "; a run can go on from it" if found.goes_on else ""
-    return f"the checkpoint of step {found.step}, {files}{use}"
+        return tr("a model, {files}", files=files)
+    use = tr("; a run can go on from it") if found.goes_on else ""
+    return tr("the checkpoint of step {step}, {files}{use}", step=found.step, files=files, use=use)
 
 
 def _as_json(found: Examined) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def _no_checkpoint(found: Examined) -> Problem:
     return problem(
         "E413",
         "verify",
-        f"{found.path}: {found.faults[0]}.",
-        "A misspelt path, or the directory of a run in the place of its checkpoint.",
-        Fix(text="give the directory of a checkpoint or of a model: runs/NAME/checkpoint-N"),
+        tr("{path}: {faults}.", path=found.path, faults=found.faults[0]),
+        tr("A misspelt path, or the directory of a run in the place of its checkpoint."),
+        Fix(text=tr("give the directory of a checkpoint or of a model: runs/NAME/checkpoint-N")),
     )

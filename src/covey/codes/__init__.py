@@ -1,14 +1,13 @@
 """Every code that a problem, a warning or a finding can carry, with a title and the reason behind it.
 
 `python -m covey.codes` writes docs/codes.md to standard output, with `--lang zh` docs/codes.zh.md. A code
-keeps its meaning for good; its Chinese title and reason are in chinese/codes.txt.
+keeps its meaning for good.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from covey.chinese.codes import titles_and_whys
 from covey.codes.configuration import CONFIGURATION
 from covey.codes.directory import DIRECTORY
 from covey.codes.findings import FINDINGS
@@ -21,6 +20,7 @@ from covey.codes.signs import HANGS, SIGNS
 from covey.codes.start import START
 from covey.codes.vllm import VLLM
 from covey.codes.warnings import WARNINGS
+from covey.texts.catalogue import catalogue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,6 @@ CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, 
 
 
 def chinese_codes() -> dict[str, Code]:
-    """Return the registry in Chinese; what has no Chinese text keeps its English one."""
-    texts = titles_and_whys()
-    entries = {c.code: texts.get(c.code, (c.title, c.why)) for c in CODES.values()}
-    return {code: Code(code=code, title=title, why=why) for code, (title, why) in entries.items()}
+    """Return the registry in Chinese."""
+    said = catalogue("zh").said
+    return {c.code: Code(code=c.code, title=said(c.title), why=said(c.why)) for c in CODES.values()}

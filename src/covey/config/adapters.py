@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.texts import tr
 from covey.weight_files import DamagedFileError, StoredTensor, read_header
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -84,10 +85,16 @@ def read_adapter(directory: Path) -> SavedAdapter:
     """
     body = _body(directory)
     if "peft_type" not in body:
-        raise AdapterFileError(f"{directory / ADAPTER_CONFIG} cannot be read: it names no peft_type")
+        raise AdapterFileError(
+            tr("{directory} cannot be read: it names no peft_type", directory=directory / ADAPTER_CONFIG)
+        )
     others = _other_parts(body)
     if others:
-        words = f"the adapter {directory} uses {', '.join(others)}, which covey's LoRA does not support"
+        words = tr(
+            "the adapter {directory} uses {others}, which covey's LoRA does not support",
+            directory=directory,
+            others=", ".join(others),
+        )
         raise AdapterFileError(words, is_other=True)
     weights = directory / ADAPTER_WEIGHTS
     tensors = stored(directory) if weights.is_file() else {}
@@ -102,7 +109,9 @@ def read_adapter(directory: Path) -> SavedAdapter:
             "use_dora": bool(body.get("use_dora")),
         }
     except (KeyError, TypeError, ValueError) as error:
-        raise AdapterFileError(f"{directory / ADAPTER_CONFIG} cannot be read: {error!r}") from error
+        raise AdapterFileError(
+            tr("{directory} cannot be read: {error!r}", directory=directory / ADAPTER_CONFIG, error=error)
+        ) from error
     return SavedAdapter(options=options, base=str(body.get("base_model_name_or_path") or ""))
 
 
@@ -137,8 +146,12 @@ def weights_fault(directory: Path) -> str | None:
             return str(error)
         return None
     if (directory / _PICKLED).is_file():
-        return f"{directory} has pickled weights alone ({_PICKLED}), which can run code and are not read"
-    return f"{directory} has no {ADAPTER_WEIGHTS}"
+        return tr(
+            "{directory} has pickled weights alone ({pickled}), which can run code and are not read",
+            directory=directory,
+            pickled=_PICKLED,
+        )
+    return tr("{directory} has no {adapter_weights}", directory=directory, adapter_weights=ADAPTER_WEIGHTS)
 
 
 def stored(directory: Path) -> Mapping[str, StoredTensor]:
@@ -147,14 +160,16 @@ def stored(directory: Path) -> Mapping[str, StoredTensor]:
     try:
         tensors = read_header(directory / ADAPTER_WEIGHTS)
     except (OSError, DamagedFileError) as error:
-        raise AdapterFileError(f"the weights of {directory} are damaged: {error}") from error
+        raise AdapterFileError(
+            tr("the weights of {directory} are damaged: {error}", directory=directory, error=error)
+        ) from error
     return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def _other_parts(body: Mapping[str, Any]) -> list[str]:
     """What an adapter has beside plain LoRA, by the names of adapter_config.json."""
     if body["peft_type"] != "LORA":
-        return [f"peft_type {body['peft_type']}"]
+        return [tr("peft_type {peft_type}", peft_type=body["peft_type"])]
     found = []
     for name, value in body.items():
         if name in (*_HELD, *_SILENT) or not value:
@@ -164,11 +179,11 @@ def _other_parts(body: Mapping[str, Any]) -> list[str]:
             if isinstance(value, Mapping) and all(one == usual for one in value.values()):
                 continue
         if name == "bias":
-            found += [] if value == "none" else [f"bias {value}"]
+            found += [] if value == "none" else [tr("bias {value}", value=value)]
         elif name == "task_type":
-            found += [] if value == "CAUSAL_LM" else [f"task_type {value}"]
+            found += [] if value == "CAUSAL_LM" else [tr("task_type {value}", value=value)]
         elif name == "init_lora_weights":
-            found += [] if value in _DRAWN else [f"init_lora_weights {value}"]
+            found += [] if value in _DRAWN else [tr("init_lora_weights {value}", value=value)]
         else:
             found.append(str(name))
     return found
@@ -177,17 +192,24 @@ def _other_parts(body: Mapping[str, Any]) -> list[str]:
 def _body(directory: Path) -> dict[str, Any]:
     path = directory / ADAPTER_CONFIG
     if not directory.is_dir():
-        raise AdapterFileError(f"{directory} is not a directory")
+        raise AdapterFileError(tr("{directory} is not a directory", directory=directory))
     if not path.is_file():
         inner = next((p.parent for p in sorted(directory.glob(f"*/{ADAPTER_CONFIG}"))), None)
-        hint = "" if inner is None else f"; {inner} has one"
-        raise AdapterFileError(f"{directory} has no {ADAPTER_CONFIG}{hint}")
+        hint = "" if inner is None else tr("; {inner} has one", inner=inner)
+        raise AdapterFileError(
+            tr(
+                "{directory} has no {adapter_config}{hint}",
+                directory=directory,
+                adapter_config=ADAPTER_CONFIG,
+                hint=hint,
+            )
+        )
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise AdapterFileError(f"{path} cannot be read: {error}") from error
+        raise AdapterFileError(tr("{path} cannot be read: {error}", path=path, error=error)) from error
     if not isinstance(body, dict):
-        raise AdapterFileError(f"{path} cannot be read: it is no JSON object")
+        raise AdapterFileError(tr("{path} cannot be read: it is no JSON object", path=path))
     return body
 
 

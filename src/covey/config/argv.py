@@ -18,6 +18,7 @@ from covey.config.take import Layer, stray
 from covey.config.values import FALSE_WORDS, TRUE_WORDS, kind_of
 from covey.errors import ConfigError
 from covey.options.declare import Options, facts_of
+from covey.texts import tr
 
 Declares = type[Options]
 Own = TypeVar("Own", bound=Options)
@@ -102,7 +103,7 @@ def split(argv: Sequence[str], *declares: Declares) -> list[Flag]:
 def take_flag(layer: Layer, flag: Flag, *, has_words: bool = False) -> list[str]:
     """Give a flag to a layer and return the words behind it that it does not take."""
     known = layer.look_up(flag.name)
-    source = f"flag --{known.typed}"
+    source = tr("flag --{name}", name=known.typed)
     if known.option is None:
         left = _take_negated(layer, flag)
         return _take_foreign(layer, flag, known) if left is None else left
@@ -124,7 +125,7 @@ def take_flag(layer: Layer, flag: Flag, *, has_words: bool = False) -> list[str]
 def _take_foreign(layer: Layer, flag: Flag, known: Name) -> list[str]:
     """Give a name that is no option to a layer; a word too many behind one that says what is done anyway
     must not be lost, such as a configuration file."""
-    words, source = flag.words, f"flag --{known.typed}"
+    words, source = flag.words, tr("flag --{name}", name=known.typed)
     if known.typed == "rlhf_type":
         layer.take(flag.name, words[:1], source)
         return words[1:]
@@ -152,7 +153,7 @@ def _take_negated(layer: Layer, flag: Flag) -> list[str] | None:
     is_switch = kind is not None and (_is_switch(known, kind.base) or "false" in kind.choices)
     if not is_switch and known.refused is None and known.moot is None:
         return None
-    layer.take(known.typed, "false", f"flag --{flag.name}")
+    layer.take(known.typed, "false", tr("flag --{name}", name=flag.name))
     return flag.words
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from covey.options.schema import default_of
 from covey.options.vllm import LORA_RANKS, VllmOptions
+from covey.texts import counted, tr
 
 PER_DEVICE = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
@@ -47,20 +48,25 @@ def derive_batch(typed: Mapping[str, Any], num_processes: int) -> BatchOptions:
         sources[ACCUMULATION] = "default"
     else:
         accumulation = max(1, _DEFAULT_PASSES // num_processes)
-        sources[ACCUMULATION] = f"default for {num_processes} process{'es' if num_processes > 1 else ''}"
+        sources[ACCUMULATION] = tr("default for {processes}", processes=counted(num_processes, "process"))
     per_pass = max(1, num_processes * per_device)
     if PER_GENERATION in typed:
         per_generation = typed[PER_GENERATION]
     elif GENERATION_BATCH in typed:
         per_generation = max(1, typed[GENERATION_BATCH] // per_pass)
-        sources[PER_GENERATION] = f"derived from {GENERATION_BATCH}"
+        sources[PER_GENERATION] = tr("derived from {generation_batch}", generation_batch=GENERATION_BATCH)
     else:
         per_generation = accumulation
-        sources[PER_GENERATION] = f"derived from {ACCUMULATION}"
+        sources[PER_GENERATION] = tr("derived from {accumulation}", accumulation=ACCUMULATION)
     generation_batch = typed.get(GENERATION_BATCH)
     if generation_batch is None:
         generation_batch = num_processes * per_device * per_generation
-        sources[GENERATION_BATCH] = f"derived from {num_processes} x {PER_DEVICE} x {PER_GENERATION}"
+        sources[GENERATION_BATCH] = tr(
+            "derived from {num_processes} x {per_device} x {per_generation}",
+            num_processes=num_processes,
+            per_device=PER_DEVICE,
+            per_generation=PER_GENERATION,
+        )
     return BatchOptions(
         per_device_train_batch_size=per_device,
         gradient_accumulation_steps=accumulation,
@@ -96,9 +102,9 @@ CISPO_CAP = 5.0
 
 def _epsilon_high(options: Mapping[str, Any]) -> tuple[Any, str]:
     if _of(options, "loss_type") == "cispo":
-        return CISPO_CAP, "default with loss_type cispo"
+        return CISPO_CAP, tr("default with loss_type cispo")
     if "epsilon" in options:
-        return options["epsilon"], "derived from epsilon"
+        return options["epsilon"], tr("derived from epsilon")
     return EPSILON_HIGH, "default"
 
 
@@ -107,12 +113,14 @@ def _scale_rewards(options: Mapping[str, Any]) -> tuple[Any, str]:
     if estimator == "grpo":
         return "group", "default"
     scale = {"rloo": "none", "reinforce_plus_plus": "batch"}[estimator]
-    return scale, f"default with advantage_estimator {estimator}"
+    return scale, tr("default with advantage_estimator {estimator}", estimator=estimator)
 
 
 def _learning_rate(options: Mapping[str, Any]) -> tuple[Any, str]:
     return (
-        (1e-5, "default with tuner_type lora") if _of(options, "tuner_type") == "lora" else (1e-6, "default")
+        (1e-5, tr("default with tuner_type lora"))
+        if _of(options, "tuner_type") == "lora"
+        else (1e-6, "default")
     )
 
 
@@ -122,18 +130,18 @@ def _reward_weights(options: Mapping[str, Any]) -> tuple[Any, str]:
 
 def _reward_workers(options: Mapping[str, Any]) -> tuple[Any, str]:
     cores = os.cpu_count() or 1
-    return min(_MOST_WORKERS, cores), f"default for {cores} cores"
+    return min(_MOST_WORKERS, cores), tr("default for {cores} cores", cores=cores)
 
 
 def _eval_strategy(options: Mapping[str, Any]) -> tuple[Any, str]:
     if _of(options, "val_dataset") or _of(options, "split_dataset_ratio") > 0:
-        return "steps", "default with prompts to evaluate on"
-    return "no", "default without prompts to evaluate on"
+        return "steps", tr("default with prompts to evaluate on")
+    return "no", tr("default without prompts to evaluate on")
 
 
 def _greater_is_better(options: Mapping[str, Any]) -> tuple[Any, str]:
     metric = str(_of(options, "metric_for_best_model"))
-    return not metric.endswith(_SMALLER_IS_BETTER), "derived from metric_for_best_model"
+    return not metric.endswith(_SMALLER_IS_BETTER), tr("derived from metric_for_best_model")
 
 
 def _cosine(trl: float, ms_swift: float) -> Rule:
@@ -142,7 +150,11 @@ def _cosine(trl: float, ms_swift: float) -> Rule:
     def derive(options: Mapping[str, Any]) -> tuple[Any, str]:
         names = {str(name).removeprefix("trl.rewards.") for name in options.get("reward_funcs", [])}
         is_trls = _TRLS_COSINE in names and "cosine" not in names
-        return (trl, f"default of TRL's {_TRLS_COSINE}") if is_trls else (ms_swift, "default")
+        return (
+            (trl, tr("default of TRL's {trls_cosine}", trls_cosine=_TRLS_COSINE))
+            if is_trls
+            else (ms_swift, "default")
+        )
 
     return Rule(frozenset({"reward_funcs"}), derive)
 
@@ -152,7 +164,7 @@ _TRLS_COSINE = "get_cosine_scaled_reward"
 
 def _soft_cache_length(options: Mapping[str, Any]) -> tuple[Any, str]:
     longest = options.get("soft_max_length", _of(options, "max_completion_length"))
-    return max(1, longest // 5), "a fifth of soft_max_length"
+    return max(1, longest // 5), tr("a fifth of soft_max_length")
 
 
 _OF_VLLM = tuple(name for name in VllmOptions.model_fields if name.startswith("vllm_"))
@@ -163,7 +175,7 @@ _SERVER_PORT = 8000
 def _rollout_servers(options: Mapping[str, Any]) -> tuple[Any, str]:
     urls, hosts, ports = (_of(options, name) for name in _SERVERS)
     if urls:
-        return [_plain_address(url) for url in urls], f"derived from {_SERVERS[0]}"
+        return [_plain_address(url) for url in urls], tr("derived from {servers}", servers=_SERVERS[0])
     if not hosts and not ports:
         return [], "default"
     pairs = (hosts or ["127.0.0.1"]), (ports or [_SERVER_PORT])
@@ -171,7 +183,7 @@ def _rollout_servers(options: Mapping[str, Any]) -> tuple[Any, str]:
     # Numbers that do not fit are a problem of the plan, which sees both lists.
     hosts, ports = (list(each) * longest if len(each) == 1 else list(each) for each in pairs)
     made = [f"http://{_host(host)}:{port}" for host, port in zip(hosts, ports, strict=False)]
-    return made, f"derived from {_SERVERS[1]} and {_SERVERS[2]}"
+    return made, tr("derived from {servers} and {servers2}", servers=_SERVERS[1], servers2=_SERVERS[2])
 
 
 def _plain_address(url: str) -> str:
@@ -191,16 +203,16 @@ def _host(name: str) -> str:
 
 
 def _quant_method(options: Mapping[str, Any]) -> tuple[Any, str]:
-    return ("bnb", "derived from quant_bits") if _of(options, "quant_bits") else (None, "default")
+    return ("bnb", tr("derived from quant_bits")) if _of(options, "quant_bits") else (None, "default")
 
 
 def _use_vllm(options: Mapping[str, Any]) -> tuple[Any, str]:
     typed = [name for name in _OF_VLLM if name in options]
-    return bool(typed), f"derived from {typed[0]}" if typed else "default"
+    return bool(typed), tr("derived from {typed}", typed=typed[0]) if typed else "default"
 
 
 def _sleeps(options: Mapping[str, Any]) -> tuple[Any, str]:
-    return _of(options, "sleep_level") > 0, "derived from sleep_level"
+    return _of(options, "sleep_level") > 0, tr("derived from sleep_level")
 
 
 _ADAPTER = ("tuner_type", "use_dora", "modules_to_save", "lora_rank")
@@ -211,11 +223,11 @@ def _applies_adapter(options: Mapping[str, Any]) -> tuple[Any, str]:
     if _of(options, "tuner_type") != "lora":
         return False, "default"
     is_plain = not _of(options, "use_dora") and not _of(options, "modules_to_save")
-    return is_plain and _of(options, "lora_rank") <= LORA_RANKS[-1], "derived from tuner_type"
+    return is_plain and _of(options, "lora_rank") <= LORA_RANKS[-1], tr("derived from tuner_type")
 
 
 def _same_as(name: str) -> Rule:
-    return Rule(frozenset({name}), lambda options: (_of(options, name), f"derived from {name}"))
+    return Rule(frozenset({name}), lambda options: (_of(options, name), tr("derived from {name}", name=name)))
 
 
 RULES: Mapping[str, Rule] = {

@@ -9,6 +9,7 @@ from covey.codes import CODES
 from covey.config.adapters import is_adapter
 from covey.config.take import Typed
 from covey.options.schema import FACTS
+from covey.texts import tr
 from covey.types import Problem, Severity
 
 MS_SWIFT: Mapping[str, Any] = {name: facts.rlhf for name, facts in FACTS.items() if facts.is_of_rlhf}
@@ -17,11 +18,11 @@ MS_SWIFT: Mapping[str, Any] = {name: facts.rlhf for name, facts in FACTS.items()
 LEARNING_RATE: Mapping[str, float] = {"lora": 1e-4, "full": 1e-5}
 """The same for learning_rate, which follows from tuner_type."""
 
-SOURCE = "default of ms-swift"
-_NOT_COPIED = (
-    "Four others are covey's: a batch that starts (8 completions a forward pass, not 1), float32 weights "
-    "under the optimizer (not bfloat16), no dropout in the adapters (it makes the ratio differ from 1), and "
-    "two checkpoints kept (not all of them)."
+SOURCE = tr("default of ms-swift")
+_NOT_COPIED = tr(
+    "Four others are covey's: a batch that starts (8 completions a forward pass, not 1), float32 "
+    "weights under the optimizer (not bfloat16), no dropout in the adapters (it makes the ratio "
+    "differ from 1), and two checkpoints kept (not all of them)."
 )
 
 
@@ -50,7 +51,10 @@ def dialect_note(typed: Mapping[str, Typed]) -> Problem:
     return Problem(
         code="W113",
         option="rlhf",
-        seen=f"ms-swift's defaults hold for {', '.join(taken) or 'nothing: all of them are typed'}.",
-        why=f"{CODES['W113'].why} {_NOT_COPIED}",
+        seen=tr(
+            "ms-swift's defaults hold for {taken}.",
+            taken=", ".join(taken) or tr("nothing: all of them are typed"),
+        ),
+        why=tr("{why} {not_copied}", why=CODES["W113"].why, not_copied=_NOT_COPIED),
         severity=Severity.NOTE,
     )

@@ -13,13 +13,14 @@ from covey.config.objects import is_live
 from covey.config.resolve import Resolved, resolve, to_run
 from covey.config.start import quantization_of_base
 from covey.config.take import Typed
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _OF_TRAINING = (
     *("pass_rates", "pass_rate_column", "min_pass_rate", "max_pass_rate", "curriculum"),
     *("adapters", "ref_adapters"),
 )
-_GIVEN = "the model that is evaluated"
+_GIVEN = tr("the model that is evaluated")
 
 
 def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Problem] = ()) -> Resolved:
@@ -67,9 +68,23 @@ def _two_models(model: str, option: str, other: Typed) -> Problem:
     return Problem(
         code="E106",
         option=option,
-        seen=f"{option} is {other.value} ({other.source}), and {model} is evaluated.",
-        why="Only one of them can be evaluated.",
-        fixes=(Fix(text=f"leave out --{option}; `covey eval {other.value} ...` evaluates the other one"),),
+        seen=tr(
+            "{option} is {value} ({source}), and {model} is evaluated.",
+            option=option,
+            value=other.value,
+            source=other.source,
+            model=model,
+        ),
+        why=tr("Only one of them can be evaluated."),
+        fixes=(
+            Fix(
+                text=tr(
+                    "leave out --{option}; `covey eval {value} ...` evaluates the other one",
+                    option=option,
+                    value=other.value,
+                )
+            ),
+        ),
     )
 
 
@@ -77,12 +92,12 @@ def _nothing_to_evaluate_on() -> Problem:
     return Problem(
         code="E105",
         option="val_dataset",
-        seen="val_dataset is not given.",
-        why="An evaluation needs prompts with gold answers, and no set has been named for it.",
-        cause="The option is missing; --dataset names what is trained on.",
+        seen=tr("val_dataset is not given."),
+        why=tr("An evaluation needs prompts with gold answers, and no set has been named for it."),
+        cause=tr("The option is missing; --dataset names what is trained on."),
         fixes=(
-            Fix(text="files, directories or ids on a hub: --val_dataset FILE"),
-            Fix(text="a share of the rows of --dataset: --split_dataset_ratio 0.05"),
+            Fix(text=tr("files, directories or ids on a hub: --val_dataset FILE")),
+            Fix(text=tr("a share of the rows of --dataset: --split_dataset_ratio 0.05")),
         ),
     )
 

@@ -11,6 +11,7 @@ import yaml
 from covey.config.names import look_up, nearest_group, normalise
 from covey.config.take import Layer
 from covey.options.schema import GROUPS
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 
@@ -24,7 +25,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if str(key.value) in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value} stands twice", problem_mark=key.start_mark
+                    problem=tr("the key {value} stands twice", value=key.value), problem_mark=key.start_mark
                 )
             seen.add(str(key.value))
         return super().construct_mapping(node, deep=deep)
@@ -42,7 +43,7 @@ def read_file(path: str) -> Layer:
         return layer
     if not isinstance(content, Mapping):
         layer.problems.append(
-            _unreadable(path, f"it holds {type(content).__name__}, not a mapping of options")
+            _unreadable(path, tr("it holds {name}, not a mapping of options", name=type(content).__name__))
         )
         return layer
     for key, value in content.items():
@@ -72,7 +73,7 @@ def _take_section(layer: Layer, path: str, section: str, options: Mapping[Any, A
 
 def _words(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
+        return tr("line {line}: {problem}", line=error.problem_mark.line + 1, problem=error.problem)
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error)
@@ -81,25 +82,29 @@ def _words(error: Exception) -> str:
 def _unreadable(path: str, words: str) -> Problem:
     return Problem(
         code="E107",
-        option="config file",
-        seen=f"{path} cannot be read as a configuration: {words}.",
-        why="The options in it are unknown.",
-        cause="The first word after `covey train` is taken for a YAML file of options.",
+        option=tr("config file"),
+        seen=tr("{path} cannot be read as a configuration: {words}.", path=path, words=words),
+        why=tr("The options in it are unknown."),
+        cause=tr("The first word after `covey train` is taken for a YAML file of options."),
         fixes=(
-            Fix(text="give a file with lines such as `num_generations: 8`"),
-            Fix(text="type the options as flags"),
+            Fix(text=tr("give a file with lines such as `num_generations: 8`")),
+            Fix(text=tr("type the options as flags")),
         ),
     )
 
 
 def _unknown_section(path: str, section: str) -> Problem:
     near = nearest_group(section)
-    listing = Fix(text=f"the sections are {', '.join(GROUPS)}; they may also be left out")
+    listing = Fix(text=tr("the sections are {groups}; they may also be left out", groups=", ".join(GROUPS)))
     return Problem(
         code="E101",
         option=section,
-        seen=f"{path} has a section {section}, which is none of the sections of a configuration.",
-        why="Ignoring it would train with values that nobody asked for.",
-        cause="The options of another tool, or a misspelt section.",
-        fixes=(Fix(text=f"the nearest section is {near}"), listing) if near else (listing,),
+        seen=tr(
+            "{path} has a section {section}, which is none of the sections of a configuration.",
+            path=path,
+            section=section,
+        ),
+        why=tr("Ignoring it would train with values that nobody asked for."),
+        cause=tr("The options of another tool, or a misspelt section."),
+        fixes=(Fix(text=tr("the nearest section is {near}", near=near)), listing) if near else (listing,),
     )

@@ -10,6 +10,7 @@ from covey.config.file import read_file
 from covey.config.layers import merge
 from covey.config.take import Layer, Typed, stray
 from covey.options.schema import Config
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 __all__ = ["Parsed", "Typed", "parse"]
@@ -55,8 +56,14 @@ def _no_file(verb: str) -> Problem:
     return Problem(
         code="E103",
         option="config",
-        seen="config takes a YAML file and got nothing (flag --config).",
-        why="There is no such setting to run with.",
-        cause="The option stands without a value.",
-        fixes=(Fix(text=f"the file in front of the options: `covey {verb} CONFIG.yaml --option value`"),),
+        seen=tr("config takes a YAML file and got nothing (flag --config)."),
+        why=tr("There is no such setting to run with."),
+        cause=tr("The option stands without a value."),
+        fixes=(
+            Fix(
+                text=tr(
+                    "the file in front of the options: `covey {verb} CONFIG.yaml --option value`", verb=verb
+                )
+            ),
+        ),
     )

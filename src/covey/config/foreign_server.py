@@ -10,6 +10,7 @@ from covey.codes import CODES
 from covey.config.argv import Flag
 from covey.options.declare import fields_of
 from covey.options.verbs import RolloutOptions
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 # What their servers take and covey's does not.
@@ -47,18 +48,18 @@ def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
     options = "".join(f" --{name} {shlex.join(words) or 'true'}" for name, words in kept)
     typed = {flag.name: " ".join(flag.words) for flag in flags if flag.name in _NAMES}
     given = {name: typed.get(name) or default for name, default in _NAMES.items()}
-    host = f" --host {given['host']}" if given["host"] else ""
+    host = tr(" --host {host}", host=given["host"]) if given["host"] else ""
     line = f"covey rollout --model {given['model']} --engine vllm{options}{host} --port {given['port']}"
-    run = f"--rollout_servers http://127.0.0.1:{given['port']}"
-    run += f" --rollout_token_file rollout-{given['port']}.token"
+    run = tr("--rollout_servers http://127.0.0.1:{port}", port=given["port"])
+    run += tr(" --rollout_token_file rollout-{port}.token", port=given["port"])
     code = "E102" if verb == "rollout" else "E112"
     tool = "trl vllm-serve" if verb == "vllm-serve" else "swift rollout"
     named = f": {', '.join(theirs)}" if theirs else ""
     return Problem(
         code=code,
         option=verb,
-        seen=f"This is a command of `{tool}`{named}.",
+        seen=tr("This is a command of `{tool}`{named}.", tool=tool, named=named),
         why=CODES[code].why,
         cause="",
-        fixes=(Fix(text=f"`{line}`"), Fix(text=f"the run gets {run}")),
+        fixes=(Fix(text=f"`{line}`"), Fix(text=tr("the run gets {run}", run=run))),
     )

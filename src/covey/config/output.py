@@ -7,6 +7,7 @@ import re
 from itertools import count
 
 from covey.config.objects import live_kind
+from covey.texts import tr
 
 _ROOT = "runs"
 _DIGITS = 3
@@ -21,12 +22,12 @@ def default_output_dir(model: str, dataset: list[str], resume: str | None) -> tu
     stem = os.path.join(_ROOT, _stem(model, dataset))
     free = first_free(stem)
     if resume is None:
-        return free, "derived from model and dataset"
+        return free, tr("derived from model and dataset")
     if resume not in ("latest", "auto"):
-        return os.path.dirname(os.path.normpath(resume)) or ".", "derived from resume_from_checkpoint"
+        return os.path.dirname(os.path.normpath(resume)) or ".", tr("derived from resume_from_checkpoint")
     newest = f"{stem}-{int(free.rpartition('-')[2]) - 1:0{_DIGITS}}"
     is_there = os.path.isdir(newest)
-    return (newest if is_there else free), "derived from resume_from_checkpoint, model and dataset"
+    return (newest if is_there else free), tr("derived from resume_from_checkpoint, model and dataset")
 
 
 def first_free(stem: str) -> str:

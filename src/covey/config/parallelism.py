@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_SPLITS = (
-    "covey splits weights, gradients and optimizer state over processes (--fsdp full_shard), but no "
-    "layer and no sequence."
-)
-_LONG = f"{_SPLITS} Long rows need less memory where activations are recomputed."
-_MEGATRON = "An option of Megatron, which covey does not use."
+from covey.texts import tr
 
-_SHARD = "--fsdp full_shard"
-_RECOMPUTE = "--gradient_checkpointing true, with --fsdp full_shard for the weights"
+_SPLITS = tr(
+    "covey splits weights, gradients and optimizer state over processes (--fsdp full_shard), but "
+    "no layer and no sequence."
+)
+_LONG = tr("{splits} Long rows need less memory where activations are recomputed.", splits=_SPLITS)
+_MEGATRON = tr("An option of Megatron, which covey does not use.")
+
+_SHARD = tr("--fsdp full_shard")
+_RECOMPUTE = tr("--gradient_checkpointing true, with --fsdp full_shard for the weights")
 
 PARALLEL: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
@@ -31,26 +33,28 @@ PARALLEL: Mapping[str, tuple[str, str]] = {
     ),
     "sequence_parallel": (f"{_MEGATRON} {_LONG}", _RECOMPUTE),
     **dict.fromkeys(
-        ("optimizer_cpu_offload", "optimizer_offload_fraction"), (_MEGATRON, "--offload_optimizer true")
+        ("optimizer_cpu_offload", "optimizer_offload_fraction"), (_MEGATRON, tr("--offload_optimizer true"))
     ),
-    "recompute_granularity": (_MEGATRON, "--gradient_checkpointing selective or true"),
+    "recompute_granularity": (_MEGATRON, tr("--gradient_checkpointing selective or true")),
     **dict.fromkeys(
-        ("recompute_method", "recompute_num_layers"), (_MEGATRON, "--gradient_checkpointing true")
+        ("recompute_method", "recompute_num_layers"), (_MEGATRON, tr("--gradient_checkpointing true"))
     ),
     "micro_batch_size": (_MEGATRON, "--per_device_train_batch_size N"),
     "global_batch_size": (
-        f"{_MEGATRON} A step takes processes x per_device_train_batch_size x gradient_accumulation_steps "
-        "completions.",
+        tr(
+"{megatron} A step takes processes x per_device_train_batch_size x "
+"gradient_accumulation_steps completions."
+, megatron=_MEGATRON),
         "--gradient_accumulation_steps N",
     ),
     "train_iters": (_MEGATRON, "--max_steps N"),
-    "mcore_model": (_MEGATRON, "--model DIR, with files of transformers"),
-    "mcore_adapters": (_MEGATRON, "--adapters DIR, with files of peft"),
+    "mcore_model": (_MEGATRON, tr("--model DIR, with files of transformers")),
+    "mcore_adapters": (_MEGATRON, tr("--adapters DIR, with files of peft")),
 }  # fmt: skip
 """Names with the reason and what to type instead."""
 
-DEVICES = (
-    "covey runs one process on each GPU that CUDA_VISIBLE_DEVICES shows, and does not place modules on "
-    "devices. It trains on NVIDIA and AMD GPUs and on CPUs, not on Ascend NPUs."
+DEVICES = tr(
+    "covey runs one process on each GPU that CUDA_VISIBLE_DEVICES shows, and does not place "
+    "modules on devices. It trains on NVIDIA and AMD GPUs and on CPUs, not on Ascend NPUs."
 )
 """Why there is no map from modules to devices."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.options.schema import Config
+from covey.texts import tr
 
 QUANTIZATION_FILE = "quantization_config.json"
 """Beside an adapter: how its base was quantized, as transformers' BitsAndBytesConfig says it."""
@@ -42,8 +43,8 @@ class Quantization:
     @property
     def in_words(self) -> str:
         """As in `4 bits (nf4, double quantization)`."""
-        double = ", double quantization" if self.is_nested else ""
-        return f"{self.bits} bits" + (f" ({self.kind}{double})" if self.bits == 4 else "")
+        double = tr(", double quantization") if self.is_nested else ""
+        return tr("{bits} bits", bits=self.bits) + (f" ({self.kind}{double})" if self.bits == 4 else "")
 
     def as_json(self) -> dict[str, Any]:
         """Return what BitsAndBytesConfig.from_dict takes."""

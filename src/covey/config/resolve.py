@@ -22,13 +22,14 @@ from covey.config.start import start_of
 from covey.config.take import Typed, take_mapping
 from covey.errors import ConfigError
 from covey.options.schema import DERIVED, FACTS, OPTIONS, REQUIRED, Config, default_of
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _ABSENT: dict[str, Any] = {"model": "", "dataset": [], "reward_funcs": []}
 _EXAMPLES: dict[str, tuple[Any, str]] = {
-    "model": ("quickstart", "a directory with weights, an id on a hub, or the built-in model"),
-    "dataset": (["quickstart"], "files, directories or ids on a hub, or the built-in task"),
-    "reward_funcs": (["accuracy"], "one or more rewards"),
+    "model": ("quickstart", tr("a directory with weights, an id on a hub, or the built-in model")),
+    "dataset": (["quickstart"], tr("files, directories or ids on a hub, or the built-in task")),
+    "reward_funcs": (["accuracy"], tr("one or more rewards")),
 }
 
 
@@ -65,12 +66,12 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
             values[name], sources[name] = value, source
 
     for name, absent in _ABSENT.items():
-        fill(name, absent, "not given")
+        fill(name, absent, tr("not given"))
     batch = derive_batch(typed_values, world_size)
     for name in (ACCUMULATION, PER_GENERATION, GENERATION_BATCH):
         fill(name, getattr(batch, name), batch.sources.get(name, ""))
     if world_size > 1:
-        fill("nproc_per_node", world_size, "derived from the number of processes")
+        fill("nproc_per_node", world_size, tr("derived from the number of processes"))
     for name, rule in RULES.items():
         fill(name, *rule.derive(values))
     if "output_dir" not in values:
@@ -122,9 +123,14 @@ def _not_built(name: str, value: Any, source: str) -> Problem:
     return Problem(
         code="E102",
         option=name,
-        seen=f"{name} is {spelled} ({source}), and covey cannot train with that yet.",
+        seen=tr(
+            "{name} is {spelled} ({source}), and covey cannot train with that yet.",
+            name=name,
+            spelled=spelled,
+            source=source,
+        ),
         why=FACTS[name].not_built,
-        fixes=(Fix(text=f"leave out --{name}; `covey plan` with it forecasts the memory"),),
+        fixes=(Fix(text=tr("leave out --{name}; `covey plan` with it forecasts the memory", name=name)),),
     )
 
 
@@ -149,9 +155,11 @@ def _missing(typed: Mapping[str, Typed], faulty: set[str]) -> list[Problem]:
             Problem(
                 code="E105",
                 option=name,
-                seen=f"{name} is not given.",
-                why="A run needs a model, a data set and at least one reward; none of them has a default.",
-                cause="The option is missing on the command line and in the configuration file.",
+                seen=tr("{name} is not given.", name=name),
+                why=tr(
+                    "A run needs a model, a data set and at least one reward; none of them has a default."
+                ),
+                cause=tr("The option is missing on the command line and in the configuration file."),
                 fixes=(Fix(text=words, edits={name: example}),),
             )
         )
@@ -164,9 +172,9 @@ def _invalid(error: ValidationError) -> list[Problem]:
             code="E103",
             option=".".join(str(part) for part in detail["loc"]),
             seen=f"{detail['input']!r}: {detail['msg']}.",
-            why="The value is none of the option's type.",
-            cause="The value was given by a program that skips the parser.",
-            fixes=(Fix(text="`covey train --help` says what each option takes"),),
+            why=tr("The value is none of the option's type."),
+            cause=tr("The value was given by a program that skips the parser."),
+            fixes=(Fix(text=tr("`covey train --help` says what each option takes")),),
         )
         for detail in error.errors()
     ]

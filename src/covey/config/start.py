@@ -24,6 +24,7 @@ from covey.config.dialect import SOURCE
 from covey.config.quantization import QUANTIZATION_FILE, adapter_quantization
 from covey.config.take import Typed
 from covey.options.schema import Config, default_of
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 START, BASE = "start", "base"
@@ -49,18 +50,25 @@ def start_of(typed: Mapping[str, Typed]) -> Start:
     problems: list[Problem] = []
     model = typed.get("model")
     if option == "model":
-        values["adapters"] = (where.value, "model, which is the directory of an adapter")
+        values["adapters"] = (where.value, tr("model, which is the directory of an adapter"))
     elif model is not None and is_adapter(str(model.value)):
         problems += _two_adapters(model, where)
     if model is not None and is_adapter(str(model.value)):
         base, faults = _base(adapter_path(str(model.value)))
         problems += faults
-        values["model"] = (base, f"base_model_name_or_path of {model.value}/{ADAPTER_CONFIG}")
-    source = f"{ADAPTER_CONFIG} of {where.value}"
+        values["model"] = (
+            base,
+            tr(
+                "base_model_name_or_path of {value}/{adapter_config}",
+                value=model.value,
+                adapter_config=ADAPTER_CONFIG,
+            ),
+        )
+    source = tr("{adapter_config} of {value}", adapter_config=ADAPTER_CONFIG, value=where.value)
     tuner = typed.get("tuner_type")
     if tuner is not None and tuner.value == "full" and _is_choice("tuner_type", tuner, where):
         return Start(values, (*problems, _full(tuner, where.value)))
-    values["tuner_type"] = ("lora", "derived from adapters")
+    values["tuner_type"] = ("lora", tr("derived from adapters"))
     try:
         options = read_adapter(directory).options
     except AdapterFileError as error:
@@ -83,7 +91,9 @@ def quantization_of_base(directory: Path, typed: Mapping[str, Typed]) -> dict[st
     others."""
     if typed.keys() & {"quant_bits", "quant_method"}:
         return {}
-    source = f"{QUANTIZATION_FILE} of {directory}"
+    source = tr(
+        "{quantization_file} of {directory}", quantization_file=QUANTIZATION_FILE, directory=directory
+    )
     said = adapter_quantization(directory)
     return {name: (value, source) for name, value in said.items() if name not in typed}
 
@@ -141,10 +151,15 @@ def _two_adapters(model: Typed, adapters: Typed) -> list[Problem]:
         _problem(
             "E106",
             "adapters",
-            f"model is {model.value} ({model.source}), which is an adapter, and adapters is "
-            f"{adapters.value} ({adapters.source}).",
+            tr(
+                "model is {value} ({source}), which is an adapter, and adapters is {value2} ({source2}).",
+                value=model.value,
+                source=model.source,
+                value2=adapters.value,
+                source2=adapters.source,
+            ),
             "",
-            Fix(text="name one adapter: leave out --adapters, or give the base model as --model"),
+            Fix(text=tr("name one adapter: leave out --adapters, or give the base model as --model")),
         )
     ]
 
@@ -153,13 +168,23 @@ def _base(directory: Path) -> tuple[str, list[Problem]]:
     """The base of an adapter that was given as the model, where it can be found."""
     base = base_of(directory)
     here = adapter_path(base)
-    give = Fix(text=f"say where its base is: --model BASE --adapters {directory}")
+    give = Fix(text=tr("say where its base is: --model BASE --adapters {directory}", directory=directory))
     if not base:
-        seen = f"{directory} is an adapter, and its {ADAPTER_CONFIG} names no base model."
+        seen = tr(
+            "{directory} is an adapter, and its {adapter_config} names no base model.",
+            directory=directory,
+            adapter_config=ADAPTER_CONFIG,
+        )
         return "", [_problem("E301", "model", seen, "", give)]
     if here.is_absolute() and not here.is_dir():
-        seen = f"{directory} is an adapter of {base}, which is not on this machine."
-        return base, [_problem("E301", "model", seen, "The adapter was trained on another machine.", give)]
+        seen = tr(
+            "{directory} is an adapter of {base}, which is not on this machine.",
+            directory=directory,
+            base=base,
+        )
+        return base, [
+            _problem("E301", "model", seen, tr("The adapter was trained on another machine."), give)
+        ]
     return base, []
 
 
@@ -167,12 +192,15 @@ def _full(tuner: Typed, where: str) -> Problem:
     return _problem(
         "E382",
         "tuner_type",
-        f"tuner_type is full ({tuner.source}), and adapters is {where}.",
-        "ms-swift would ignore the adapter here and train all weights of the base model.",
-        Fix(text="go on training the adapter", edits={"tuner_type": "lora"}),
+        tr("tuner_type is full ({source}), and adapters is {where}.", source=tuner.source, where=where),
+        tr("ms-swift would ignore the adapter here and train all weights of the base model."),
+        Fix(text=tr("go on training the adapter"), edits={"tuner_type": "lora"}),
         Fix(
-            text=f"train all weights of the merged model: `covey export {where} --merge`, then the directory "
-            "that it writes as --model, without --adapters"
+            text=tr(
+                "train all weights of the merged model: `covey export {where} --merge`, then "
+                "the directory that it writes as --model, without --adapters",
+                where=where,
+            )
         ),
     )
 
@@ -181,29 +209,40 @@ def _differs(name: str, own: Typed, value: Any, where: str) -> Problem:
     return _problem(
         "E382",
         name,
-        f"{name} is {_shown(own.value)} ({own.source}), but the adapter {where} has {_shown(value)}.",
+        tr(
+            "{name} is {shown} ({source}), but the adapter {where} has {shown2}.",
+            name=name,
+            shown=_shown(own.value),
+            source=own.source,
+            where=where,
+            shown2=_shown(value),
+        ),
         "",
-        Fix(text="keep the adapter's value", edits={name: value})
+        Fix(text=tr("keep the adapter's value"), edits={name: value})
         if value
-        else Fix(text=f"keep the adapter's value: leave out --{name}"),
+        else Fix(text=tr("keep the adapter's value: leave out --{name}", name=name)),
     )
 
 
 def _unusable(option: str, words: str, where: str, is_other: bool) -> Problem:
     if is_other:
-        merge = "merge it with peft (`merge_and_unload`), save the merged model, and give that as --model"
-        return _problem("E381", option, f"{words}.", "", Fix(text=merge))
-    files = "adapter_config.json and adapter_model.safetensors"
-    fixes = [Fix(text=f"give the directory of the adapter, which has {files}")]
+        merge = tr("merge it with peft (`merge_and_unload`), save the merged model, and give that as --model")
+        return _problem("E381", option, tr("{words}.", words=words), "", Fix(text=merge))
+    files = tr("adapter_config.json and adapter_model.safetensors")
+    fixes = [Fix(text=tr("give the directory of the adapter, which has {files}", files=files))]
     if "pickled" in words:
-        convert = (
+        convert = tr(
             'where you trust the file, write it anew beside it: `python -c "from peft import '
-            f"AutoPeftModelForCausalLM as M; M.from_pretrained('{where}').save_pretrained('{where}')\"`"
+            "AutoPeftModelForCausalLM as M; "
+            "M.from_pretrained('{where}').save_pretrained('{where}')\"`",
+            where=where,
         )
         fixes = [Fix(text=convert)]
     elif "not a directory" in words and where.count("/") == 1 and not where.startswith((".", "/", "~")):
-        fixes.insert(0, Fix(text=f"fetch it from its hub first: `hf download {where} --local-dir DIR`"))
-    return _problem("E380", option, f"{words}.", "", *fixes)
+        fixes.insert(
+            0, Fix(text=tr("fetch it from its hub first: `hf download {where} --local-dir DIR`", where=where))
+        )
+    return _problem("E380", option, tr("{words}.", words=words), "", *fixes)
 
 
 def _shown(value: Any) -> str:

@@ -14,6 +14,7 @@ from covey.config.values import FALSE_WORDS, TRUE_WORDS, Kind, UnfitError, coerc
 from covey.options.declare import Options
 from covey.options.schema import Config
 from covey.options.verbs import PLAN_WORDS
+from covey.texts import joined, tr
 from covey.types import Fix, Problem, Severity
 
 
@@ -84,30 +85,37 @@ class Layer:
 
     def lacks_value(self, option: str, source: str) -> None:
         """Say of a list that nothing stands behind it, as behind `--val_dataset $NAME` without that name."""
-        unfit = UnfitError(f"{option} takes {self.kind_of(option).words} and got nothing")
+        unfit = UnfitError(
+            tr("{option} takes {words} and got nothing", option=option, words=self.kind_of(option).words)
+        )
         self.named.add(option)
         self.problems.append(self._unfit(option, [], source, unfit))
 
     def _unknown(self, known: Name, value: Any, source: str) -> Problem:
         """Return the problem of a name nobody knows, with the nearest option."""
-        listing = Fix(text=f"`covey {self.verb} --help` lists every option")
+        listing = Fix(text=tr("`covey {verb} --help` lists every option", verb=self.verb))
         near = known.nearest
         fixes: tuple[Fix, ...] = (listing,)
         if near is not None:
             try:
                 edits = {near: coerce(near, value, self.declares)}
-                fixes = (Fix(text=f"the option is called {near}", edits=edits), listing)
+                fixes = (Fix(text=tr("the option is called {near}", near=near), edits=edits), listing)
             except UnfitError:
                 takes = self.kind_of(near).words
-                fixes = (Fix(text=f"the option is called --{near} and takes {takes}"), listing)
+                fixes = (
+                    Fix(text=tr("the option is called --{near} and takes {takes}", near=near, takes=takes)),
+                    listing,
+                )
         return Problem(
             code="E101",
             option=known.typed,
-            seen=f"covey has no option {known.typed} ({source}).",
-            why="Ignoring it would train with a value that nobody asked for."
+            seen=tr("covey has no option {typed} ({source}).", typed=known.typed, source=source),
+            why=tr("Ignoring it would train with a value that nobody asked for.")
             if self.declares is Config
-            else "Ignoring it would do something else than what was typed.",
-            cause="No option has a name like it." if near is None else f"The nearest option is {near}.",
+            else tr("Ignoring it would do something else than what was typed."),
+            cause=tr("No option has a name like it.")
+            if near is None
+            else tr("The nearest option is {near}.", near=near),
             fixes=fixes,
         )
 
@@ -116,17 +124,17 @@ class Layer:
         if unfit.choice:
             word = value[0] if isinstance(value, list | tuple) and value else value
             choice = nearest(str(word), kind.choices, cutoff=0.0) or kind.choices[0]
-            fix = Fix(text=f"the nearest of its values is {choice}", edits={option: choice})
+            fix = Fix(text=tr("the nearest of its values is {choice}", choice=choice), edits={option: choice})
         elif default is not None:
-            text = f"it takes {kind.words}; its default is {default}"
+            text = tr("it takes {words}; its default is {default}", words=kind.words, default=default)
             fix = Fix(text=text, edits={option: default})
         else:
-            fix = Fix(text=f"--{option} takes {kind.words}")
+            fix = Fix(text=tr("--{option} takes {words}", option=option, words=kind.words))
         return Problem(
             code="E104" if unfit.choice else "E103",
             option=option,
-            seen=f"{unfit} ({source}).",
-            why="There is no such setting to run with.",
+            seen=tr("{unfit} ({source}).", unfit=unfit, source=source),
+            why=tr("There is no such setting to run with."),
             cause=_cause(value),
             fixes=(fix,),
         )
@@ -143,21 +151,23 @@ def take_mapping(options: Mapping[str, Any], source: str) -> Layer:
     seen: dict[str, str] = {}
     for name, value in options.items():
         spelled = seen.setdefault(normalise(str(name)), str(name))
-        layer.take(spelled, value, source if spelled == name else f"{source} {name}")
+        layer.take(
+            spelled, value, source if spelled == name else tr("{source} {name}", source=source, name=name)
+        )
     return layer
 
 
 def refused(known: Name, source: str) -> Problem:
     """Return the problem of a name that another tool or a later version has."""
     instead = instead_of(known.typed)
-    rest = f" and type {instead}" if instead else "; nothing takes its place"
+    rest = tr(" and type {instead}", instead=instead) if instead else tr("; nothing takes its place")
     return Problem(
         code="E102",
         option=known.typed,
-        seen=f"This version of covey has no option {known.typed} ({source}).",
+        seen=tr("This version of covey has no option {typed} ({source}).", typed=known.typed, source=source),
         why=known.refused or "",
-        cause="The command comes from TRL, from ms-swift or from another version of covey.",
-        fixes=(Fix(text=f"leave out --{known.typed}{rest}"),),
+        cause=tr("The command comes from TRL, from ms-swift or from another version of covey."),
+        fixes=(Fix(text=tr("leave out --{typed}{rest}", typed=known.typed, rest=rest)),),
     )
 
 
@@ -167,16 +177,30 @@ def _of_plan(name: str, value: Any, source: str) -> Problem:
     # The source of a file is its path, a colon and the key.
     path, colon, _ = source.rpartition(": ")
     if not colon:
-        cause = "A command of `covey plan`, typed for another verb."
-        fixes = (Fix(text=f"`covey plan ... --{name}`"), Fix(text=f"leave out --{name}"))
+        cause = tr("A command of `covey plan`, typed for another verb.")
+        fixes = (
+            Fix(text=tr("`covey plan ... --{name}`", name=name)),
+            Fix(text=tr("leave out --{name}", name=name)),
+        )
     else:
-        cause = "A file says what a run does, and `covey train` does it on the machine that it is started on."
+        cause = tr(
+            "A file says what a run does, and `covey train` does it on the machine that it is started on."
+        )
         word = "" if value is True else f" {value}"
-        fixes = (Fix(text=f"take it out of the file, and type `covey plan {path} --{name}{word}`"),)
+        fixes = (
+            Fix(
+                text=tr(
+                    "take it out of the file, and type `covey plan {path} --{name}{word}`",
+                    path=path,
+                    name=name,
+                    word=word,
+                )
+            ),
+        )
     return Problem(
         code="E212",
         option=name,
-        seen=f"{name} ({source}) is a word of `covey plan` alone.",
+        seen=tr("{name} ({source}) is a word of `covey plan` alone.", name=name, source=source),
         why=CODES["E212"].why,
         cause=cause,
         fixes=fixes,
@@ -192,10 +216,10 @@ def _other_method(value: Any, source: str) -> list[Problem]:
         Problem(
             code="E114",
             option="rlhf_type",
-            seen=f"rlhf_type is {word or 'not said'} ({source}).",
+            seen=tr("rlhf_type is {word} ({source}).", word=word or tr("not said"), source=source),
             why=CODES["E114"].why,
-            cause="A command for another method of ms-swift.",
-            fixes=(Fix(text="GRPO: `covey rlhf --rlhf_type grpo ...`"),),
+            cause=tr("A command for another method of ms-swift."),
+            fixes=(Fix(text=tr("GRPO: `covey rlhf --rlhf_type grpo ...`")),),
         )
     ]
 
@@ -212,17 +236,30 @@ def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
         return Problem(
             code="W108",
             option=name,
-            seen=f"{name} {word} ({source}) changes nothing.",
+            seen=tr("{name} {word} ({source}) changes nothing.", name=name, word=word, source=source),
             why=moot.words,
             severity=Severity.NOTE,
         )
     return Problem(
         code="E102",
         option=name,
-        seen=f"{name} {word} ({source}) is nothing that this version can do.",
+        seen=tr(
+            "{name} {word} ({source}) is nothing that this version can do.",
+            name=name,
+            word=word,
+            source=source,
+        ),
         why=moot.words,
-        cause="The command comes from TRL, from ms-swift or from another version of covey.",
-        fixes=(Fix(text=f"leave out --{name}; it is {' or '.join(moot.values)} here"),),
+        cause=tr("The command comes from TRL, from ms-swift or from another version of covey."),
+        fixes=(
+            Fix(
+                text=tr(
+                    "leave out --{name}; it is {values} here",
+                    name=name,
+                    values=joined(tr(" or "), moot.values),
+                )
+            ),
+        ),
     )
 
 
@@ -238,18 +275,28 @@ def _is_same(word: str, value: str) -> bool:
 
 def _cause(value: Any) -> str:
     if value is None or value in ([], ()):
-        return "The option stands without a value."
-    return "A typing error, or the spelling of another tool."
+        return tr("The option stands without a value.")
+    return tr("A typing error, or the spelling of another tool.")
 
 
 def _twice(option: str, old: Typed, new: Typed) -> Problem:
     return Problem(
         code="E106",
         option=option,
-        seen=f"{option} is {old.value} ({old.source}) and {new.value} ({new.source}).",
-        why="Both are names of the same option, and only one value can hold.",
-        cause="A command put together from two sources.",
-        fixes=tuple(Fix(text=f"keep the one from {t.source}", edits={option: t.value}) for t in (old, new)),
+        seen=tr(
+            "{option} is {value} ({source}) and {value2} ({source2}).",
+            option=option,
+            value=old.value,
+            source=old.source,
+            value2=new.value,
+            source2=new.source,
+        ),
+        why=tr("Both are names of the same option, and only one value can hold."),
+        cause=tr("A command put together from two sources."),
+        fixes=tuple(
+            Fix(text=tr("keep the one from {source}", source=t.source), edits={option: t.value})
+            for t in (old, new)
+        ),
     )
 
 
@@ -258,17 +305,17 @@ def stray(words: Sequence[str], after: str, verb: str = "train") -> Problem:
     shown = " ".join(words)
     is_file = words[0].lower().endswith((".yaml", ".yml"))
     fix = (
-        f"put it first: `covey {verb} {words[0]} --option value`"
+        tr("put it first: `covey {verb} {words} --option value`", verb=verb, words=words[0])
         if is_file
-        else f"leave out `{shown}`, or quote it"
+        else tr("leave out `{shown}`, or quote it", shown=shown)
     )
     return Problem(
         code="E108",
         option=after,
-        seen=f"`{shown}` after {after} belongs to no option.",
-        why="A word that is ignored may have been an option.",
-        cause="A configuration file stands before the options."
+        seen=tr("`{shown}` after {after} belongs to no option.", shown=shown, after=after),
+        why=tr("A word that is ignored may have been an option."),
+        cause=tr("A configuration file stands before the options.")
         if is_file
-        else "A value too many, or quotes lost.",
+        else tr("A value too many, or quotes lost."),
         fixes=(Fix(text=fix),),
     )

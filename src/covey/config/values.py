@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from covey.options.declare import Options, fields_of
 from covey.options.schema import FACTS, Config
+from covey.texts import tr
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
@@ -51,18 +52,18 @@ class Kind:
     def words(self) -> str:
         """The kind in words, as a message says it."""
         one = {
-            "bool": "true or false",
-            "int": "a whole number",
-            "float": "a number",
-            "str": "text",
-            "choice": "one of " + ", ".join(self.choices),
-            "rollout_log": "all, none or a whole number",
-            "json": 'a JSON object such as \'{"name": "value"}\'',
+            "bool": tr("true or false"),
+            "int": tr("a whole number"),
+            "float": tr("a number"),
+            "str": tr("text"),
+            "choice": tr("one of {choices}", choices=", ".join(self.choices)),
+            "rollout_log": tr("all, none or a whole number"),
+            "json": tr("a JSON object such as {example}", example='\'{"name": "value"}\''),
         }[self.base]
         if not self.many:
             return one
-        return {"str": "one or more words", "float": "one or more numbers"}.get(
-            self.base, f"one or more, each {one}"
+        return {"str": tr("one or more words"), "float": tr("one or more numbers")}.get(
+            self.base, tr("one or more, each {one}", one=one)
         )
 
     @property
@@ -121,9 +122,16 @@ def coerce(name: str, value: Any, declares: type[Options] = Config) -> Any:
         return [_one(name, kind, word) for word in words]
     if isinstance(value, list | tuple):
         if not value:
-            raise UnfitError(f"{name} takes {kind.words} and got nothing")
+            raise UnfitError(tr("{name} takes {words} and got nothing", name=name, words=kind.words))
         if len(value) != 1:
-            raise UnfitError(f"{name} takes one value and got {len(value)}: {' '.join(map(str, value))}")
+            raise UnfitError(
+                tr(
+                    "{name} takes one value and got {num_value}: {value}",
+                    name=name,
+                    num_value=len(value),
+                    value=" ".join(map(str, value)),
+                )
+            )
         (value,) = value
     if kind.optional and (value is None or (isinstance(value, str) and value.lower() in NONE_WORDS)):
         return None
@@ -185,11 +193,23 @@ def _json(name: str, kind: Kind, value: Any) -> dict[str, Any] | None:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise UnfitError(f"{name} takes {kind.words}; {value!r} is none: {error}") from None
+            raise UnfitError(
+                tr(
+                    "{name} takes {words}; {value!r} is none: {error}",
+                    name=name,
+                    words=kind.words,
+                    value=value,
+                    error=error,
+                )
+            ) from None
     if not isinstance(value, Mapping):
-        raise UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+        raise UnfitError(
+            tr("{name} takes {words}, not {show}", name=name, words=kind.words, show=_show(value))
+        )
     if name == "columns" and not all(isinstance(new, str) and new for new in value.values()):
-        raise UnfitError(f"{name} takes the new name of each column as text, not {_show(value)}")
+        raise UnfitError(
+            tr("{name} takes the new name of each column as text, not {show}", name=name, show=_show(value))
+        )
     if name == "task_rewards":
         return {str(task): _names(name, task, rewards) for task, rewards in value.items()}
     return {str(key): item for key, item in value.items()}
@@ -199,7 +219,14 @@ def _names(name: str, task: Any, rewards: Any) -> list[str]:
     """The rewards of a task, as a list, or as one word with commas."""
     names = _parts(rewards) if isinstance(rewards, str) else rewards
     if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
-        raise UnfitError(f"{name} takes a list of rewards for each task, not {_show(rewards)} for {task}")
+        raise UnfitError(
+            tr(
+                "{name} takes a list of rewards for each task, not {show} for {task}",
+                name=name,
+                show=_show(rewards),
+                task=task,
+            )
+        )
     return list(names)
 
 
@@ -207,18 +234,30 @@ def _one(name: str, kind: Kind, value: Any) -> Any:
     if isinstance(value, Path):
         value = str(value)
     if value is None or isinstance(value, Mapping | list | tuple | set):
-        raise UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+        raise UnfitError(
+            tr("{name} takes {words}, not {show}", name=name, words=kind.words, show=_show(value))
+        )
     spelled = str(value).strip().lower()
     if spelled in SPELLINGS.get(name, {}):
         return SPELLINGS[name][spelled]
     if kind.base == "choice":
         if spelled not in kind.choices:
-            raise UnfitError(f"{name} is {value}; it takes {', '.join(kind.choices)}", choice=True)
+            raise UnfitError(
+                tr(
+                    "{name} is {value}; it takes {choices}",
+                    name=name,
+                    value=value,
+                    choices=", ".join(kind.choices),
+                ),
+                choice=True,
+            )
         return spelled
     if kind.base == "bool":
         return _bool(name, kind, value, spelled)
     if isinstance(value, bool):
-        raise UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+        raise UnfitError(
+            tr("{name} takes {words}, not {show}", name=name, words=kind.words, show=_show(value))
+        )
     if kind.base == "str":
         return _text(name, value)
     return _number(name, kind, value)
@@ -226,7 +265,9 @@ def _one(name: str, kind: Kind, value: Any) -> Any:
 
 def _bool(name: str, kind: Kind, value: Any, spelled: str) -> bool:
     if spelled not in TRUE_WORDS | FALSE_WORDS:
-        raise UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+        raise UnfitError(
+            tr("{name} takes {words}, not {show}", name=name, words=kind.words, show=_show(value))
+        )
     return spelled in TRUE_WORDS
 
 
@@ -235,12 +276,12 @@ def _text(name: str, value: Any) -> str:
         # White space counts here, and a shell hands \n on as two characters.
         return str(value).replace("\\n", "\n").replace("\\t", "\t")
     if not str(value).strip():
-        raise UnfitError(f"{name} is empty")
+        raise UnfitError(tr("{name} is empty", name=name))
     return str(value)
 
 
 def _number(name: str, kind: Kind, value: Any) -> int | float:
-    unfit = UnfitError(f"{name} takes {kind.words}, not {_show(value)}")
+    unfit = UnfitError(tr("{name} takes {words}, not {show}", name=name, words=kind.words, show=_show(value)))
     try:
         if kind.base != "float" and isinstance(value, str | int):
             return int(value)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from covey.config.adapters import is_adapter
+from covey.texts import tr
 
 _STATE = (
     *("trainer_state.json", "optimizer.pt", "optimizer.bin", "scheduler.pt", "rng_state.pth"),
@@ -40,9 +41,11 @@ def shards_of(directory: Path) -> tuple[str, str] | None:
     if next(directory.glob("global_step*/*_states.pt"), None) is not None:
         script = directory / "zero_to_fp32.py"
         tool = str(script) if script.is_file() else "-m deepspeed.utils.zero_to_fp32"
-        return "shards of DeepSpeed", f"python {tool} {directory} {out} --safe_serialization"
+        return tr("shards of DeepSpeed"), f"python {tool} {directory} {out} --safe_serialization"
     if (directory / _FSDP).is_dir():
-        return "shards of FSDP", f"accelerate merge-weights {directory / _FSDP} {out}"
+        return tr("shards of FSDP"), f"accelerate merge-weights {directory / _FSDP} {out}"
     if (directory / _MEGATRON).is_file():
-        return "shards of Megatron", f"swift export --mcore_model {directory} --to_hf true --output_dir {out}"
+        return tr(
+            "shards of Megatron"
+        ), f"swift export --mcore_model {directory} --to_hf true --output_dir {out}"
     return None

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from covey.data import modelscope
 from covey.data.errors import DataError, ModelError, one_line
+from covey.plan.reasons import DataFault
+from covey.texts import tr
 from covey.weight_files import INDEX, weight_map
 
 # The first question decides whether there is a network; nothing is retried before it is answered.
@@ -23,8 +25,18 @@ _SMALL = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("vocab.*", "merges.txt", "spiece.model", "sentencepiece*"),
 )
-_UNASKED = "the network was not to be used"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Why a hub says nothing, and whether that is what HF_HUB_OFFLINE asks for."""
+
+    words: str
+    is_asked_for: bool = False
+
+
+_UNASKED = Silence(tr("the network was not to be used"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +68,9 @@ def locate_model(
     sizes, silence = _listing(name, revision, offline)
     directory = _snapshot(name, revision, _SMALL, silence)
     if not (directory / "config.json").is_file() and not (directory / "adapter_config.json").is_file():
-        raise ModelError(
-            f"{name} has no config.json" if sizes is not None else _not_cached(name, silence, "config.json")
-        )
+        if sizes is None:
+            raise _not_cached(name, name, silence, "config.json")
+        raise ModelError(tr("{name} has no config.json", name=name), kind="no_config", subject=name)
     size = None
     if sizes is not None:
         known = [sizes.get(file) for file in _weight_files(name, directory, list(sizes))]
@@ -84,12 +96,12 @@ def fetch_weights(
     directory = _snapshot(name, files.revision, (*_SMALL, *weights), silence)
     missing = [file for file in weights if not (directory / file).is_file()]
     if missing:
-        raise ModelError(_not_cached(name, silence, ", ".join(missing[:3])))
+        raise _not_cached(name, name, silence, ", ".join(missing[:3]))
     return directory
 
 
-def silence_about(name: str, *, offline: bool) -> str:
-    """Why the hub cannot be asked for a data set; empty where it answers.
+def silence_about(name: str, *, offline: bool) -> Silence | None:
+    """Why the hub cannot be asked for a data set; None where it answers.
 
     DataError where it answers that there is no such data set.
     """
@@ -103,8 +115,8 @@ def silence_about(name: str, *, offline: bool) -> str:
     except (errors.HTTPError, OSError, ValueError) as error:
         if _is_no_answer(error):
             return _silence(error)
-        raise DataError(explain(error, name, kind="data set")) from error
-    return ""
+        raise DataError(explain(error, name, kind=tr("data set")), subject=name) from error
+    return None
 
 
 def cached_dataset(name: str) -> Path | None:
@@ -118,9 +130,10 @@ def cached_dataset(name: str) -> Path | None:
         return None
 
 
-def not_cached_dataset(name: str, silence: str) -> DataError:
+def not_cached_dataset(name: str, silence: Silence) -> DataError:
     """The error for a data set that is not in the cache and cannot be fetched."""
-    return DataError(_not_cached(name, silence))
+    kind: DataFault = "offline" if silence.is_asked_for else ""
+    return DataError(_not_in_cache(name, silence), kind=kind, subject=name)
 
 
 def http_error() -> type[Exception]:
@@ -150,20 +163,29 @@ def explain(error: Exception, name: str, *, kind: str, revision: str | None = No
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
     if isinstance(error, errors.GatedRepoError):
         page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'data set' else ''}{name}"
-        return (
-            f"{name} is gated ({status}): ask for access at {page}, then log in with `hf auth login` or "
-            "HF_TOKEN"
+        return tr(
+            "{name} is gated ({status}): ask for access at {page}, then log in with `hf auth "
+            "login` or HF_TOKEN",
+            name=name,
+            status=status,
+            page=page,
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name} has no revision {revision!r}"
+        return tr("{name} has no revision {revision!r}", name=name, revision=revision)
     if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"{name}: the hub knows no such {kind}, or it is private and not yours to read ({status}): check "
-            "the spelling, then log in with `hf auth login` or HF_TOKEN"
+        return tr(
+            "{name}: the hub knows no such {kind}, or it is private and not yours to read "
+            "({status}): check the spelling, then log in with `hf auth login` or HF_TOKEN",
+            name=name,
+            kind=kind,
+            status=status,
         )
     if status == 401:
-        return f"{name}: the hub did not accept the token (401): log in anew: `hf auth login`, HF_TOKEN"
-    return f"{name}: the hub answered: {one_line(error)}"
+        return tr(
+            "{name}: the hub did not accept the token (401): log in anew: `hf auth login`, HF_TOKEN",
+            name=name,
+        )
+    return tr("{name}: the hub answered: {one_line}", name=name, one_line=one_line(error))
 
 
 def _is_local(name: str) -> bool:
@@ -176,11 +198,14 @@ def _hub_id(name: str, use_hf: bool) -> tuple[str, str]:
         if name.startswith(f"{prefix}::"):
             hub, name = prefix, name.removeprefix(f"{prefix}::")
     if name.startswith((".", "/", "~")) or not _ID.fullmatch(name):
-        raise ModelError(f"{name} is neither a directory here nor the id of a model (owner/name)")
+        words = tr("{name} is neither a directory here nor the id of a model (owner/name)", name=name)
+        raise ModelError(words, subject=name)
     return hub, name
 
 
-def _listing(name: str, revision: str | None, offline: bool) -> tuple[Mapping[str, int | None] | None, str]:
+def _listing(
+    name: str, revision: str | None, offline: bool
+) -> tuple[Mapping[str, int | None] | None, Silence | None]:
     """Sizes of the files of a model on the hub, or None and why the hub says nothing."""
     import huggingface_hub
     from huggingface_hub import errors
@@ -194,16 +219,17 @@ def _listing(name: str, revision: str | None, offline: bool) -> tuple[Mapping[st
     except (errors.HTTPError, OSError, ValueError) as error:
         if _is_no_answer(error):
             return None, _silence(error)
-        raise ModelError(explain(error, name, kind="model", revision=revision)) from error
-    return {file.rfilename: file.size for file in info.siblings or ()}, ""
+        raise ModelError(explain(error, name, kind="model", revision=revision), subject=name) from error
+    return {file.rfilename: file.size for file in info.siblings or ()}, None
 
 
-def _silence(error: Exception) -> str:
+def _silence(error: Exception) -> Silence:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    return f"{constants.ENDPOINT} does not answer: {one_line(error)}"
+        return Silence(tr("HF_HUB_OFFLINE is set"), is_asked_for=True)
+    one = one_line(error)
+    return Silence(tr("{endpoint} does not answer: {one_line}", endpoint=constants.ENDPOINT, one_line=one))
 
 
 def _is_no_answer(error: Exception) -> bool:
@@ -215,7 +241,7 @@ def _is_no_answer(error: Exception) -> bool:
     return isinstance(error, errors.HTTPError | OSError)
 
 
-def _snapshot(name: str, revision: str | None, patterns: Sequence[str], silence: str) -> Path:
+def _snapshot(name: str, revision: str | None, patterns: Sequence[str], silence: Silence | None) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -225,22 +251,33 @@ def _snapshot(name: str, revision: str | None, patterns: Sequence[str], silence:
             revision=revision,
             allow_patterns=list(patterns),
             ignore_patterns=["*/*"],
-            local_files_only=bool(silence),
+            local_files_only=silence is not None,
         )
     except errors.LocalEntryNotFoundError as error:
-        called = f"{name} at {revision}" if revision else name
-        raise ModelError(_not_cached(called, silence)) from error
+        called = tr("{name} at {revision}", name=name, revision=revision) if revision else name
+        raise _not_cached(name, called, silence) from error
     except (errors.HTTPError, OSError, ValueError) as error:
-        raise ModelError(explain(error, name, kind="model", revision=revision)) from error
+        raise ModelError(explain(error, name, kind="model", revision=revision), subject=name) from error
     return Path(directory)
 
 
-def _not_cached(name: str, silence: str, missing: str = "") -> str:
+def _not_cached(name: str, called: str, silence: Silence | None, missing: str = "") -> ModelError:
+    kind = "offline" if silence is not None and silence.is_asked_for else ""
+    return ModelError(_not_in_cache(called, silence, missing), kind=kind, subject=name)
+
+
+def _not_in_cache(name: str, silence: Silence | None, missing: str = "") -> str:
     from huggingface_hub import constants
 
-    why = silence or "the download ended before it was whole"
-    part = f" ({missing} is missing)" if missing else ""
-    return f"{name} is not, or not whole, in the cache {constants.HF_HUB_CACHE}{part}, and {why}"
+    why = tr("the download ended before it was whole") if silence is None else silence.words
+    part = tr(" ({missing} is missing)", missing=missing) if missing else ""
+    return tr(
+        "{name} is not, or not whole, in the cache {hf_hub_cache}{part}, and {why}",
+        name=name,
+        hf_hub_cache=constants.HF_HUB_CACHE,
+        part=part,
+        why=why,
+    )
 
 
 def _weight_files(name: str, directory: Path, there: Sequence[str]) -> list[str]:
@@ -254,11 +291,22 @@ def _weight_files(name: str, directory: Path, there: Sequence[str]) -> list[str]
         return own
     if "adapter_config.json" in there:
         raise ModelError(
-            f"{name} is an adapter, not a model: give its base as --model, and as --adapters the directory "
-            "that `hf download` writes it to"
+            tr(
+                "{name} is an adapter, not a model: give its base as --model, and as --adapters the "
+                "directory that `hf download` writes it to",
+                name=name,
+            ),
+            kind="adapter",
+            subject=name,
         )
     if any(f.endswith(_PICKLES) for f in there):
         raise ModelError(
-            f"{name} has only pickled weights, which can run code and are not read: convert to safetensors"
+            tr(
+                "{name} has only pickled weights, which can run code and are not read: convert to "
+                "safetensors",
+                name=name,
+            ),
+            subject=name,
         )
-    raise ModelError(f"{name} has no weights: no .safetensors file is in it")
+    words = tr("{name} has no weights: no .safetensors file is in it", name=name)
+    raise ModelError(words, kind="no_weights", subject=name)

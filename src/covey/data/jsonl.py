@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from covey.data.errors import DataError
+from covey.data.errors import DataError, in_file
+from covey.texts import tr
 
 # A backslash, a whole pair, or half of one, which is the group.
 _SURROGATES = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)")
@@ -27,7 +28,12 @@ def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 if line.strip():
                     yield _row(path, number, line)
     except (EOFError, zlib.error, OSError) as error:
-        raise DataError(f"{path} could not be read after line {number}: {error}") from error
+        raise DataError(
+            tr(
+                "{path} could not be read after line {number}: {error}", path=path, number=number, error=error
+            ),
+            subject=path,
+        ) from error
 
 
 def iter_json(path: Path) -> Iterator[dict[str, Any]]:
@@ -35,17 +41,23 @@ def iter_json(path: Path) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"{path} could not be read: {error}") from error
+        raise DataError(
+            tr("{path} could not be read: {error}", path=path, error=error), subject=path
+        ) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text: {error}") from error
+        words = tr("{path} is no UTF-8 text: {error}", path=path, error=error)
+        raise DataError(words, kind="encoding", subject=path) from error
     number = 0
     try:
         for number, row in enumerate(_values(text), start=1):
             if not isinstance(row, dict):
-                raise DataError(f"{path}, row {number}: a row is a JSON object, not {type(row).__name__}")
+                name = type(row).__name__
+                words = tr("row {number}: a row is a JSON object, not {name}", number=number, name=name)
+                raise in_file(path, words)
             yield row
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno}: {error.msg}") from error
+        words = tr("line {number}: {msg}", number=error.lineno, msg=error.msg)
+        raise in_file(path, words, kind="line", line=error.lineno) from error
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -72,7 +84,8 @@ def refuse_lone_surrogates(directory: Path) -> None:
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
                     if any(half for half in _SURROGATES.findall(line)):
-                        raise DataError(f"{path}, line {number}: holds half of a surrogate pair")
+                        words = tr("line {number}: holds half of a surrogate pair", number=number)
+                        raise in_file(path, words, kind="surrogate")
 
 
 def other_encoding(path: Path) -> str | None:
@@ -94,9 +107,13 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {number}: {error.msg}") from error
+        words = tr("line {number}: {msg}", number=number, msg=error.msg)
+        raise in_file(path, words, kind="line", line=number) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}, line {number}: the bytes are no UTF-8 text") from error
+        words = tr("line {number}: the bytes are no UTF-8 text", number=number)
+        raise in_file(path, words, kind="encoding") from error
     if not isinstance(row, dict):
-        raise DataError(f"{path}, line {number}: a row is a JSON object, not {type(row).__name__}")
+        name = type(row).__name__
+        words = tr("line {number}: a row is a JSON object, not {name}", number=number, name=name)
+        raise in_file(path, words, kind="line", line=number)
     return row

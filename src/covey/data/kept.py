@@ -10,6 +10,7 @@ from typing import Any
 from covey.data.errors import RowFault, TemplateError
 from covey.data.messages import Message, tool_name
 from covey.data.text import TextCodec
+from covey.texts import tr
 
 # Templates may leave out what an assistant thought in earlier turns; the rest of the turn follows these.
 _THOUGHTS_END = re.compile(
@@ -39,10 +40,17 @@ class KeptCheck:
             if number in lost or not _is_written(message, words):
                 said = " ".join((message["content"] or "").split())
                 shown = said if len(said) <= _SHOWN else f"{said[:_SHOWN]} ..."
-                raise RowFault("lost", f"{message['role']} message {shown!r}")
+                detail = tr("{role} message {shown!r}", role=message["role"], shown=shown)
+                raise RowFault("lost", detail, message["role"])
             for index, call in enumerate(message.get("tool_calls") or ()):
                 if (number, index) in lost or tool_name(call) not in text:
-                    raise RowFault("lost", f"call of the tool {tool_name(call)} in a turn of the assistant")
+                    raise RowFault(
+                        "lost",
+                        tr(
+                            "call of the tool {tool_name} in a turn of the assistant",
+                            tool_name=tool_name(call),
+                        ),
+                    )
         for tool in tools:
             if tool_name(tool) not in text:
                 raise RowFault("tools_lost", tool_name(tool))
@@ -68,7 +76,9 @@ class KeptCheck:
         self, messages: Sequence[Message], tools: Sequence[Message], kwargs: Mapping[str, Any]
     ) -> frozenset[int | tuple[int, int]]:
         texts = {
-            n: f"covey asks for text {n}." for n, m in enumerate(messages) if (m["content"] or "").strip()
+            n: tr("covey asks for text {n}.", n=n)
+            for n, m in enumerate(messages)
+            if (m["content"] or "").strip()
         }
         # The name of a tool stands among the tools, too.
         calls = {

@@ -12,6 +12,7 @@ from typing import Any
 from covey.config.objects import STREAM, object_name
 from covey.data import tables
 from covey.data.errors import DataError
+from covey.texts import tr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,25 +38,45 @@ def live_rows(value: Any) -> LiveRows:
 def _all_rows(value: Any) -> list[dict[str, Any]]:
     if _is_of("datasets", "DatasetDict", value) or _is_of("datasets", "IterableDatasetDict", value):
         splits = ", ".join(map(str, value))
-        raise DataError(f"is a {type(value).__name__} with the splits {splits}; one of them is a data set")
+        raise DataError(
+            tr(
+                "is a {name} with the splits {splits}; one of them is a data set",
+                name=type(value).__name__,
+                splits=splits,
+            )
+        )
     if _is_of("pandas", "DataFrame", value):
         try:
             value = tables.of_frame(value)
         except (ValueError, TypeError) as error:
             # pyarrow's errors are of these kinds: a column whose cells have several types, say.
-            raise DataError(f"is a DataFrame that is no table: {str(error).splitlines()[0]}") from error
+            raise DataError(
+                tr("is a DataFrame that is no table: {splitlines}", splitlines=str(error).splitlines()[0])
+            ) from error
     if _is_of("datasets", "Dataset", value):
         return tables.rows_of(tables.plain(value), None)
     if not isinstance(value, list | tuple):
-        raise DataError(f"is of type {type(value).__name__}, which holds no rows that covey reads")
+        raise DataError(
+            tr("is of type {name}, which holds no rows that covey reads", name=type(value).__name__)
+        )
     for number, row in enumerate(value):
         if not isinstance(row, Mapping):
             raise DataError(
-                f"is a list with a {type(row).__name__} at position {number}, where a dict stands"
+                tr(
+                    "is a list with a {name} at position {number}, where a dict stands",
+                    name=type(row).__name__,
+                    number=number,
+                )
             )
         odd = next((key for key in row if not isinstance(key, str)), None)
         if odd is not None:
-            raise DataError(f"has a row at position {number} with the column {odd!r}, which is no text")
+            raise DataError(
+                tr(
+                    "has a row at position {number} with the column {odd!r}, which is no text",
+                    number=number,
+                    odd=odd,
+                )
+            )
     return [dict(row) for row in value]
 
 

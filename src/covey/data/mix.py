@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from covey.data.errors import DataError, nearest
+from covey.texts import tr
 
 Row = Mapping[str, Any]
 
@@ -40,24 +41,45 @@ def mix(
 def _check_probabilities(probabilities: Sequence[float], num_sources: int) -> None:
     if len(probabilities) != num_sources:
         raise DataError(
-            f"interleave_prob has {len(probabilities)} values for {num_sources} data sets: one each is needed"
+            tr(
+                "interleave_prob has {num_probabilities} values for {num_sources} data sets: one "
+                "each is needed",
+                num_probabilities=len(probabilities),
+                num_sources=num_sources,
+            ),
+            option="interleave_prob",
         )
     if not all(math.isfinite(p) and p >= 0 for p in probabilities):
-        raise DataError(f"interleave_prob holds probabilities, from 0 to 1: {list(probabilities)}")
+        raise DataError(
+            tr(
+                "interleave_prob holds probabilities, from 0 to 1: {probabilities}",
+                probabilities=list(probabilities),
+            ),
+            option="interleave_prob",
+        )
     total = math.fsum(probabilities)
     if abs(total - 1) > 1e-6:
-        raise DataError(f"interleave_prob adds up to {total:g}, not 1")
+        words = tr("interleave_prob adds up to {total:g}, not 1", total=total)
+        raise DataError(words, option="interleave_prob")
 
 
 def split_rows(rows: Sequence[Row], ratio: float, *, seed: int) -> tuple[list[Row], list[Row]]:
     """Train and validation rows: a share `ratio` of them, at least one, chosen by `seed`; both in their old
     order."""
     if not 0 <= ratio < 1:
-        raise DataError(f"split_dataset_ratio is {ratio:g}: it is a share from 0 to below 1")
+        words = tr("split_dataset_ratio is {ratio:g}: it is a share from 0 to below 1", ratio=ratio)
+        raise DataError(words, option="split_dataset_ratio")
     if ratio == 0:
         return list(rows), []
     if len(rows) < 2:
-        raise DataError(f"split_dataset_ratio is {ratio:g}, and of {len(rows)} rows none can be held out")
+        raise DataError(
+            tr(
+                "split_dataset_ratio is {ratio:g}, and of {num_rows} rows none can be held out",
+                ratio=ratio,
+                num_rows=len(rows),
+            ),
+            option="split_dataset_ratio",
+        )
     size = min(max(1, round(len(rows) * ratio)), len(rows) - 1)
     chosen = np.random.Generator(np.random.PCG64(seed)).choice(len(rows), size, replace=False)
     held = {int(i) for i in chosen}
@@ -77,8 +99,13 @@ def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
     for old in names:
         if rows and old not in there:
             raise DataError(
-                f"columns renames {old!r}, which no row has{nearest(old, there)}; there are: "
-                f"{', '.join(sorted(there))}"
+                tr(
+                    "columns renames {old!r}, which no row has{nearest}; there are: {there}",
+                    old=old,
+                    nearest=nearest(old, there),
+                    there=", ".join(sorted(there)),
+                ),
+                option="columns",
             )
     return [_renamed(row, number, names) for number, row in enumerate(rows)]
 
@@ -91,7 +118,13 @@ def _renamed(row: Row, number: int, names: Mapping[str, str]) -> Row:
             if value is None:
                 continue
             raise DataError(
-                f"columns makes two columns {new!r} of row {number}, which holds {', '.join(row)}"
+                tr(
+                    "columns makes two columns {new!r} of row {number}, which holds {row}",
+                    new=new,
+                    number=number,
+                    row=", ".join(row),
+                ),
+                option="columns",
             )
         renamed[new] = value
     return renamed

@@ -14,6 +14,7 @@ from typing import Any
 from covey.config.quantization import stored_options
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
+from covey.texts import tr
 from covey.weight_files import INDEX, WHOLE, DamagedFileError, stored_tensors, weight_files
 
 _OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
@@ -29,14 +30,16 @@ _NAMES = re.compile(r'"([\w.-]+)"\s*[,:]\s*"\w+Config"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProblem:
-    """Why a directory is no model that can be trained: a `kind` to tell cases apart, and the words for
-    people."""
+    """Why a directory is no model that can be trained: a `kind` to tell cases apart, the words for people,
+    the rest of their sentence, which says what to do, and the command that does it."""
 
     kind: str
     words: str
+    advice: str = ""
+    command: str = ""
 
     def __str__(self) -> str:
-        return self.words
+        return tr("{words}{advice}", words=self.words, advice=self.advice) if self.advice else self.words
 
 
 def model_problem(
@@ -44,10 +47,11 @@ def model_problem(
 ) -> ModelProblem | None:
     """Why a directory is no model that can be trained, or None.
 
-    Kinds: not_a_directory, adapter, no_config, bad_config, remote_code, unknown_model_type, vision,
-    encoder_decoder, not_causal, quantized, slow_tokenizer, no_tokenizer, missing_shards, damaged,
-    shards, pickled_weights, no_weights. With `with_weights` false, as for a model located on a hub, the last
-    five are not asked. Weights that bitsandbytes has packed are none of them where `takes_packed`.
+    Kinds: not_a_directory, adapter, no_config, bad_config, remote_code, no_model_type, unknown_model_type,
+    vision, encoder_decoder, not_causal, quantized, slow_tokenizer, no_tokenizer, missing_shards, damaged,
+    shards, pickled_weights, unread_weights, no_weights. With `with_weights` false, as for a model located on
+    a hub, the last six are not asked. Weights that bitsandbytes has packed are none of them where
+    `takes_packed`.
     """
     asks = partial(_architecture_problem, takes_packed=takes_packed)
     return _problem(directory, asks, with_weights=with_weights)
@@ -64,7 +68,9 @@ _Asks = Callable[[Path, Mapping[str, Any]], ModelProblem | None]
 
 def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool) -> ModelProblem | None:
     if not directory.is_dir():
-        return ModelProblem(kind="not_a_directory", words=f"{directory} is not a directory")
+        return ModelProblem(
+            kind="not_a_directory", words=tr("{directory} is not a directory", directory=directory)
+        )
     if not (directory / "config.json").is_file():
         return _without_config(directory)
     for name in _OBJECTS:
@@ -72,9 +78,11 @@ def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool
         try:
             is_live = not path.is_file() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
         except ValueError as error:
-            return ModelProblem(kind="bad_config", words=f"{path} is no JSON: {error}")
+            return ModelProblem(
+                kind="bad_config", words=tr("{path} is no JSON: {error}", path=path, error=error)
+            )
         if not is_live:
-            return ModelProblem(kind="bad_config", words=f"{path} is no JSON object")
+            return ModelProblem(kind="bad_config", words=tr("{path} is no JSON object", path=path))
     config = read_json(directory / "config.json")
     fault = _model_type_problem(directory, config) or architecture_problem(directory, config)
     fault = fault or _tokenizer_problem(directory)
@@ -121,19 +129,25 @@ def _without_config(directory: Path) -> ModelProblem:
         base = _base_of(directory)
         return ModelProblem(
             kind="adapter",
-            words=f"{directory} is an adapter of {base}, not a model: give {base} as --model, or merge the "
-            "two with `covey export --merge`",
+            words=tr(
+                "{directory} is an adapter of {base}, not a model: give {base} as --model, or "
+                "merge the two with `covey export --merge`",
+                directory=directory,
+                base=base,
+            ),
         )
     if (shards := _shards_problem(directory)) is not None:
         return shards
-    return ModelProblem(kind="no_config", words=f"{directory} has no config.json")
+    return ModelProblem(kind="no_config", words=tr("{directory} has no config.json", directory=directory))
 
 
 def _base_of(directory: Path) -> str:
     try:
-        return str(read_json(directory / "adapter_config.json").get("base_model_name_or_path") or "its base")
+        return str(
+            read_json(directory / "adapter_config.json").get("base_model_name_or_path") or tr("its base")
+        )
     except ValueError:
-        return "its base"
+        return tr("its base")
 
 
 def _model_type_problem(directory: Path, config: Mapping[str, Any]) -> ModelProblem | None:
@@ -143,15 +157,28 @@ def _model_type_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
     if "auto_map" in config:
         return ModelProblem(
             kind="remote_code",
-            words=f"{directory} is a model whose code comes with it (auto_map of config.json), and covey "
-            "runs no such code: take a model that transformers knows by itself",
+            words=tr(
+                "{directory} is a model whose code comes with it (auto_map of config.json)",
+                directory=directory,
+            ),
+            advice=tr(
+                ", and covey runs no such code: take a model that transformers knows by itself",
+            ),
         )
     if not isinstance(name, str):
-        return ModelProblem(kind="unknown_model_type", words=f"{directory}/config.json names no model_type")
+        return ModelProblem(
+            kind="no_model_type",
+            words=tr("{directory}/config.json names no model_type", directory=directory),
+        )
     return ModelProblem(
         kind="unknown_model_type",
-        words=f"{directory}/config.json has model_type {name!r}, which the installed transformers does not "
-        f"know{nearest(name, sorted(known))}: a newer transformers may (pip install -U transformers)",
+        words=tr(
+            "{directory}/config.json has model_type {name!r}, which the installed transformers "
+            "does not know{nearest}: a newer transformers may (pip install -U transformers)",
+            directory=directory,
+            name=name,
+            nearest=nearest(name, sorted(known)),
+        ),
     )
 
 
@@ -162,26 +189,42 @@ def _architecture_problem(
     if media:
         return ModelProblem(
             kind="vision",
-            words=f"{directory} is a model of images or sound ({', '.join(media[:3])} in config.json), and "
-            "this version trains on text only",
+            words=tr(
+                "{directory} is a model of images or sound ({media} in config.json), and this "
+                "version trains on text only",
+                directory=directory,
+                media=", ".join(media[:3]),
+            ),
         )
     if config.get("is_encoder_decoder"):
         return ModelProblem(
             kind="encoder_decoder",
-            words=f"{directory} is an encoder with a decoder ({config.get('model_type')}), and only models "
-            "that are a decoder alone are trained",
+            words=tr(
+                "{directory} is an encoder with a decoder ({config}), and only models that are "
+                "a decoder alone are trained",
+                directory=directory,
+                config=config.get("model_type"),
+            ),
         )
     names = config.get("architectures") or []
     if names and not any(str(n).endswith(_CAUSAL) for n in names):
         return ModelProblem(
             kind="not_causal",
-            words=f"{directory} is a {names[0]}, which writes no text: a model that can be trained is a "
-            "…ForCausalLM",
+            words=tr(
+                "{directory} is a {names}, which writes no text: a model that can be trained "
+                "is a …ForCausalLM",
+                directory=directory,
+                names=names[0],
+            ),
         )
     is_taken = takes_packed and stored_options(config) is not None
     method = None if is_taken else quantization(config)
     if method is not None:
-        words = f"{directory} holds quantized weights: config.json has a quantization_config of {method}"
+        words = tr(
+            "{directory} holds quantized weights: config.json has a quantization_config of {method}",
+            directory=directory,
+            method=method,
+        )
         return ModelProblem(kind="quantized", words=words)
     return None
 
@@ -197,9 +240,11 @@ def quantization(config: Mapping[str, Any]) -> str | None:
             if isinstance(said, Mapping) and said:
                 widths = [n.removeprefix("load_in_") for n in ("load_in_4bit", "load_in_8bit") if said.get(n)]
                 bits = said.get("bits")
-                widths += [f"{bits} bits"] if isinstance(bits, int) else []
-                method = str(said.get("quant_method") or "an unnamed method")
-                return f"{method} ({', '.join(widths)})" if widths else method
+                widths += [tr("{bits} bits", bits=bits)] if isinstance(bits, int) else []
+                method = str(said.get("quant_method") or tr("an unnamed method"))
+                return (
+                    tr("{method} ({widths})", method=method, widths=", ".join(widths)) if widths else method
+                )
     return None
 
 
@@ -207,19 +252,34 @@ def _classifier_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
     names = [str(n) for n in config.get("architectures") or ["model that names no architecture"]]
     if any(n.endswith(_CAUSAL) for n in names):
         return ModelProblem(
-            kind="causal", words=f"{directory} is a {names[0]}, which writes text and gives no score"
+            kind="causal",
+            words=tr(
+                "{directory} is a {names}, which writes text and gives no score",
+                directory=directory,
+                names=names[0],
+            ),
         )
     if not any(n.endswith(_CLASSIFIER) for n in names):
         return ModelProblem(
             kind="not_classifier",
-            words=f"{directory} is a {names[0]}, and a reward model is a …{_CLASSIFIER} with one label",
+            words=tr(
+                "{directory} is a {names}, and a reward model is a …{classifier} with one label",
+                directory=directory,
+                names=names[0],
+                classifier=_CLASSIFIER,
+            ),
         )
     labels = config.get("id2label")
     count = len(labels) if isinstance(labels, dict) else config.get("num_labels", _USUAL_LABELS)
     if count != 1:
         return ModelProblem(
             kind="labels",
-            words=f"{directory} is a {names[0]} with {count} labels, and the reward is the logit of one",
+            words=tr(
+                "{directory} is a {names} with {count} labels, and the reward is the logit of one",
+                directory=directory,
+                names=names[0],
+                count=count,
+            ),
         )
     return None
 
@@ -229,11 +289,17 @@ def _tokenizer_problem(directory: Path) -> ModelProblem | None:
         return None
     slow = next((name for name in _SLOW_TOKENIZERS if (directory / name).is_file()), None)
     if slow is None:
-        return ModelProblem(kind="no_tokenizer", words=f"{directory} has no tokenizer.json")
+        return ModelProblem(
+            kind="no_tokenizer", words=tr("{directory} has no tokenizer.json", directory=directory)
+        )
     return ModelProblem(
         kind="slow_tokenizer",
-        words=f"{directory} has no tokenizer.json, only {slow}: write one with "
-        f"AutoTokenizer.from_pretrained('{directory}').save_pretrained('{directory}')",
+        words=tr(
+            "{directory} has no tokenizer.json, only {slow}: write one with "
+            "AutoTokenizer.from_pretrained('{directory}').save_pretrained('{directory}')",
+            directory=directory,
+            slow=slow,
+        ),
     )
 
 
@@ -247,7 +313,10 @@ def _weights_problem(directory: Path) -> ModelProblem | None:
             stored_tensors(directory)
             return None
     except DamagedFileError as error:
-        return ModelProblem(kind="damaged", words=f"the weights of {directory} are damaged: {error}")
+        return ModelProblem(
+            kind="damaged",
+            words=tr("the weights of {directory} are damaged: {error}", directory=directory, error=error),
+        )
     return _without_weights(directory)
 
 
@@ -262,19 +331,35 @@ def _without_weights(directory: Path) -> ModelProblem:
     if pickled:
         return ModelProblem(
             kind="pickled_weights",
-            words=f"{directory} has only pickled weights ({pickled[0]}), which can run code and are not "
-            f"read; convert to safetensors: AutoModelForCausalLM.from_pretrained('{directory}')"
-            f".save_pretrained('{directory}')",
+            words=tr(
+                "{directory} has only pickled weights ({pickled}), which can run code and are not read",
+                directory=directory,
+                pickled=pickled[0],
+            ),
+            advice=tr(
+                "; convert to safetensors: "
+                "AutoModelForCausalLM.from_pretrained('{directory}').save_pretrained('{directory}')",
+                directory=directory,
+            ),
         )
     others = sorted(p.name for pattern in ("*.safetensors", "*.gguf") for p in directory.glob(pattern))
     if others:
         return ModelProblem(
-            kind="no_weights",
-            words=f"{directory} has neither {WHOLE} nor {INDEX}, and what it has is not read: {others[0]}",
+            kind="unread_weights",
+            words=tr(
+                "{directory} has neither {whole} nor {index}, and what it has is not read: {others}",
+                directory=directory,
+                whole=WHOLE,
+                index=INDEX,
+                others=others[0],
+            ),
         )
     return ModelProblem(
         kind="no_weights",
-        words=f"{directory} has no .safetensors file, the only format of weights that is read",
+        words=tr(
+            "{directory} has no .safetensors file, the only format of weights that is read",
+            directory=directory,
+        ),
     )
 
 
@@ -285,13 +370,22 @@ def _shards_problem(directory: Path) -> ModelProblem | None:
     what, command = found
     return ModelProblem(
         kind="shards",
-        words=f"the weights in {directory} are stored only as {what}; convert them: {command}",
+        words=tr("the weights in {directory} are stored only as {what}", directory=directory, what=what),
+        advice=tr("; convert them: {command}", command=command),
+        command=command,
     )
 
 
 def _missing_shards(directory: Path, missing: list[str], count: int) -> ModelProblem:
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    more = tr(" and {num_missing} more", num_missing=len(missing) - 3) if len(missing) > 3 else ""
     return ModelProblem(
         kind="missing_shards",
-        words=f"{directory} lacks {len(missing)} of {count} files of weights: {', '.join(missing[:3])}{more}",
+        words=tr(
+            "{directory} lacks {num_missing} of {count} files of weights: {missing}{more}",
+            directory=directory,
+            num_missing=len(missing),
+            count=count,
+            missing=", ".join(missing[:3]),
+            more=more,
+        ),
     )

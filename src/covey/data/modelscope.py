@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from covey.data.errors import DataError, ModelError, one_line
+from covey.texts import tr
 
-_INSTALL = "ModelScope's client is not installed: pip install modelscope (or take it from Hugging Face: hf::"
+_INSTALL = tr(
+    "ModelScope's client is not installed: pip install modelscope (or take it from Hugging Face: hf::"
+)
 
 
 def dataset_directory(name: str, *, offline: bool) -> Path:
@@ -16,7 +19,7 @@ def dataset_directory(name: str, *, offline: bool) -> Path:
     try:
         return _snapshot(name, repo_type="dataset", local_files_only=offline)
     except ModelError as error:
-        raise DataError(str(error)) from error
+        raise DataError(str(error), subject=name) from error
 
 
 def model_directory(name: str, *, revision: str | None, allow_patterns: Sequence[str], offline: bool) -> Path:
@@ -34,10 +37,18 @@ def _snapshot(name: str, **options: Any) -> Path:
     try:
         from modelscope.hub.snapshot_download import snapshot_download
     except ImportError as error:
-        raise ModelError(f"{name}: {_INSTALL}{name})") from error
+        raise ModelError(tr("{name}: {install}{name})", name=name, install=_INSTALL), subject=name) from error
     # The client's error classes differ from release to release.
     try:
         return Path(snapshot_download(name, **options))
     except Exception as error:
-        where = "ModelScope's cache" if options["local_files_only"] else "ModelScope"
-        raise ModelError(f"{name} could not be had from {where}: {one_line(error)}") from error
+        where = tr("ModelScope's cache") if options["local_files_only"] else "ModelScope"
+        raise ModelError(
+            tr(
+                "{name} could not be had from {where}: {one_line}",
+                name=name,
+                where=where,
+                one_line=one_line(error),
+            ),
+            subject=name,
+        ) from error

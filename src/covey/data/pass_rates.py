@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.data.errors import DataError
+from covey.texts import tr
 from covey.types import Prompt, ScoredGroup, ScorePart, Status
 
 FILE = "pass_rates.jsonl"
@@ -89,7 +90,12 @@ def tallies_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Tally]:
     for number, line in enumerate(lines, start=1):
         key, rate, num = line.get("checksum"), rate_of(line.get("pass_rate")), line.get("samples", 1)
         if not isinstance(key, str) or rate is None or not isinstance(num, int) or num < 1:
-            raise DataError(f"line {number} has no checksum, no pass_rate from 0 to 1, or no samples above 0")
+            raise DataError(
+                tr(
+                    "line {number} has no checksum, no pass_rate from 0 to 1, or no samples above 0",
+                    number=number,
+                )
+            )
         tallies[key] = tallies.get(key, Tally(passed=0.0, num=0)) + Tally(passed=rate * num, num=num)
     return tallies
 

@@ -16,6 +16,7 @@ from covey.data.kept import KeptCheck
 from covey.data.messages import Message
 from covey.data.plain import is_encodable
 from covey.data.text import TextCodec
+from covey.texts import tr
 
 SYSTEM_PRESETS = {
     "r1": "You answer questions. First work the question through inside <think> and </think> tags, then give "
@@ -32,13 +33,14 @@ _OPENED = re.compile(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
     """A row's prompt text, or the reason why it has none and what stands there; `messages` is None where no
-    template made the text. `row` is what was read."""
+    template made the text. `row` is what was read, `role` that of a message that is lost."""
 
     row: ReadRow
     text: str = ""
     messages: tuple[Message, ...] | None = None
     reason: str = ""
     detail: str = ""
+    role: str = ""
 
 
 def system_text(value: str) -> str:
@@ -50,13 +52,16 @@ def system_text(value: str) -> str:
         try:
             value = Path(path).read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"system names the file {path}, which cannot be read as UTF-8: {error}"
-            ) from error
+            words = tr(
+                "system names the file {path}, which cannot be read as UTF-8: {error}", path=path, error=error
+            )
+            raise DataError(words, option="system") from error
     elif value.endswith((".txt", ".md")) and len(value.split()) == 1:
-        raise DataError(f"system names a file, {value}, which is not there")
+        words = tr("system names a file, {value}, which is not there", value=value)
+        raise DataError(words, option="system")
     if not is_encodable(value):
-        raise DataError("system holds half of a surrogate pair, which no tokenizer reads: type it anew")
+        words = tr("system holds half of a surrogate pair, which no tokenizer reads: type it anew")
+        raise DataError(words, option="system")
     return value
 
 
@@ -75,7 +80,7 @@ def render(
     try:
         check.check(text, read.messages, read.tools, kwargs)
     except RowFault as fault:
-        return Rendered(row=read, reason=fault.reason, detail=fault.detail)
+        return Rendered(row=read, reason=fault.reason, detail=fault.detail, role=fault.role)
     return Rendered(row=read, text=text, messages=read.messages)
 
 

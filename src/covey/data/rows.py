@@ -15,6 +15,7 @@ from covey.data.prompt import PROMPT_COLUMNS as PROMPT_COLUMNS
 from covey.data.prompt import Rendered, opened, render
 from covey.data.sources import read_rows as read_rows
 from covey.data.text import TextCodec
+from covey.texts import tr
 from covey.types import Origin, Prompt
 
 _CHUNK = 2_000
@@ -37,7 +38,8 @@ class PromptTable:
 
     The tokens of an entry are an array, 4 bytes a token instead of 36; `take` gives a tuple. Reasons are the
     keys of `plan/reasons.py`, as `no_prompt`, `too_long` or `role`. `left_out_rows` has the numbers of the
-    first rows of each, and `details` what stands in the first of them. `media_columns` are the
+    first rows of each, and `details` what stands in the first of them, `roles` the role of
+    a lost message there. `media_columns` are the
     columns with images, sound or video, `unread_columns` those with bytes, `unused_columns` those that a
     `prompt` string has no place for; `read_as` counts the rows that were read from other columns than covey's
     own form uses, by what was read, in words. `num_cut` are the prompts cut to `max_length`, `num_raw` those
@@ -50,6 +52,7 @@ class PromptTable:
     longest_in_data: int
     left_out_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
     media_columns: tuple[str, ...] = ()
     unread_columns: tuple[str, ...] = ()
     unused_columns: tuple[str, ...] = ()
@@ -110,6 +113,7 @@ def prompt_table(
         columns=tuple(sorted(columns)),
         longest_in_data=table.longest,
         details=table.details,
+        roles=table.roles,
         media_columns=tuple(sorted(table.media)),
         unread_columns=tuple(sorted(table.unread)),
         unused_columns=tuple(sorted(table.unused)),
@@ -126,6 +130,7 @@ class _TableBuilder:
         self.entries: list[Prompt] = []
         self.left_out: dict[str, list[int]] = {}
         self.details: dict[str, str] = {}
+        self.roles: dict[str, str] = {}
         self.media: set[str] = set()
         self.unread: set[str] = set()
         self.unused: set[str] = set()
@@ -151,6 +156,7 @@ class _TableBuilder:
         if reason:
             self.left_out.setdefault(reason, []).append(number)
             self.details.setdefault(reason, rendered.detail)
+            self.roles.setdefault(reason, rendered.role)
             return
         self.unused.update(rendered.row.unused)
         self.read_as.update(rendered.row.read_as)
@@ -186,7 +192,10 @@ def _render(
     try:
         return render(row, codec, check, system=options.system, is_raw=not options.apply_chat_template)
     except TemplateError as error:
-        raise TemplateError(f"row {number + 1}: {error}" if codec.chat_template else str(error)) from error
+        words = tr("row {number}: {error}", number=number + 1, error=error)
+        raise TemplateError(
+            words if codec.chat_template else str(error), kind=error.kind, names_option=error.names_option
+        ) from error
 
 
 def _encode(rendered: Sequence[Rendered], codec: TextCodec) -> list[tuple[int, ...]]:

@@ -16,6 +16,7 @@ from covey.config.objects import is_live
 from covey.data import jsonl, modelscope, tables
 from covey.data.errors import DataError
 from covey.data.live import LiveRows
+from covey.texts import tr
 
 _FILE_SUFFIXES = (*jsonl.SUFFIXES, *tables.FORMATS)
 _TEXTS = (".jsonl", ".gz", ".json", ".csv")
@@ -100,7 +101,12 @@ def load_source(
     table = _table(source, use_hf=use_hf, offline=offline)
     limit, size = source.limit, len(table)
     if limit is None or limit >= size:
-        note = f"{source.text} asks for {limit} rows and has {size}: all are taken"
+        note = tr(
+            "{text} asks for {limit} rows and has {size}: all are taken",
+            text=source.text,
+            limit=limit,
+            size=size,
+        )
         notes = (note,) if limit is not None and limit > size else ()
         return Loaded(rows=tables.rows_of(table, None), notes=notes)
     numbers = list(range(limit))
@@ -149,25 +155,32 @@ def _parts(text: str, rest: str) -> tuple[str, str | None, str | None, int | Non
     if mark and "/" not in tail:
         if not (tail.isascii() and tail.isdigit() and int(tail) > 0):
             raise DataError(
-                f"{text}: after # stands how many rows to take, a whole number above 0, not {tail!r}"
+                tr(
+                    "{text}: after # stands how many rows to take, a whole number above 0, not {tail!r}",
+                    text=text,
+                    tail=tail,
+                ),
+                subject=text,
             )
         rest, limit = path, int(tail)
     if not _exists(rest):
         path, mark, tail = rest.rpartition("@")
         if mark and "/" not in tail:
-            rest, split = path, _named(text, tail, "after @ stands a split, as in @train")
+            rest, split = path, _named(text, tail, tr("after @ stands a split, as in @train"))
     if not _exists(rest):
         path, mark, tail = rest.rpartition(":")
         if mark and "/" not in tail:
-            rest, subset = path, _named(text, tail, "after : stands a subset, as in openai/gsm8k:main")
+            rest, subset = path, _named(text, tail, tr("after : stands a subset, as in openai/gsm8k:main"))
     if not rest:
-        raise DataError(f"{text!r} names no data set: write a path, or an id as in openai/gsm8k")
+        words = tr("{text!r} names no data set: write a path, or an id as in openai/gsm8k", text=text)
+        raise DataError(words, subject=text)
     return rest, subset, split, limit
 
 
 def _named(text: str, part: str, words: str) -> str:
     if not part:
-        raise DataError(f"{text}: {words}, and nothing stands there")
+        said = tr("{text}: {words}, and nothing stands there", text=text, words=words)
+        raise DataError(said, subject=text)
     return part
 
 
@@ -175,7 +188,12 @@ def _on_hub(text: str, rest: str, hub: str, name: str | None) -> DataSource:
     path, subset, split, limit = _parts(text, rest)
     if not _HUB_ID.fullmatch(path):
         raise DataError(
-            f"{text}: {path!r} is neither a file or directory here nor the id of a data set (owner/name)"
+            tr(
+                "{text}: {path!r} is neither a file or directory here nor the id of a data set (owner/name)",
+                text=text,
+                path=path,
+            ),
+            subject=text,
         )
     known: Literal["hf", "ms", "any"] = "hf" if hub == "hf" else "ms" if hub == "ms" else "any"
     return DataSource(text=text, hub=known, path=path, subset=subset, split=split, limit=limit, name=name)
@@ -211,19 +229,36 @@ def _of_json(path: Path) -> Iterator[dict[str, Any]] | None:
 
 def _check_file(path: Path, subset: str | None, split: str | None) -> None:
     if not path.is_file():
-        raise DataError(f"{path} is not there")
+        raise DataError(tr("{path} is not there", path=path), subject=path)
     if subset or split:
         typed = f":{subset}" if subset else f"@{split}"
-        raise DataError(f"{path} is one file, which has no subsets or splits: leave {typed} out")
+        raise DataError(
+            tr(
+                "{path} is one file, which has no subsets or splits: leave {typed} out",
+                path=path,
+                typed=typed,
+            ),
+            kind="one_file",
+            subject=path,
+        )
     if not path.name.endswith(_FILE_SUFFIXES):
-        raise DataError(f"{path} is none of the formats that this version reads: {', '.join(_FILE_SUFFIXES)}")
+        raise DataError(
+            tr(
+                "{path} is none of the formats that this version reads: {file_suffixes}",
+                path=path,
+                file_suffixes=", ".join(_FILE_SUFFIXES),
+            ),
+            subject=path,
+        )
     if path.suffix in _TEXTS:
         try:
             encoding = jsonl.other_encoding(path)
         except (EOFError, OSError) as error:
-            raise DataError(f"{path} could not be read: {error}") from error
+            words = tr("{path} could not be read: {error}", path=path, error=error)
+            raise DataError(words, subject=path) from error
         if encoding is not None:
-            raise DataError(f"{path} is {encoding} text, not UTF-8")
+            words = tr("{path} is {encoding} text, not UTF-8", path=path, encoding=encoding)
+            raise DataError(words, kind="encoding", subject=path, encoding=encoding)
 
 
 def _stream(source: DataSource, *, use_hf: bool, offline: bool) -> Iterator[dict[str, Any]]:

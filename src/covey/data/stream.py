@@ -14,6 +14,7 @@ from covey.data.mix import rename_columns
 from covey.data.rows import PromptOptions, PromptTable, prompt_table
 from covey.data.text import TextCodec
 from covey.plan.reasons import REASONS, REFUSED
+from covey.texts import joined, tr
 from covey.types import Origin, Prompt
 
 BLOCK = 1_024
@@ -106,8 +107,15 @@ class PromptStream:
                 is_empty = False
                 yield prompt
             if is_empty:
-                reasons = ", ".join(f"{n} {reason}" for reason, n in self._left_out.items())
-                raise DataError(f"the stream has no usable prompt (left out: {reasons or 'it has no rows'})")
+                reasons = joined(
+                    ", ", [tr("{n} {reason}", n=n, reason=reason) for reason, n in self._left_out.items()]
+                )
+                raise DataError(
+                    tr(
+                        "the stream has no usable prompt (left out: {reasons})",
+                        reasons=reasons or tr("it has no rows"),
+                    )
+                )
             epoch += 1
 
     def _epoch(self, epoch: int) -> Iterator[Prompt]:
@@ -147,4 +155,11 @@ def _refuse(table: PromptTable) -> None:
     for reason, numbers in table.left_out_rows.items():
         if reason in REFUSED:
             detail = table.details.get(reason, "")
-            raise DataError(f"row {numbers[0] + 1} of the stream is refused, {REASONS[reason]}: {detail}")
+            raise DataError(
+                tr(
+                    "row {numbers} of the stream is refused, {reasons}: {detail}",
+                    numbers=numbers[0] + 1,
+                    reasons=REASONS[reason],
+                    detail=detail,
+                )
+            )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from covey.data import hub
 from covey.data.errors import DataError, nearest, one_line
 from covey.data.jsonl import refuse_lone_surrogates
+from covey.plan.reasons import DataFault
+from covey.texts import tr
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -74,9 +76,10 @@ def _refuse_other_separators(path: Path) -> None:
         return
     with path.open("rb") as file:
         first = file.readline(1 << 16)
-    for separator, name in ((b";", "';'"), (b"\t", "a tab"), (b"|", "'|'")):
+    for separator, name in ((b";", "';'"), (b"\t", tr("a tab")), (b"|", "'|'")):
         if separator in first and b"," not in first:
-            raise DataError(f"{path} separates its columns with {name}: write it with commas")
+            words = tr("{path} separates its columns with {name}: write it with commas", path=path, name=name)
+            raise DataError(words, subject=path)
 
 
 def load_directory(path: Path, subset: str | None, split: str | None, *, called: str) -> Dataset:
@@ -108,7 +111,7 @@ def stream_directory(
 def load_hub(name: str, subset: str | None, split: str | None, *, offline: bool) -> Dataset:
     """A data set of the hub, or its cached copy where there is no network."""
     silence = hub.silence_about(name, offline=offline)
-    if silence:
+    if silence is not None:
         return _cached(name, subset, split, silence)
     return _read(name, subset, split, lambda d: _load(d, **_named(name, subset, split)))
 
@@ -118,7 +121,7 @@ def stream_hub(
 ) -> Iterator[dict[str, Any]]:
     """Rows of a data set of the hub as they arrive; of its cached copy where there is no network."""
     silence = hub.silence_about(name, offline=offline)
-    if silence:
+    if silence is not None:
         return _rows(name, lambda _: _cached(name, subset, split, silence).to_iterable_dataset())
     return _rows(name, lambda d: _load(d, **_named(name, subset, split), streaming=True), subset, split)
 
@@ -143,7 +146,7 @@ def stream_live(dataset: Any) -> Iterator[dict[str, Any]]:
     return _rows("dataset", lambda _: dataset)
 
 
-def _cached(name: str, subset: str | None, split: str | None, silence: str) -> Dataset:
+def _cached(name: str, subset: str | None, split: str | None, silence: hub.Silence) -> Dataset:
     """The table that `datasets` made of it once, else the files that lie in the hub's cache."""
 
     def load(datasets: Any) -> Any:
@@ -181,10 +184,17 @@ def _saved(datasets: Any, path: Path, split: str | None, called: str) -> Any:
     loaded = datasets.load_from_disk(str(path))
     if not isinstance(loaded, datasets.DatasetDict):
         if split:
-            raise DataError(f"{called} is one table, which has no splits: leave @{split} out")
+            raise DataError(
+                tr(
+                    "{called} is one table, which has no splits: leave @{split} out",
+                    called=called,
+                    split=split,
+                ),
+                subject=called,
+            )
         return loaded
     if (split or "train") not in loaded:
-        raise DataError(_no_split(called, split, list(loaded)))
+        raise DataError(_no_split(called, split, list(loaded)), subject=called)
     return loaded[split or "train"]
 
 
@@ -202,7 +212,8 @@ def _read(called: str, subset: str | None, split: str | None, load: Callable[[An
         *(datasets.exceptions.DatasetsError, hub.http_error()),
         *(ValueError, OSError, RuntimeError, NotImplementedError, TypeError, KeyError),
     ) as error:
-        raise DataError(_explained(error, called, subset, split)) from error
+        words, kind = _explained(error, called, subset, split)
+        raise DataError(words, kind=kind, subject=called) from error
 
 
 def _rows(
@@ -250,24 +261,59 @@ def _no_network() -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE = before
 
 
-def _explained(error: Exception, called: str, subset: str | None, split: str | None) -> str:
+def _explained(error: Exception, called: str, subset: str | None, split: str | None) -> tuple[str, DataFault]:
+    """What `datasets` meant, and what kind of fault that is; it tells by its words alone."""
     words = one_line(error)
-    there = re.findall(r"['\"]([^'\"]+)['\"]", words.partition("[")[2])
     if kind := re.search(r"Arrow type (.+) does not have a datasets dtype", words):
-        return f"{called} cannot be read: {_column_of(kind[1], Path(called))} the Arrow type {kind[1]}"
+        said = tr(
+            "{called} cannot be read: {column_of} the Arrow type {kind}",
+            called=called,
+            column_of=_column_of(kind[1], Path(called)),
+            kind=kind[1],
+        )
+        return said, "arrow_type"
+    if (part := _no_such_part(words, called, subset, split)) is not None:
+        return part, ""
+    if isinstance(error.__cause__, UnicodeDecodeError) or isinstance(error, UnicodeDecodeError):
+        inner = one_line(error.__cause__ or error)
+        return tr("{called} is no UTF-8 text: {one_line}", called=called, one_line=inner), "encoding"
+    cause = one_line(error.__cause__) if error.__cause__ is not None else ""
+    said = tr(
+        "{called} could not be read: {words}{words2}",
+        called=called,
+        words=words,
+        words2=tr(" ({cause})", cause=cause) if cause and cause not in words else "",
+    )
+    return said, ""
+
+
+def _no_such_part(words: str, called: str, subset: str | None, split: str | None) -> str | None:
+    """What is said of a split, a subset or an access that is not there."""
+    there = re.findall(r"['\"]([^'\"]+)['\"]", words.partition("[")[2])
     if "Unknown split" in words or "Bad split" in words:
         return _no_split(called, split, there)
     if "Config name is missing" in words:
         first = there[0] if there else "NAME"
-        return f"{called} has subsets: write which, as in {called}:{first}; there are: {', '.join(there)}"
+        return tr(
+            "{called} has subsets: write which, as in {called}:{first}; there are: {there}",
+            called=called,
+            first=first,
+            there=", ".join(there),
+        )
     if subset and ("BuilderConfig" in words or "for config" in words):
-        return f"{called} has no subset {subset}{nearest(subset, there)}; there are: {', '.join(there)}"
+        return tr(
+            "{called} has no subset {subset}{nearest}; there are: {there}",
+            called=called,
+            subset=subset,
+            nearest=nearest(subset, there),
+            there=", ".join(there),
+        )
     if "gated dataset" in words:
-        return f"{called} is gated: ask for access on its page, then log in with `hf auth login` or HF_TOKEN"
-    if isinstance(error.__cause__, UnicodeDecodeError) or isinstance(error, UnicodeDecodeError):
-        return f"{called} is no UTF-8 text: {one_line(error.__cause__ or error)}"
-    cause = one_line(error.__cause__) if error.__cause__ is not None else ""
-    return f"{called} could not be read: {words}{f' ({cause})' if cause and cause not in words else ''}"
+        return tr(
+            "{called} is gated: ask for access on its page, then log in with `hf auth login` or HF_TOKEN",
+            called=called,
+        )
+    return None
 
 
 def _column_of(kind: str, path: Path) -> str:
@@ -283,12 +329,19 @@ def _column_of(kind: str, path: Path) -> str:
             with pyarrow.OSFile(str(path)) as file:
                 schema = pyarrow.ipc.open_stream(file).schema
     except (OSError, pyarrow.ArrowInvalid):
-        return "a column has"
+        return tr("a column has")
     name = next((field.name for field in schema or () if kind in str(field.type)), None)
-    return "a column has" if name is None else f"the column {name} has"
+    return tr("a column has") if name is None else tr("the column {name} has", name=name)
 
 
 def _no_split(called: str, split: str | None, there: Sequence[str]) -> str:
     name = split or "train"
-    typed = f"; write {called}@{there[0]}" if split is None and there else ""
-    return f"{called} has no split {name}{nearest(name, there)}; there are: {', '.join(there)}{typed}"
+    typed = tr("; write {called}@{there}", called=called, there=there[0]) if split is None and there else ""
+    return tr(
+        "{called} has no split {name}{nearest}; there are: {there}{typed}",
+        called=called,
+        name=name,
+        nearest=nearest(name, there),
+        there=", ".join(there),
+        typed=typed,
+    )

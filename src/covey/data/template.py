@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from covey.data.errors import TemplateError
+from covey.texts import tr
 
 # What `--chat_template chatml` stands for.
 CHATML = (
@@ -46,7 +47,14 @@ def typed_template(value: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(
-            f"chat_template is chatml or a file with a Jinja template, and {value} cannot be read: {error}"
+            tr(
+                "chat_template is chatml or a file with a Jinja template, and {value} cannot be "
+                "read: {error}",
+                value=value,
+                error=error,
+            ),
+            kind="unreadable_template",
+            names_option=True,
         ) from error
 
 
@@ -55,7 +63,8 @@ def compiled(template: str, whose: str) -> jinja2.Template:
     try:
         return _environment().from_string(template)
     except jinja2.TemplateError as error:
-        raise TemplateError(f"{whose} is broken: {error}") from error
+        words = tr("{whose} is broken: {error}", whose=whose, error=error)
+        raise TemplateError(words, kind="broken_template") from error
 
 
 def _environment() -> jinja2.Environment:

@@ -26,11 +26,12 @@ from covey.data.model_files import model_problem as model_problem
 from covey.data.model_files import read_json
 from covey.data.plain import is_encodable
 from covey.data.template import compiled, typed_template
+from covey.texts import tr
 
 # What a template is given on every rendering, which chat_template_kwargs may not replace.
 _OWN_ARGUMENTS = ("messages", "add_generation_prompt")
 # Stands for the assistant's text where a template is asked how it closes a turn.
-_CLOSED = "covey asks how a turn ends"
+_CLOSED = tr("covey asks how a turn ends")
 # What looks like an end token, as `<|im_end|>` or `</s>`, and may be none.
 _MARK = re.compile(r"<[^\s<>]{1,40}>")
 # Of tokenizer_config.json: image_token, boi_token (begin of image) and such.
@@ -69,7 +70,11 @@ class TextCodec:
         """
         if self.chat_template is None:
             raise TemplateError(
-                "the model has no chat template: give one with --chat_template FILE or --chat_template chatml"
+                tr(
+                    "the model has no chat template: give one with --chat_template FILE or "
+                    "--chat_template chatml"
+                ),
+                names_option=True,
             )
         try:
             text = self.chat_template.render(
@@ -81,9 +86,12 @@ class TextCodec:
                 },
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise TemplateError(f"the chat template refused the messages: {error}") from error
+            words = tr("the chat template refused the messages: {error}", error=error)
+            raise TemplateError(words, kind="refusing_template") from error
         if not is_encodable(text):
-            raise TemplateError("the chat template writes half of a surrogate pair, which no tokenizer reads")
+            raise TemplateError(
+                tr("the chat template writes half of a surrogate pair, which no tokenizer reads")
+            )
         return text
 
     def _of_conversation(
@@ -93,10 +101,16 @@ class TextCodec:
         for name, value in own.items():
             if name in _OWN_ARGUMENTS:
                 raise TemplateError(
-                    f"chat_template_kwargs sets {name!r}, which covey gives to the template itself"
+                    tr(
+                        "chat_template_kwargs sets {name!r}, which covey gives to the template itself",
+                        name=name,
+                    ),
+                    names_option=True,
                 )
             if self.template_kwargs.get(name, value) != value:
-                raise TemplateError(f"the row and the command give the template different values of {name!r}")
+                raise TemplateError(
+                    tr("the row and the command give the template different values of {name!r}", name=name)
+                )
         return own
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[tuple[int, ...]]:
@@ -168,7 +182,7 @@ def stop_tokens_in_words(codec: TextCodec) -> str:
     words = []
     for token_id in ids:
         content = codec.tokenizer.id_to_token(token_id)
-        named = content if content is not None else "(not in the tokenizer)"
+        named = content if content is not None else tr("(not in the tokenizer)")
         words.append(f"{named} ({'; '.join([str(token_id), ', '.join(sources.get(token_id, ()))])})")
     return ", ".join(words) or "none"
 
@@ -189,7 +203,11 @@ def load_codec(
     """
     settings = read_json(model_dir / "tokenizer_config.json")
     template = _own_template(model_dir, settings) if chat_template is None else typed_template(chat_template)
-    whose = "the model's chat template" if chat_template is None else f"the chat template {chat_template}"
+    whose = (
+        tr("the model's chat template")
+        if chat_template is None
+        else tr("the chat template {chat_template}", chat_template=chat_template)
+    )
     tokenizer = _tokenizer(model_dir / "tokenizer.json")
     special = {
         name: value["content"] if isinstance(value, dict) else value
@@ -233,7 +251,9 @@ def _tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
-        raise ModelError(f"{path} is no tokenizer: {one_line(error)}") from error
+        raise ModelError(
+            tr("{path} is no tokenizer: {one_line}", path=path, one_line=one_line(error))
+        ) from error
     # A file may carry the padding and truncation of its last use.
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -255,12 +275,19 @@ def _template_kwargs(
     for name in _OWN_ARGUMENTS:
         if name in kwargs:
             raise TemplateError(
-                f"chat_template_kwargs sets {name!r}, which covey gives to the template itself"
+                tr("chat_template_kwargs sets {name!r}, which covey gives to the template itself", name=name),
+                names_option=True,
             )
     if enable_thinking is None:
         return kwargs
     if kwargs.get("enable_thinking", enable_thinking) != enable_thinking:
-        raise TemplateError(f"enable_thinking is {enable_thinking} and chat_template_kwargs says otherwise")
+        raise TemplateError(
+            tr(
+                "enable_thinking is {enable_thinking} and chat_template_kwargs says otherwise",
+                enable_thinking=enable_thinking,
+            ),
+            names_option=True,
+        )
     return {**kwargs, "enable_thinking": enable_thinking}
 
 
@@ -284,7 +311,15 @@ def _closing(codec: TextCodec) -> tuple[set[int], str]:
     return ({known}, "") if known is not None else (set(), mark[0] if mark else "")
 
 
-def prompt_problem(codec: TextCodec) -> str | None:
+@dataclass(frozen=True, slots=True)
+class PromptProblem:
+    """How prompts differ from conversations, in words, and what opens an answer in those alone, or ""."""
+
+    words: str
+    opening: str = ""
+
+
+def prompt_problem(codec: TextCodec) -> PromptProblem | None:
     """How a prompt of the template differs from the beginning of the template's own conversations.
 
     None where it does not, and where there is no template or it refuses a bare conversation.
@@ -299,11 +334,14 @@ def prompt_problem(codec: TextCodec) -> str | None:
     bos = codec.special_tokens.get("bos_token", "")
     (ids,) = codec.encode([prompt])
     if ids[:2] == (codec.tokenizer.token_to_id(bos),) * 2:
-        return f"puts {bos} twice in front of a prompt"
+        return PromptProblem(tr("puts {bos} twice in front of a prompt", bos=bos))
     # What reasoning models put before an answer in a conversation is no part of a prompt.
     opening = re.sub("</?think>", "", whole.removeprefix(prompt).partition(_CLOSED)[0]).strip()
     if prompt == plain and whole.startswith(prompt) and opening:
-        return f"ends a prompt before {opening!r}, which it puts in front of every answer"
+        words = tr(
+            "ends a prompt before {opening!r}, which it puts in front of every answer", opening=opening
+        )
+        return PromptProblem(words, opening)
     return None
 
 

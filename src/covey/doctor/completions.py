@@ -10,6 +10,7 @@ from covey.errors import CoveyError
 from covey.health.completions import completion_metrics
 from covey.health.history import number
 from covey.telemetry.rollouts import list_rollouts, read_rollout
+from covey.texts import tr
 from covey.types import Metric
 
 _FIRST, _LAST = 3, 5
@@ -29,9 +30,9 @@ def examine(directory: Path, notes: list[str]) -> dict[int, dict[str, Metric]]:
             records = read_rollout(files[rollout])
             by_rollout[rollout] = _metrics(records)
         except (CoveyError, KeyError, TypeError, ValueError, AttributeError) as error:
-            notes.append(f"{files[rollout].name} cannot be read: {error}")
+            notes.append(tr("{name} cannot be read: {error}", name=files[rollout].name, error=error))
     if not numbers:
-        notes.append("no rollouts on record: completions were not looked at")
+        notes.append(tr("no rollouts on record: completions were not looked at"))
     return by_rollout
 
 

@@ -9,23 +9,42 @@ from covey.doctor.log import Log
 from covey.health.baseline import fallen, total_of
 from covey.health.history import History
 from covey.health.names import ENTROPY, IDENTICAL, REPETITIVE, UNPARSED
+from covey.texts import joined, tr
 
 _ZERO_LOSS = 1e-6
 
 
 def evidence(log: Log, history: History, trend: tuple[float, float, int] | None) -> list[tuple[str, str]]:
     """Pairs of a label and a text: the run, what moved, what completions look like, what is on disk."""
-    of = "" if log.total_steps is None else f" of {log.total_steps:,}"
-    lines = [("run", f"{log.path}, written by {log.source}; {log.last_step:,}{of} optimizer steps")]
+    of = "" if log.total_steps is None else tr(" of {total_steps:,}", total_steps=log.total_steps)
+    lines = [
+        (
+            "run",
+            tr(
+                "{path}, written by {source}; {last_step:,}{of} optimizer steps",
+                path=log.path,
+                source=log.source,
+                last_step=log.last_step,
+                of=of,
+            ),
+        )
+    ]
     lines += _reward(history, trend)
     lines += _movement(history)
     lines += _completions(history)
     if log.saved or log.source == "covey":
         steps = ", ".join(str(s) for s in log.saved[-3:])
-        lines.append(("saved", f"checkpoints of step {steps}" if steps else "no whole checkpoint"))
+        lines.append(
+            ("saved", tr("checkpoints of step {steps}", steps=steps) if steps else tr("no whole checkpoint"))
+        )
     said = Counter(str(e.get("code")) for e in log.events if e.get("kind") == "finding")
     if said:
-        lines.append(("events", ", ".join(f"{code} x {n}" for code, n in said.items()) + " on record"))
+        lines.append(
+            (
+                "events",
+                tr("{events} on record", events=", ".join(f"{code} x {n}" for code, n in said.items())),
+            )
+        )
     return lines + [("note", note) for note in log.notes]
 
 
@@ -33,26 +52,43 @@ def _reward(h: History, trend: tuple[float, float, int] | None) -> list[tuple[st
     lines = []
     series = h.series.get(total_of(h))
     if series is not None and series.first:
-        words = [f"{series.begin:.4g} at step {series.first[0].step}"]
+        words = [tr("{begin:.4g} at step {step}", begin=series.begin, step=series.first[0].step)]
         change = fallen(h, total_of(h))
         if change is not None and change.before != series.begin:
-            words.append(f"{change.before:.4g} {change.when}")
-        words.append(f"{series.now:.4g} over the newest {min(len(series.last), 5)}")
+            words.append(tr("{before:.4g} {when}", before=change.before, when=change.when))
+        words.append(tr("{now:.4g} over the newest {value}", now=series.now, value=min(len(series.last), 5)))
         if trend is not None:
             way = ("no clear change", "rises", "falls")[trend[2]]
-            words.append(f"first quarter {trend[0]:.4g}, last quarter {trend[1]:.4g}: {way}")
+            words.append(
+                tr(
+                    "first quarter {trend:.4g}, last quarter {trend2:.4g}: {way}",
+                    trend=trend[0],
+                    trend2=trend[1],
+                    way=way,
+                )
+            )
         else:
-            words.append("too few values for a trend")
-        lines.append(("reward", "; ".join(words)))
+            words.append(tr("too few values for a trend"))
+        lines.append(("reward", joined("; ", words)))
     if "eval_reward" in h.series:
         values = h.series["eval_reward"].last
         best = max(values, key=lambda v: v.value)
         newest = values[-1]
-        text = f"best {best.value:.4g} at step {best.step}, newest {newest.value:.4g} at step {newest.step}"
+        text = tr(
+            "best {value:.4g} at step {step}, newest {value2:.4g} at step {step2}",
+            value=best.value,
+            step=best.step,
+            value2=newest.value,
+            step2=newest.step,
+        )
         lines.append(("held-out", text))
     if "frac_reward_zero_std" in h.series:
         shares = [1 - v for v in h.series["frac_reward_zero_std"].last.numbers(20)]
-        text = f"{fmean(shares):.0%} of the groups of the last {len(shares)} records have different rewards"
+        text = tr(
+            "{fmean:.0%} of the groups of the last {num_shares} records have different rewards",
+            fmean=fmean(shares),
+            num_shares=len(shares),
+        )
         lines.append(("signal", text))
     return lines
 
@@ -61,16 +97,26 @@ def _movement(h: History) -> list[tuple[str, str]]:
     parts = []
     norms = h.series["grad_norm"].last.numbers() if "grad_norm" in h.series else ()
     if norms:
-        parts.append(f"median norm {median(norms):.3g}, newest {norms[-1]:.3g}")
-    for name, words in (("learning_rate", "learning rate"), ("kl", "KL"), ("update_ratio", "update ratio")):
+        parts.append(
+            tr("median norm {median:.3g}, newest {norms:.3g}", median=median(norms), norms=norms[-1])
+        )
+    for name, words in (
+        ("learning_rate", tr("learning rate")),
+        ("kl", "KL"),
+        ("update_ratio", tr("update ratio")),
+    ):
         if name in h.series:
-            parts.append(f"{words} {h.series[name].last[-1].value:.3g}")
-    lines = [("gradient", "; ".join(parts))] if parts else []
+            parts.append(tr("{words} {value:.3g}", words=words, value=h.series[name].last[-1].value))
+    lines = [("gradient", joined("; ", parts))] if parts else []
     losses = h.series["loss"].last.numbers() if "loss" in h.series else ()
     zero = sum(abs(x) < _ZERO_LOSS for x in losses)
     if norms and zero > len(losses) / 2 and norms[-1] > 0:
-        text = f"next to 0 at {zero} of {len(losses)} steps, as it is on fresh samples, whose advantages"
-        lines.append(("loss", f"{text} add up to 0; the gradient is what counts"))
+        text = tr(
+            "next to 0 at {zero} of {num_losses} steps, as it is on fresh samples, whose advantages",
+            zero=zero,
+            num_losses=len(losses),
+        )
+        lines.append(("loss", tr("{text} add up to 0; the gradient is what counts", text=text)))
     return lines
 
 
@@ -84,15 +130,21 @@ def _completions(h: History) -> list[tuple[str, str]]:
     parts = [text.format(h.series[n].last[-1].value) for n, text in names if n in h.series]
     if IDENTICAL in h.series:
         share = h.series[IDENTICAL].last[-1].value
-        parts.append(f"in {share:.0%} of the groups all are the same")
-    lines = [("newest", "completions: " + ", ".join(parts))] if parts else []
+        parts.append(tr("in {share:.0%} of the groups all are the same", share=share))
+    lines = [("newest", tr("completions: {parts}", parts=joined(", ", parts)))] if parts else []
     entropy = next((h.series[n] for n in ENTROPY if n in h.series), None)
     if entropy is not None:
         first, last = entropy.last[0] if not entropy.first else entropy.first[0], entropy.last[-1]
         lines.append(
             (
                 "entropy",
-                f"{first.value:.3g} nats a token at step {first.step}, {last.value:.3g} at step {last.step}",
+                tr(
+                    "{value:.3g} nats a token at step {step}, {value2:.3g} at step {step2}",
+                    value=first.value,
+                    step=first.step,
+                    value2=last.value,
+                    step2=last.step,
+                ),
             )
         )
     return lines

@@ -14,6 +14,7 @@ from covey.doctor.log import Log, metrics_of
 from covey.health.history import History, number
 from covey.health.record import fixes_of
 from covey.health.rules import Rules
+from covey.texts import joined, tr, written
 from covey.types import Finding, Fix, Severity, StepRecord
 
 HEALTHY, WRONG = 0, 3
@@ -23,15 +24,15 @@ _GOES_ON = ("F105", "F108", "F109")
 # What a run is called by the first of these findings that holds. Options that leave nothing to learn come
 # first, as they cause the others; then what has become of the model, from which a lack of signal follows.
 _VERDICTS = (
-    ("not learning", ("E201", "E110", "W103")),
-    ("broken", ("F218", "F221")),
-    ("reward hacking", ("F207", "F223")),
-    ("broken", ("F209", "F206")),
-    ("collapsed", ("F201", "F224", "F204")),
-    ("unhealthy", ("F202", "F203", "F205", "F208", "F210")),
-    ("getting worse", ("F222",)),
-    ("not learning", ("F216", "F213", "F217", "F219", "F211", "F215")),
-    ("unhealthy", ("F212", "F214", "F220")),
+    (tr("not learning"), ("E201", "E110", "W103")),
+    (tr("broken"), ("F218", "F221")),
+    (tr("reward hacking"), ("F207", "F223")),
+    (tr("broken"), ("F209", "F206")),
+    (tr("collapsed"), ("F201", "F224", "F204")),
+    (tr("unhealthy"), ("F202", "F203", "F205", "F208", "F210")),
+    (tr("getting worse"), ("F222",)),
+    (tr("not learning"), ("F216", "F213", "F217", "F219", "F211", "F215")),
+    (tr("unhealthy"), ("F212", "F214", "F220")),
 )
 _ORDER = tuple(code for _, codes in _VERDICTS for code in codes)
 _LEAST_VALUES = 20
@@ -130,7 +131,7 @@ def _recorded(log: Log) -> list[Finding]:
             seen=str(event.get("seen", "")),
             why=known.why if known else "",
             cause=str(event.get("cause", "")),
-            fixes=fixes_of(event) or (Fix(text=f"`covey explain {code}`"),),
+            fixes=fixes_of(event) or (Fix(text=tr("`covey explain {code}`", code=code)),),
             severity=Severity.ERROR if _stops(code) else Severity.WARNING,
             step=step if isinstance(step, int) else None,
         )
@@ -147,12 +148,12 @@ def _of_options(options: Mapping[str, Any]) -> list[Finding]:
     findings = []
     size, heat, rate = (number(options.get(n)) for n in ("num_generations", "temperature", "learning_rate"))
     if size is not None and size < 2:
-        findings.append(_option("E201", f"num_generations is {size:g}", {"num_generations": 8}))
+        findings.append(_option("E201", tr("num_generations is {size:g}", size=size), {"num_generations": 8}))
     if (heat is not None and heat <= 0) or number(options.get("top_k")) == 1:
-        seen = "temperature is 0" if heat is not None and heat <= 0 else "top_k is 1"
-        findings.append(_option("E110", f"{seen}: sampling is greedy", {"temperature": 1.0}))
+        seen = tr("temperature is 0") if heat is not None and heat <= 0 else tr("top_k is 1")
+        findings.append(_option("E110", tr("{seen}: sampling is greedy", seen=seen), {"temperature": 1.0}))
     if rate == 0:
-        findings.append(_option("W103", "learning_rate is 0", {"learning_rate": 1e-6}))
+        findings.append(_option("W103", tr("learning_rate is 0"), {"learning_rate": 1e-6}))
     return findings
 
 
@@ -161,17 +162,21 @@ def _option(code: str, seen: str, edits: Mapping[str, Any]) -> Finding:
         code=code,
         seen=seen,
         why=CODES[code].why,
-        cause="An option of this run.",
-        fixes=(Fix(text="a usual value", edits=edits),),
+        cause=tr("An option of this run."),
+        fixes=(Fix(text=tr("a usual value"), edits=edits),),
     )
 
 
 def _falling(trend: tuple[float, float, int], history: History) -> Finding:
     return Finding(
         code="F215",
-        seen=f"mean reward {trend[0]:.4g} in the first quarter of the run, {trend[1]:.4g} in the last",
+        seen=tr(
+            "mean reward {trend:.4g} in the first quarter of the run, {trend2:.4g} in the last",
+            trend=trend[0],
+            trend2=trend[1],
+        ),
         why=CODES["F215"].why,
-        cause="Steps that are too large, or a reward that changed during the run.",
+        cause=tr("Steps that are too large, or a reward that changed during the run."),
         fixes=(history.slower(),),
         severity=Severity.WARNING,
     )
@@ -190,19 +195,39 @@ def _judge(
     present = [s.finding for s in sightings if s.holds]
     for finding in present:
         if _stops(finding.code):
-            word = "hung" if finding.code.startswith("F3") else f"stopped by guard {finding.code}"
-            return word, f"{_title(finding)}, at step {finding.step}", WRONG
+            word = (
+                tr("hung")
+                if finding.code.startswith("F3")
+                else tr("stopped by guard {code}", code=finding.code)
+            )
+            return word, tr("{title}, at step {step}", title=_title(finding), step=finding.step), WRONG
     for word, codes in _VERDICTS:
         named = [f for f in present if f.code in codes]
         if named:
             shown = named if word == "unhealthy" else named[:1]
-            return word, "; ".join(f"{_title(f)} ({f.code})" for f in shown), WRONG
+            return (
+                word,
+                joined("; ", [tr("{title} ({code})", title=_title(f), code=f.code) for f in shown]),
+                WRONG,
+            )
     ended = _ending(log, now)
     if ended is not None:
         return ended
     if trend is not None and trend[2] > 0:
-        return "learning", f"mean reward {trend[0]:.4g} -> {trend[1]:.4g}, nothing unusual now", HEALTHY
-    return "healthy", f"nothing unusual in {len(log.records):,} records", HEALTHY
+        return (
+            tr("learning"),
+            tr(
+                "mean reward {trend:.4g} -> {trend2:.4g}, nothing unusual now",
+                trend=trend[0],
+                trend2=trend[1],
+            ),
+            HEALTHY,
+        )
+    return (
+        tr("healthy"),
+        tr("nothing unusual in {num_records:,} records", num_records=len(log.records)),
+        HEALTHY,
+    )
 
 
 def _title(finding: Finding) -> str:
@@ -210,7 +235,8 @@ def _title(finding: Finding) -> str:
     if known is None:
         return finding.code
     title = known.title
-    return title if title[1].isupper() else title[0].lower() + title[1:]
+    small = title if title[1].isupper() else title[0].lower() + title[1:]
+    return written(tr(title), small)
 
 
 def _ending(log: Log, now: float) -> tuple[str, str, int] | None:
@@ -219,13 +245,27 @@ def _ending(log: Log, now: float) -> tuple[str, str, int] | None:
     stride = log.records[-1].step - log.records[-2].step if len(log.records) > 1 else 1
     if last and (total is None or last > total - stride):
         return None
-    at = f"step {last:,}" + ("" if total is None else f" of {total:,}")
+    at = tr("step {last:,}", last=last) + ("" if total is None else tr(" of {total:,}", total=total))
     age = now - log.written
     if 0 <= age < _STILL_WRITTEN_S:
-        return "unfinished", f"{at}; written {age:.0f} s ago, so it may still run", HEALTHY
+        return (
+            tr("unfinished"),
+            tr("{at}; written {age:.0f} s ago, so it may still run", at=at, age=age),
+            HEALTHY,
+        )
     if last and last in log.saved:
-        return "interrupted", f"after {at}; a checkpoint of that step is here to go on from", HEALTHY
+        return (
+            tr("interrupted"),
+            tr("after {at}; a checkpoint of that step is here to go on from", at=at),
+            HEALTHY,
+        )
     saved = (
-        f"the newest whole checkpoint is of step {max(log.saved)}" if log.saved else "no checkpoint is here"
+        tr("the newest whole checkpoint is of step {saved}", saved=max(log.saved))
+        if log.saved
+        else tr("no checkpoint is here")
     )
-    return "unfinished", f"{at}; no word of its end, so it was killed or it hangs; {saved}", WRONG
+    return (
+        tr("unfinished"),
+        tr("{at}; no word of its end, so it was killed or it hangs; {saved}", at=at, saved=saved),
+        WRONG,
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 from covey.checkpoint.manifest import checkpoint_step
 from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
+from covey.texts import tr
 from covey.types import StepRecord
 
 STATE = "trainer_state.json"
@@ -45,7 +46,12 @@ def read_state(path: Path) -> Log:
     folder = path.parent if checkpoint_step(path.parent.name) is None else path.parent.parent
     is_swift = (path.parent / SWIFT_ARGS).is_file()
     if not is_swift:
-        notes.append(f"TRL keeps no options that can be read safely; what is known is the log in {path.name}")
+        notes.append(
+            tr(
+                "TRL keeps no options that can be read safely; what is known is the log in {name}",
+                name=path.name,
+            )
+        )
     return Log(
         source="ms-swift" if is_swift else "TRL",
         path=path,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.telemetry.jsonl import as_float
+from covey.texts import tr
 from covey.types import Metric, StepRecord
 
 
@@ -55,21 +56,21 @@ def read_json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         else:
             bad += 1
     if bad:
-        lines = "1 line is" if bad == 1 else f"{bad} lines are"
-        torn = "; the last one is cut short" if text and not text.endswith("\n") else ""
-        notes.append(f"{path.name}: {lines} no JSON and left out{torn}")
+        lines = tr("1 line is") if bad == 1 else tr("{bad} lines are", bad=bad)
+        torn = tr("; the last one is cut short") if text and not text.endswith("\n") else ""
+        notes.append(tr("{name}: {lines} no JSON and left out{torn}", name=path.name, lines=lines, torn=torn))
     return records
 
 
 def read_mapping(path: Path, notes: list[str]) -> dict[str, Any]:
     """Return the object of a JSON file; empty, with a note, where it is missing or damaged."""
     if not path.is_file():
-        notes.append(f"{path.name} is missing")
+        notes.append(tr("{name} is missing", name=path.name))
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        notes.append(f"{path.name} cannot be read: {error}")
+        notes.append(tr("{name} cannot be read: {error}", name=path.name, error=error))
         return {}
     return value if isinstance(value, dict) else {}
 

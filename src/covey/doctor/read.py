@@ -25,6 +25,7 @@ from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.errors import CheckpointError, ConfigError
 from covey.health.names import MOST_COMMON
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.types import Fix, Metric, StepRecord
 
 _RESERVED = ("step", "rollout", "pass", "n")
@@ -57,23 +58,30 @@ def _known(log: Log) -> Log:
             problem(
                 "E409",
                 "RUN",
-                f"{log.path} holds no step of a run." + "".join(f" {note}." for note in log.notes[:-1]),
-                "The run ended before its first log line, or the file is damaged.",
-                Fix(text="a run with at least one logged step; logging_steps says how often"),
+                tr("{path} holds no step of a run.", path=log.path)
+                + "".join(tr(" {note}.", note=note) for note in log.notes[:-1]),
+                tr("The run ended before its first log line, or the file is damaged."),
+                Fix(text=tr("a run with at least one logged step; logging_steps says how often")),
             )
         ]
     )
 
 
 def _nothing(path: Path) -> Any:
-    accepted = f"metrics.jsonl of covey, {SWIFT_LOG} of ms-swift, {STATE} of TRL"
-    seen = f"{path} holds none of {accepted}." if path.exists() else f"{path} does not exist."
+    accepted = tr(
+        "metrics.jsonl of covey, {swift_log} of ms-swift, {state} of TRL", swift_log=SWIFT_LOG, state=STATE
+    )
+    seen = (
+        tr("{path} holds none of {accepted}.", path=path, accepted=accepted)
+        if path.exists()
+        else tr("{path} does not exist.", path=path)
+    )
     return problem(
         "E408",
         "RUN",
         seen,
-        "A misspelt path, or the directory above or below that of the run.",
-        Fix(text="the --output_dir of the run: `covey doctor runs/NAME`"),
+        tr("A misspelt path, or the directory above or below that of the run."),
+        Fix(text=tr("the --output_dir of the run: `covey doctor runs/NAME`")),
     )
 
 
@@ -83,16 +91,21 @@ def _read_covey(path: Path) -> Log:
     batch = plan.get("batch")
     total = batch.get("total_steps") if isinstance(batch, Mapping) else None
     if not (path / "metrics.jsonl").is_file():
-        notes.append("metrics.jsonl is missing")
+        notes.append(tr("metrics.jsonl is missing"))
     lines = read_json_lines(path / "metrics.jsonl", notes)
     is_known = bool(lines) and all(MOST_COMMON in line for line in lines)
     extras = {} if is_known else examine(path / "rollouts", notes)
     records = [r for line in lines if (r := _record(line, extras)) is not None]
     if len(records) < len(lines):
-        notes.append(f"metrics.jsonl: {len(lines) - len(records)} lines are no steps and left out")
+        notes.append(
+            tr(
+                "metrics.jsonl: {num_lines} lines are no steps and left out",
+                num_lines=len(lines) - len(records),
+            )
+        )
     gaps = sum(b.step != a.step + 1 for a, b in pairwise(records))
     if gaps:
-        notes.append(f"metrics.jsonl: steps are missing in {gaps} places")
+        notes.append(tr("metrics.jsonl: steps are missing in {gaps} places", gaps=gaps))
     options = plan.get("options")
     files = [p for p in path.iterdir() if p.is_file()]
     log = Log(
@@ -122,12 +135,12 @@ def _record(line: Mapping[str, Any], extras: Mapping[int, Mapping[str, Metric]])
 def _options(path: Path, notes: list[str]) -> dict[str, Any]:
     """The options of a config.yaml, without the sections that they stand under."""
     if not path.is_file():
-        notes.append("config.yaml is missing: options are unknown")
+        notes.append(tr("config.yaml is missing: options are unknown"))
         return {}
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        notes.append(f"config.yaml cannot be read: {error}")
+        notes.append(tr("config.yaml cannot be read: {error}", error=error))
         return {}
     options: dict[str, Any] = {}
     for key, value in content.items() if isinstance(content, Mapping) else ():
@@ -148,7 +161,13 @@ def _checkpoints(path: Path, log: Log, notes: list[str]) -> list[int]:
             continue
         wrong = [name for name, entry in listed.items() if sizes.get(name) != entry.size]
         if wrong:
-            notes.append(f"{checkpoint.name} is not whole: {', '.join(wrong[:3])} missing or of another size")
+            notes.append(
+                tr(
+                    "{name} is not whole: {wrong} missing or of another size",
+                    name=checkpoint.name,
+                    wrong=", ".join(wrong[:3]),
+                )
+            )
         else:
             whole.append(step)
     deleted = {str(e.get("path")) for e in log.events if e.get("kind") == "deleted"}
@@ -156,6 +175,6 @@ def _checkpoints(path: Path, log: Log, notes: list[str]) -> list[int]:
         name = str(event.get("path"))
         saved = checkpoint_step(name) if event.get("kind") == "saved" else None
         if saved is not None and saved not in checkpoints and name not in deleted:
-            notes.append(f"{name} was saved and is not here")
+            notes.append(tr("{name} was saved and is not here", name=name))
             checkpoints[saved] = path
     return whole

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from covey.health.history import History, Value
 from covey.health.thresholds import limit
+from covey.texts import tr
 
 _T = TypeVar("_T")
 _REWARD = "reward"
@@ -35,18 +36,18 @@ class Change:
     @property
     def words(self) -> str:
         """As in "0.328 at step 1 -> 0"."""
-        return f"{self.before:.3g} {self.when} -> {self.now:.3g}"
+        return tr("{before:.3g} {when} -> {now:.3g}", before=self.before, when=self.when, now=self.now)
 
 
 def fallen(h: History, name: str) -> Change | None:
     """How far the mean reward `name` is below its first value, or below its best five, where that is a
     quarter of it and more than chance."""
-    return _once(h, f"fallen {name}", lambda: _largest(h, name, -1.0))
+    return _once(h, tr("fallen {name}", name=name), lambda: _largest(h, name, -1.0))
 
 
 def risen(h: History, name: str) -> Change | None:
     """The same above its first value, or above its lowest five."""
-    return _once(h, f"risen {name}", lambda: _largest(h, name, 1.0))
+    return _once(h, tr("risen {name}", name=name), lambda: _largest(h, name, 1.0))
 
 
 def fallen_parts(h: History) -> list[tuple[str, Change]]:
@@ -95,7 +96,7 @@ def is_better(h: History) -> bool:
             return False
         return not fallen_parts(h) and held_out_fall(h) is None
 
-    return _once(h, "is better", found)
+    return _once(h, tr("is better"), found)
 
 
 def is_solved(h: History) -> bool:
@@ -114,7 +115,7 @@ def is_solved(h: History) -> bool:
         share = limit("solved_spread")
         return bool(varied) and all(s.last[-1].value <= share * max(v.value for v in s.first) for s in varied)
 
-    return _once(h, "is solved", found)
+    return _once(h, tr("is solved"), found)
 
 
 def _once(h: History, key: str, find: Callable[[], _T]) -> _T:
@@ -175,7 +176,11 @@ def _change(
     if errors < least:
         return None
     first, last = base[0].step, base[-1].step
-    when = f"at step {first}" if first == last else f"in steps {first} to {last}"
+    when = (
+        tr("at step {first}", first=first)
+        if first == last
+        else tr("in steps {first} to {last}", first=first, last=last)
+    )
     return Change(before=before, when=when, now=after, errors=errors, badness=errors / least)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from covey.algorithm.losses import LossType
 from covey.batching.pack import PackPlan, step_slices
 from covey.health.words import broken
+from covey.texts import tr
 from covey.types import Batch, TrainSample
 
 _ROUNDING = 1e-6
-_LOST = "A row was counted twice, or left out of a forward pass."
+_LOST = tr("A row was counted twice, or left out of a forward pass.")
 
 
 def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: PackPlan, step: int) -> None:
@@ -58,15 +59,21 @@ def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     d = batch.denominators
     tokens = sum(sum(r.loss_mask) for r in rows)
     if (d.num_sequences, d.num_tokens) != (len(rows), tokens):
-        seen = (
-            f"the step divides by {d.num_sequences} completions and {d.num_tokens} tokens; "
-            f"its rows have {len(rows)} and {tokens}"
+        seen = tr(
+            "the step divides by {num_sequences} completions and {num_tokens} tokens; its rows "
+            "have {num_rows} and {tokens}",
+            num_sequences=d.num_sequences,
+            num_tokens=d.num_tokens,
+            num_rows=len(rows),
+            tokens=tokens,
         )
-        raise broken("F111", step, seen, "Denominators were counted over a part of the step.")
+        raise broken("F111", step, seen, tr("Denominators were counted over a part of the step."))
     own = sum(int(m.trained_count_S.sum()) for m in batch.micro_batches)
     there = sum(int(m.target_N.shape[0]) for m in batch.micro_batches)
     if own != there:
-        seen = f"the forward passes hold {there} loss tokens, their sequences count {own}"
+        seen = tr(
+            "the forward passes hold {there} loss tokens, their sequences count {own}", there=there, own=own
+        )
         raise broken("F111", step, seen, _LOST)
 
 
@@ -86,7 +93,12 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     before = joined([i[n - 1] for i, n in zip(ids, at, strict=True)])
     for name, code, tensors, expected in (
         ("targets", "F110", [m.target_N for m in micros], trained),
-        ("tokens before the targets", "F110", [m.tokens_T[m.context_U[m.context_N]] for m in micros], before),
+        (
+            tr("tokens before the targets"),
+            "F110",
+            [m.tokens_T[m.context_U[m.context_N]] for m in micros],
+            before,
+        ),
         ("positions", "F110", [m.positions_T[m.context_U[m.context_N]] for m in micros], joined(at) - 1),
         (
             "advantages",
@@ -103,9 +115,18 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     ):
         values = np.concatenate([t.cpu().numpy() for t in tensors])
         if values.size != expected.size:
-            seen = f"the forward passes hold {values.size} loss tokens, the samples {expected.size}"
+            seen = tr(
+                "the forward passes hold {size} loss tokens, the samples {size2}",
+                size=values.size,
+                size2=expected.size,
+            )
             raise broken("F111", step, seen, _LOST)
         wrong = int((np.abs(values - expected) > _ROUNDING * np.abs(expected)).sum())
         if wrong:
-            seen = f"the {name} of {wrong} of {expected.size} loss tokens are not their samples'"
-            raise broken(code, step, seen, "A mask or an index is shifted by one, or rows were mixed.")
+            seen = tr(
+                "the {name} of {wrong} of {size} loss tokens are not their samples'",
+                name=name,
+                wrong=wrong,
+                size=expected.size,
+            )
+            raise broken(code, step, seen, tr("A mask or an index is shifted by one, or rows were mixed."))

@@ -18,6 +18,7 @@ from covey.health.history import History, Series
 from covey.health.names import CUT, ENTROPY, LENGTH, MOST_COMMON, PAID_LENGTH, REPETITIVE, UNPARSED
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
+from covey.texts import joined, tr
 from covey.types import Fix
 
 
@@ -29,8 +30,8 @@ def breakdown(h: History) -> Sign | None:
         return None
     name, change = found
     return Sign(
-        seen=f"{name} {change.words}; {', '.join(other)}",
-        cause="Updates that are too large: the learning rate is too high for this model and batch.",
+        seen=tr("{name} {words}; {other}", name=name, words=change.words, other=", ".join(other)),
+        cause=tr("Updates that are too large: the learning rate is too high for this model and batch."),
         fixes=(h.slower(), back_to_before()),
         badness=change.badness,
     )
@@ -45,22 +46,29 @@ def fell(h: History) -> Sign | None:
     seen, badness = [], 1.0
     if found is not None and found[1].badness >= limit("fell_badness"):
         name, change = found
-        seen.append(f"{name} {change.words}")
+        seen.append(tr("{name} {words}", name=name, words=change.words))
         badness = change.badness
     # Where the training reward rises, this is F208's.
     total = h.series.get(total_of(h))
     if held_out is not None and (total is None or total.now <= total.begin):
         best, newest = held_out
         seen.append(
-            f"held-out reward {best.value:.3g} at step {best.step} -> {newest.value:.3g} at step "
-            f"{newest.step}"
+            tr(
+                "held-out reward {value:.3g} at step {step} -> {value2:.3g} at step {step2}",
+                value=best.value,
+                step=best.step,
+                value2=newest.value,
+                step2=newest.step,
+            )
         )
     if not seen:
         return None
     return Sign(
-        seen="; ".join(seen),
-        cause="The learning rate is too high, the reward changed during the run, or the prompts of these "
-        "steps are harder.",
+        seen=joined("; ", seen),
+        cause=tr(
+            "The learning rate is too high, the reward changed during the run, or the prompts "
+            "of these steps are harder."
+        ),
         fixes=(h.slower(), back_to_before()),
         badness=badness,
     )
@@ -84,11 +92,17 @@ def hacking(h: History) -> Sign | None:
         return None
     (up_name, rise), (down_name, fall) = up[0], down[0]
     return Sign(
-        seen=f"{up_name} {rise.words}, while {down_name} {fall.words}",
-        cause="One reward can be had without the other, and the easier one is learned at its cost.",
+        seen=tr(
+            "{up_name} {words}, while {down_name} {words2}",
+            up_name=up_name,
+            words=rise.words,
+            down_name=down_name,
+            words2=fall.words,
+        ),
+        cause=tr("One reward can be had without the other, and the easier one is learned at its cost."),
         fixes=(
-            Fix(text="a smaller weight for the one that rises: --reward_weights"),
-            Fix(text="give this reward only where the other one is earned"),
+            Fix(text=tr("a smaller weight for the one that rises: --reward_weights")),
+            Fix(text=tr("give this reward only where the other one is earned")),
         ),
         badness=min(rise.badness, fall.badness),
     )
@@ -111,15 +125,26 @@ def held_out_falls(h: History) -> Sign | None:
     if best.value - highest.value <= bound or reward.now <= fmean(then):
         return None
     return Sign(
-        seen=f"held-out reward {best.value:.3g} at step {best.step}, at most {highest.value:.3g} in the last "
-        f"{num_newest} evaluations; training reward {fmean(then):.3g} -> {reward.now:.3g}",
-        cause="The model learns what is peculiar to the training prompts, or to their reward.",
+        seen=tr(
+            "held-out reward {value:.3g} at step {step}, at most {value2:.3g} in the last "
+            "{num_newest} evaluations; training reward {fmean:.3g} -> {now:.3g}",
+            value=best.value,
+            step=best.step,
+            value2=highest.value,
+            num_newest=num_newest,
+            fmean=fmean(then),
+            now=reward.now,
+        ),
+        cause=tr("The model learns what is peculiar to the training prompts, or to their reward."),
         fixes=(
             Fix(
-                text=f"use the checkpoint of about step {best.step}; let it end there by itself "
-                "(--early_stopping_patience)"
+                text=tr(
+                    "use the checkpoint of about step {step}; let it end there by itself "
+                    "(--early_stopping_patience)",
+                    step=best.step,
+                )
             ),
-            Fix(text="more, or more varied, prompts"),
+            Fix(text=tr("more, or more varied, prompts")),
         ),
         badness=(best.value - highest.value) / bound,
     )
@@ -143,12 +168,21 @@ def length_is_paid(h: History) -> Sign | None:
         return None  # something else than length was learned, too
     total = h.series[total_of(h)]
     return Sign(
-        seen=f"mean length {length.begin:.4g} -> {length.now:.4g} tokens, reward {total.begin:.4g} -> "
-        f"{total.now:.4g}; their correlation within groups is {way * correlation:.2f}",
-        cause=f"The reward pays for {'long' if way > 0 else 'short'} completions, whatever they say.",
+        seen=tr(
+            "mean length {begin:.4g} -> {now:.4g} tokens, reward {begin2:.4g} -> {now2:.4g}; "
+            "their correlation within groups is {way:.2f}",
+            begin=length.begin,
+            now=length.now,
+            begin2=total.begin,
+            now2=total.now,
+            way=way * correlation,
+        ),
+        cause=tr("The reward pays for long completions, whatever they say.")
+        if way > 0
+        else tr("The reward pays for short completions, whatever they say."),
         fixes=(
-            Fix(text="bound what length can earn, or pay for it only where the answer is right"),
-            Fix(text="a smaller weight for the reward that follows the length: --reward_weights"),
+            Fix(text=tr("bound what length can earn, or pay for it only where the answer is right")),
+            Fix(text=tr("a smaller weight for the reward that follows the length: --reward_weights")),
         ),
         badness=moved,
     )
@@ -160,11 +194,16 @@ def one_answer(h: History) -> Sign | None:
     if same is None or same.begin >= limit("one_answer_start") or same.now < limit("one_answer"):
         return None
     return Sign(
-        seen=f"{same.now:.0%} of the completions of different prompts are the same text, {same.begin:.0%} at "
-        "the start",
-        cause="The reward pays for one text whatever is asked, or the updates are too large.",
+        seen=tr(
+            "{now:.0%} of the completions of different prompts are the same text, {begin:.0%} at the start",
+            now=same.now,
+            begin=same.begin,
+        ),
+        cause=tr("The reward pays for one text whatever is asked, or the updates are too large."),
         fixes=(
-            Fix(text="call the reward with that completion and another prompt: it has to tell them apart"),
+            Fix(
+                text=tr("call the reward with that completion and another prompt: it has to tell them apart")
+            ),
             h.slower(),
         ),
         badness=same.now / limit("one_answer"),
@@ -176,31 +215,37 @@ def other_completions(h: History) -> list[str]:
     found = []
     kl = h.series.get("kl")
     if kl is not None and (now := median(kl.last.numbers(3))) > limit("kl_growth_least"):
-        found.append(f"KL {now:.3g} nats a token")
+        found.append(tr("KL {now:.3g} nats a token", now=now))
     entropy = next((h.series[n] for n in ENTROPY if n in h.series), None)
     if entropy is not None:
         high, low = limit("entropy_high_share"), limit("entropy_low_share")
         if not low * entropy.begin <= entropy.now <= high * entropy.begin:
-            found.append(f"entropy {entropy.begin:.3g} -> {entropy.now:.3g} nats a token")
+            found.append(
+                tr("entropy {begin:.3g} -> {now:.3g} nats a token", begin=entropy.begin, now=entropy.now)
+            )
     length = h.series.get(LENGTH)
     if length is not None:
         share, bound = length.now / max(length.begin, 1e-9), limit("length_paid_share")
         if not 1 / bound <= share <= bound:
-            found.append(f"mean length {length.begin:.4g} -> {length.now:.4g} tokens")
+            found.append(
+                tr("mean length {begin:.4g} -> {now:.4g} tokens", begin=length.begin, now=length.now)
+            )
     for name, words in (
-        (CUT, "completions cut"),
-        (REPETITIVE, "completions that repeat themselves"),
-        (UNPARSED, "answers that cannot be read"),
+        (CUT, tr("completions cut")),
+        (REPETITIVE, tr("completions that repeat themselves")),
+        (UNPARSED, tr("answers that cannot be read")),
     ):
         series = h.series.get(name)
         if series is not None and series.now > series.begin + limit("share_rise"):
-            found.append(f"{words} {series.begin:.0%} -> {series.now:.0%}")
+            found.append(
+                tr("{words} {begin:.0%} -> {now:.0%}", words=words, begin=series.begin, now=series.now)
+            )
     return found
 
 
 def back_to_before() -> Fix:
     """Weights that have diverged stay so."""
-    return Fix(text="resume from a checkpoint before this step: --resume_from_checkpoint DIR")
+    return Fix(text=tr("resume from a checkpoint before this step: --resume_from_checkpoint DIR"))
 
 
 def _weighted(series: Series, way: float, is_first: bool) -> float:

@@ -12,6 +12,7 @@ from covey.health.history import History
 from covey.health.names import CUT, ENDED, ENTROPY, LENGTH, PAID_LENGTH, REPETITIVE
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
+from covey.texts import tr
 from covey.types import Fix
 
 
@@ -24,8 +25,15 @@ def entropy_collapse(h: History) -> Sign | None:
     if series.now >= bound:
         return None
     return Sign(
-        seen=f"entropy {series.begin:.3g} -> {series.now:.3g} nats a token, and {_no_better(h)}",
-        cause="Steps that are too large, or clipping that holds back unlikely tokens as much as likely ones.",
+        seen=tr(
+            "entropy {begin:.3g} -> {now:.3g} nats a token, and {no_better}",
+            begin=series.begin,
+            now=series.now,
+            no_better=_no_better(h),
+        ),
+        cause=tr(
+            "Steps that are too large, or clipping that holds back unlikely tokens as much as likely ones."
+        ),
         fixes=(_wider(h), h.slower()),
         badness=bound / max(series.now, 1e-12),
     )
@@ -35,17 +43,17 @@ def _no_better(h: History) -> str:
     """In what the run is no better."""
     parts = fallen_parts(h)
     if parts:
-        return ", ".join(f"{name} {change.words}" for name, change in parts)
-    return "the reward has not risen" if not h.has_risen() else "the held-out reward has fallen"
+        return ", ".join(tr("{name} {words}", name=name, words=change.words) for name, change in parts)
+    return tr("the reward has not risen") if not h.has_risen() else tr("the held-out reward has fallen")
 
 
 def _wider(h: History) -> Fix:
     high = h.option("epsilon_high")
     if high is not None and high >= 0.28:
         if h.option("num_iterations") == 1:
-            return Fix(text="a bonus for entropy", edits={"entropy_coef": 0.001})
-        return Fix(text="fewer passes over a rollout", edits={"num_iterations": 1})
-    return Fix(text="more room for unlikely tokens", edits={"epsilon_high": 0.28})
+            return Fix(text=tr("a bonus for entropy"), edits={"entropy_coef": 0.001})
+        return Fix(text=tr("fewer passes over a rollout"), edits={"num_iterations": 1})
+    return Fix(text=tr("more room for unlikely tokens"), edits={"epsilon_high": 0.28})
 
 
 def entropy_surge(h: History) -> Sign | None:
@@ -58,11 +66,11 @@ def entropy_surge(h: History) -> Sign | None:
     bound = times * max(limit("entropy_high"), limit("entropy_high_share") * series.begin)
     if series.now <= bound:
         return None
-    seen = f"entropy {series.begin:.3g} -> {series.now:.3g} nats a token"
+    seen = tr("entropy {begin:.3g} -> {now:.3g} nats a token", begin=series.begin, now=series.now)
     return Sign(
-        seen=seen if better else f"{seen}, and {_no_better(h)}",
-        cause="Steps that are too large, or a reward that does not tell good completions from bad ones.",
-        fixes=(h.slower(), Fix(text="a pull towards the model of the start", edits={"beta": 0.04})),
+        seen=seen if better else tr("{seen}, and {no_better}", seen=seen, no_better=_no_better(h)),
+        cause=tr("Steps that are too large, or a reward that does not tell good completions from bad ones."),
+        fixes=(h.slower(), Fix(text=tr("a pull towards the model of the start"), edits={"beta": 0.04})),
         badness=series.now / bound,
     )
 
@@ -79,13 +87,17 @@ def length_explosion(h: History) -> Sign | None:
     better = is_better(h)
     if better and not _grew_at_once(h):
         return None
-    seen = f"mean length {series.begin:.4g} -> {series.now:.4g} tokens"
+    seen = tr("mean length {begin:.4g} -> {now:.4g} tokens", begin=series.begin, now=series.now)
     return Sign(
-        seen=f"{seen}, within 50 rollouts" if better else f"{seen}, and {_no_better(h)}",
-        cause="A loss that weighs each token of a long wrong completion less (loss_type grpo), or a reward "
-        "that grows with length.",
+        seen=tr("{seen}, within 50 rollouts", seen=seen)
+        if better
+        else tr("{seen}, and {no_better}", seen=seen, no_better=_no_better(h)),
+        cause=tr(
+            "A loss that weighs each token of a long wrong completion less (loss_type grpo), "
+            "or a reward that grows with length."
+        ),
         fixes=(
-            Fix(text="a loss in which every token weighs the same", edits={"loss_type": "dapo"}),
+            Fix(text=tr("a loss in which every token weighs the same"), edits={"loss_type": "dapo"}),
             h.slower(),
         ),
         badness=series.now / bound,
@@ -113,14 +125,16 @@ def length_collapse(h: History) -> Sign | None:
     bound = share * series.begin
     if series.now >= bound:
         return None
-    seen = f"mean length {series.begin:.4g} -> {series.now:.4g} tokens"
+    seen = tr("mean length {begin:.4g} -> {now:.4g} tokens", begin=series.begin, now=series.now)
     return Sign(
-        seen=seen if better else f"{seen}; {_no_better(h)}",
-        cause="A reward that pays for form alone, or 1/length in the loss (loss_type grpo), which favours "
-        "short completions.",
+        seen=seen if better else tr("{seen}; {no_better}", seen=seen, no_better=_no_better(h)),
+        cause=tr(
+            "A reward that pays for form alone, or 1/length in the loss (loss_type grpo), "
+            "which favours short completions."
+        ),
         fixes=(
-            Fix(text="a loss without 1/length", edits={"loss_type": "dr_grpo"}),
-            Fix(text="a smaller weight for the reward that pays for form: --reward_weights"),
+            Fix(text=tr("a loss without 1/length"), edits={"loss_type": "dr_grpo"}),
+            Fix(text=tr("a smaller weight for the reward that pays for form: --reward_weights")),
         ),
         badness=bound / max(series.now, 1e-9),
     )
@@ -135,18 +149,26 @@ def truncation_spiral(h: History) -> Sign | None:
     if series.now <= bound:
         return None
     ended, maximum = h.value(ENDED), h.option("max_completion_length")
-    at = f" at {maximum:g} tokens" if maximum else ""
-    usual = f"; those that end take {ended:.4g} tokens" if ended else ""
-    longer = Fix(text="room to end")
+    at = tr(" at {maximum:g} tokens", maximum=maximum) if maximum else ""
+    usual = tr("; those that end take {ended:.4g} tokens", ended=ended) if ended else ""
+    longer = Fix(text=tr("room to end"))
     if maximum:
-        longer = Fix(text="room to end", edits={"max_completion_length": int(2 * maximum)})
+        longer = Fix(text=tr("room to end"), edits={"max_completion_length": int(2 * maximum)})
     return Sign(
-        seen=f"{series.now:.0%} of the completions are cut{at}, {series.begin:.0%} at the start{usual}",
-        cause="Completions grow, the cut ones are scored as wrong, and what is learned from them is not how "
-        "to end.",
+        seen=tr(
+            "{now:.0%} of the completions are cut{at}, {begin:.0%} at the start{usual}",
+            now=series.now,
+            at=at,
+            begin=series.begin,
+            usual=usual,
+        ),
+        cause=tr(
+            "Completions grow, the cut ones are scored as wrong, and what is learned from them "
+            "is not how to end."
+        ),
         fixes=(
             longer,
-            Fix(text="cut completions are not trained on", edits={"mask_truncated_completions": True}),
+            Fix(text=tr("cut completions are not trained on"), edits={"mask_truncated_completions": True}),
         ),
         badness=series.now / bound,
     )
@@ -161,15 +183,24 @@ def truncated_from_the_start(h: History) -> Sign | None:
     if min(v.value for v in (*series.first, series.last[-1])) < bound:
         return None
     return Sign(
-        seen=f"{newest:.0%} of the completions are cut from the first rollout on",
-        cause="The model does not end its turn: a base model without chat training, a template whose end "
-        "token is not the one that stops sampling, or a max_completion_length far too short.",
+        seen=tr("{newest:.0%} of the completions are cut from the first rollout on", newest=newest),
+        cause=tr(
+            "The model does not end its turn: a base model without chat training, a template "
+            "whose end token is not the one that stops sampling, or a max_completion_length "
+            "far too short."
+        ),
         fixes=(
             Fix(
-                text="see in rollouts/ whether a completion goes on behind its answer; if so, the end token "
-                "or the chat template is at fault"
+                text=tr(
+                    "see in rollouts/ whether a completion goes on behind its answer; if so, "
+                    "the end token or the chat template is at fault"
+                )
             ),
-            Fix(text="where completions are cut in the middle of an answer: a larger max_completion_length"),
+            Fix(
+                text=tr(
+                    "where completions are cut in the middle of an answer: a larger max_completion_length"
+                )
+            ),
         ),
         badness=1.0,
     )
@@ -184,12 +215,18 @@ def repetition(h: History) -> Sign | None:
     if newest.value <= limit("repetitive") or newest.value * newest.count < limit("repetitive_least"):
         return None
     return Sign(
-        seen=f"{newest.value:.0%} of {newest.count} completions repeat one token or one phrase",
-        cause="The model has diverged, or the weights that are sampled from are not those that are trained: "
-        "the second if it began at once.",
+        seen=tr(
+            "{value:.0%} of {count} completions repeat one token or one phrase",
+            value=newest.value,
+            count=newest.count,
+        ),
+        cause=tr(
+            "The model has diverged, or the weights that are sampled from are not those that "
+            "are trained: the second if it began at once."
+        ),
         fixes=(
             h.slower(),
-            Fix(text="resume from a checkpoint before this step: --resume_from_checkpoint DIR"),
+            Fix(text=tr("resume from a checkpoint before this step: --resume_from_checkpoint DIR")),
         ),
         badness=newest.value / limit("repetitive"),
     )

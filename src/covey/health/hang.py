@@ -10,6 +10,7 @@ from pathlib import Path
 
 from covey.activity import moment_words, ranks_word
 from covey.codes import CODES
+from covey.texts import capital, joined, plural, tr
 from covey.types import Finding, Fix
 
 
@@ -41,13 +42,30 @@ class Status:
 
     def line(self) -> str:
         """One line with everything that a person looks for."""
-        waits = f"; waits in {self.collective} #{self.num_collectives}" if self.collective else ""
-        waits += f"; waits for {self.service}" if self.service else ""
+        waits = (
+            tr(
+                "; waits in {collective} #{num_collectives}",
+                collective=self.collective,
+                num_collectives=self.num_collectives,
+            )
+            if self.collective
+            else ""
+        )
+        waits += tr("; waits for {service}", service=self.service) if self.service else ""
         memory = "".join(f"; {name} {value:g}" for name, value in self.memory.items())
-        return (
-            f"rank {self.rank} of {self.world}, process {self.pid} on {self.host}: {self.words()}; "
-            f"{self.seconds:.1f} s without progress, {self.allowed_s:.0f} s allowed{waits}; "
-            f"at {self.frame or 'no frame'}{memory}"
+        return tr(
+            "rank {rank} of {world}, process {pid} on {host}: {words}; {seconds:.1f} s without "
+            "progress, {allowed_s:.0f} s allowed{waits}; at {frame}{memory}",
+            rank=self.rank,
+            world=self.world,
+            pid=self.pid,
+            host=self.host,
+            words=self.words(),
+            seconds=self.seconds,
+            allowed_s=self.allowed_s,
+            waits=waits,
+            frame=self.frame or tr("no frame"),
+            memory=memory,
         )
 
 
@@ -92,58 +110,91 @@ def finding_of(statuses: Sequence[Status], directory: Path) -> Finding:
     working = [s for s in statuses if not s.collective]
     silent = sorted(set(range(world)) - {s.rank for s in statuses})
     latest = max(statuses, key=lambda s: s.seconds - s.allowed_s)
-    seen = (
-        f"no progress for {latest.seconds:.0f} s in {latest.words()}, with {latest.allowed_s:.0f} s allowed"
+    seen = tr(
+        "no progress for {seconds:.0f} s in {words}, with {allowed_s:.0f} s allowed",
+        seconds=latest.seconds,
+        words=latest.words(),
+        allowed_s=latest.allowed_s,
     )
-    who = [f"rank {s.rank} is in {s.words()}, at {s.frame}" for s in working] if world > 1 else []
+    who = []
     if world == 1:
-        seen += f"; it stands at {latest.frame}"
-    who += [f"rank {s.rank} waits for the rollout server {s.service}" for s in working if s.service]
+        seen += tr("; it stands at {frame}", frame=latest.frame)
+    else:
+        who = [
+            tr("rank {rank} is in {words}, at {frame}", rank=s.rank, words=s.words(), frame=s.frame)
+            for s in working
+        ]
+    who += [
+        tr("rank {rank} waits for the rollout server {service}", rank=s.rank, service=s.service)
+        for s in working
+        if s.service
+    ]
     by_place: dict[str, list[int]] = {}
     for status in waiting:
-        where = f"{status.collective} #{status.num_collectives} of {status.words()}, at {status.frame}"
-        by_place.setdefault(where, []).append(status.rank)
+        by_place.setdefault(_place(status), []).append(status.rank)
     who += [
-        f"{ranks_word(ranks)} wait{'s' if len(ranks) == 1 else ''} in {where}"
+        plural(
+            len(ranks),
+            "{ranks} waits in {where}",
+            "{ranks} wait in {where}",
+            ranks=ranks_word(ranks),
+            where=where,
+        )
         for where, ranks in by_place.items()
     ]
-    who += [f"{ranks_word(silent)} did not answer"] if silent else []
-    newest = newest_checkpoint(directory.parent)
+    who += [tr("{ranks_word} did not answer", ranks_word=ranks_word(silent))] if silent else []
     return Finding(
         code="F301",
-        seen=". ".join([seen, *(w[0].upper() + w[1:] for w in who)]),
+        seen=joined(". ", [seen, *map(capital, who)]),
         why=CODES["F301"].why,
         cause=_cause(working, silent, len(by_place)),
         fixes=(
-            Fix(text=f"the stacks of every thread are in {directory}"),
-            Fix(
-                text="goes on from the newest checkpoint; a main thread that is stuck can save none",
-                edits={"resume_from_checkpoint": str(newest)},
-            )
-            if newest
-            else Fix(text="start again: no checkpoint was saved yet, and a stuck main thread can save none"),
+            Fix(text=tr("the stacks of every thread are in {directory}", directory=directory)),
+            _go_on(directory.parent),
         ),
         step=latest.step,
     )
 
 
+def _place(status: Status) -> str:
+    """The collective that a rank waits in."""
+    return tr(
+        "{collective} #{num_collectives} of {words}, at {frame}",
+        collective=status.collective,
+        num_collectives=status.num_collectives,
+        words=status.words(),
+        frame=status.frame,
+    )
+
+
+def _go_on(output_dir: Path) -> Fix:
+    newest = newest_checkpoint(output_dir)
+    if newest is None:
+        return Fix(text=tr("start again: no checkpoint was saved yet, and a stuck main thread can save none"))
+    return Fix(
+        text=tr("goes on from the newest checkpoint; a main thread that is stuck can save none"),
+        edits={"resume_from_checkpoint": str(newest)},
+    )
+
+
 def _cause(working: Sequence[Status], silent: Sequence[int], num_places: int) -> str:
     if silent:
-        return (
-            f"The others wait for {ranks_word(silent)}: stopped, on a machine that is gone, or inside native "
-            "code that lets no other thread run."
+        return tr(
+            "The others wait for {ranks_word}: stopped, on a machine that is gone, or inside "
+            "native code that lets no other thread run.",
+            ranks_word=ranks_word(silent),
         )
     if served := sorted({s.service for s in working if s.service}):
-        return f"No completion came from {', '.join(served)}."
+        return tr("No completion came from {served}.", served=", ".join(served))
     if len(working) == 1:
         only = working[0]
-        others = "" if only.world == 1 else f" of rank {only.rank}, which the others wait for"
-        return f"What stands at the top of the stack{others}: {only.frame}."
+        others = "" if only.world == 1 else tr(" of rank {rank}, which the others wait for", rank=only.rank)
+        return tr("What stands at the top of the stack{others}: {frame}.", others=others, frame=only.frame)
     if working:
-        return "A service, disk or device that all of them need does not answer."
+        return tr("A service, disk or device that all of them need does not answer.")
     if num_places > 1:
-        return "The ranks wait at different places, each for the others."
-    return "All ranks are in the same collective: the network or the device between them does not answer."
+        return tr("The ranks wait at different places, each for the others.")
+    return tr("All ranks are in the same collective: the network or the device between them does not answer.")
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:

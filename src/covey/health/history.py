@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import Any
 
 from covey.health.thresholds import limit
+from covey.texts import tr
 from covey.types import Fix, StepRecord
 
 _KEPT = 200
@@ -209,13 +210,13 @@ class History:
     def slower(self) -> Fix:
         """A third of the learning rate."""
         rate = self.option("learning_rate")
-        text = "a learning rate of a third"
+        text = tr("a learning rate of a third")
         return Fix(text=text, edits={"learning_rate": float(f"{rate / 3:.1g}")}) if rate else Fix(text=text)
 
     def larger_groups(self) -> Fix:
         """Twice the completions a prompt, as an edit where the batch is known to divide by it."""
         size, batch = self.option("num_generations"), self.option("generation_batch_size")
-        text = "larger groups: twice the completions a prompt, of which more hit by chance"
+        text = tr("larger groups: twice the completions a prompt, of which more hit by chance")
         if size and batch and batch % (2 * size) == 0:
             return Fix(text=text, edits={"num_generations": int(2 * size)})
         return Fix(text=text)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from covey.comm import Comm
 from covey.health.words import broken
+from covey.texts import joined, tr
 from covey.types import Batch, Fix, GradientMatch, StepResult, StepStats
 
 # Larger than the noise of any kernel, smaller than what any fault leaves.
@@ -75,15 +76,21 @@ def _check_gradient(batch: Batch, result: StepResult, facts: StepFacts, comm: Co
         raise broken(
             "F102",
             facts.step,
-            "trained tokens have advantages and the gradient is exactly 0",
-            "The loss is cut off from the weights: frozen parameters, or a layer that detaches.",
+            tr("trained tokens have advantages and the gradient is exactly 0"),
+            tr("The loss is cut off from the weights: frozen parameters, or a layer that detaches."),
         )
     if result.silent and is_on_policy:
         raise broken(
             "F123",
             facts.step,
-            f"{result.silent} of the micro-batches with advantages added nothing to the gradient",
-            "A backward pass was lost to a hook, an engine's own accumulation, or a buffer that was cleared.",
+            tr(
+                "{silent} of the micro-batches with advantages added nothing to the gradient",
+                silent=result.silent,
+            ),
+            tr(
+                "A backward pass was lost to a hook, an engine's own accumulation, or a buffer that "
+                "was cleared."
+            ),
         )
 
 
@@ -92,20 +99,26 @@ def _check_match(match: GradientMatch, batch: Batch, facts: StepFacts, comm: Com
         return
     passes, world = len(batch.micro_batches), comm.world
     known = (
-        (1.0 / passes, f"That is what dividing by its {passes} micro-batches gives."),
-        (1.0 / world, f"That is what averaging over the {world} ranks gives."),
-        (float(world), f"That is what multiplying by the {world} ranks gives."),
-        (2.0, "That is what counting everything twice gives."),
+        (1.0 / passes, tr("That is what dividing by its {passes} micro-batches gives.", passes=passes)),
+        (1.0 / world, tr("That is what averaging over the {world} ranks gives.", world=world)),
+        (float(world), tr("That is what multiplying by the {world} ranks gives.", world=world)),
+        (2.0, tr("That is what counting everything twice gives.")),
     )
     near = [words for scale, words in known if scale != 1.0 and abs(match.scale / scale - 1.0) < _NEAR]
-    cause = "A backward pass was lost, counted twice or weighed, by a hook, an engine or a buffer."
+    cause = tr("A backward pass was lost, counted twice or weighed, by a hook, an engine or a buffer.")
     raise broken(
         "F127",
         facts.step,
-        f"the gradient of the step is {match.scale:.4g} times that of its rows, computed a second time "
-        f"without accumulation (1 is right); {match.worst} is {match.gap:.2g} of its gradient away, and "
-        f"rounding explains {facts.gradient_gap:g}",
-        " ".join(near) or cause,
+        tr(
+            "the gradient of the step is {scale:.4g} times that of its rows, computed a second time "
+            "without accumulation (1 is right); {worst} is {gap:.2g} of its gradient away, and "
+            "rounding explains {gradient_gap:g}",
+            scale=match.scale,
+            worst=match.worst,
+            gap=match.gap,
+            gradient_gap=facts.gradient_gap,
+        ),
+        joined(" ", near) if near else cause,
     )
 
 
@@ -118,19 +131,29 @@ def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None
         raise broken(
             "F103",
             facts.step,
-            f"gradient norm {stats.grad_norm:.3g}, learning rate {stats.learning_rate:.3g}, and {share:.1%} "
-            "of the weights with a gradient moved",
-            "A learning rate below the spacing of the weights' numbers, or masters that are not stepped.",
-            Fix(text="a larger learning rate", edits={"learning_rate": 1e-6}),
+            tr(
+                "gradient norm {grad_norm:.3g}, learning rate {learning_rate:.3g}, and {share:.1%} "
+                "of the weights with a gradient moved",
+                grad_norm=stats.grad_norm,
+                learning_rate=stats.learning_rate,
+                share=share,
+            ),
+            tr("A learning rate below the spacing of the weights' numbers, or masters that are not stepped."),
+            Fix(text=tr("a larger learning rate"), edits={"learning_rate": 1e-6}),
         )
     lost = [n for n in stats.untouched if not any(part in n for part in facts.may_lack)]
     if has_signal and stats.grad_norm > 0.0 and lost:
-        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        more = tr(" and {num_lost} more", num_lost=len(lost) - 3) if len(lost) > 3 else ""
         raise broken(
             "F124",
             facts.step,
-            f"{len(lost)} tensors that are trained have a gradient of exactly 0: {', '.join(lost[:3])}{more}",
-            "They are frozen, bypassed by the forward pass, or a hook clears their gradient.",
+            tr(
+                "{num_lost} tensors that are trained have a gradient of exactly 0: {lost}{more}",
+                num_lost=len(lost),
+                lost=", ".join(lost[:3]),
+                more=more,
+            ),
+            tr("They are frozen, bypassed by the forward pass, or a hook clears their gradient."),
         )
 
 
@@ -139,33 +162,48 @@ def _check_fresh(result: StepResult, facts: StepFacts) -> None:
         raise broken(
             "F116",
             facts.step,
-            f"before any update on this rollout a token's logprob is {result.ratio_gap:.3g} away from its "
-            "old one: the ratio is not 1",
-            "The old logprobs are of other weights, another temperature or another row; or dropout is on.",
+            tr(
+                "before any update on this rollout a token's logprob is {ratio_gap:.3g} away from "
+                "its old one: the ratio is not 1",
+                ratio_gap=result.ratio_gap,
+            ),
+            tr(
+                "The old logprobs are of other weights, another temperature or another row; or dropout is on."
+            ),
         )
     loss = result.metrics["loss"].value
     if facts.loss is not None and loss is not None and not abs(loss - facts.loss[0]) <= _LOSS * facts.loss[1]:
         raise broken(
             "F111",
             facts.step,
-            f"the loss is {loss:.4g}, and the advantages of the step's rows give {facts.loss[0]:.4g}",
-            "Parts of the step were averaged for themselves: by forward pass, or by rank.",
+            tr(
+                "the loss is {loss:.4g}, and the advantages of the step's rows give {loss2:.4g}",
+                loss=loss,
+                loss2=facts.loss[0],
+            ),
+            tr("Parts of the step were averaged for themselves: by forward pass, or by rank."),
         )
     gap = result.metrics["sampling/sampling_logp_difference/mean"].value
     if facts.sampler_gap is not None and gap is not None and not gap <= facts.sampler_gap:
         raise broken(
             "F115",
             facts.step,
-            f"the sampler's logprobs are {gap:.3g} away from the learner's on average, with the same weights "
-            f"and tokens; rounding explains {facts.sampler_gap:g}",
-            "One of the two uses another temperature, other weights, or a wrong mask or position.",
-            Fix(text="the general engine, to see which of the two is wrong", edits={"engine": "generate"}),
+            tr(
+                "the sampler's logprobs are {gap:.3g} away from the learner's on average, with the "
+                "same weights and tokens; rounding explains {sampler_gap:g}",
+                gap=gap,
+                sampler_gap=facts.sampler_gap,
+            ),
+            tr("One of the two uses another temperature, other weights, or a wrong mask or position."),
+            Fix(
+                text=tr("the general engine, to see which of the two is wrong"), edits={"engine": "generate"}
+            ),
         )
     kl = result.metrics["kl"].value
     if facts.is_start and kl is not None and not abs(kl) <= _SAME:
         raise broken(
             "F117",
             facts.step,
-            f"the KL to the reference is {kl:.3g} before the first update",
-            "The reference is not the model that the run starts from.",
+            tr("the KL to the reference is {kl:.3g} before the first update", kl=kl),
+            tr("The reference is not the model that the run starts from."),
         )

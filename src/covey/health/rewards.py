@@ -9,6 +9,7 @@ from typing import Any
 
 from covey.codes import CODES
 from covey.errors import GuardStop
+from covey.texts import tr
 from covey.types import Finding, Finish, Fix, ScoredGroup, ScorePart, Severity, Status
 
 _WINDOW = 10
@@ -76,7 +77,11 @@ class RewardWatch:
         """`, all of them of rank 1` where that is so and there are other ranks; of `num` completions."""
         share = -(-num // self._world)
         ranks = {i // share for i in failed}
-        return f", all of them of rank {min(ranks)}" if self._world > 1 and len(ranks) == 1 else ""
+        return (
+            tr(", all of them of rank {ranks}", ranks=min(ranks))
+            if self._world > 1 and len(ranks) == 1
+            else ""
+        )
 
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON."""
@@ -99,19 +104,30 @@ def refuse_no_numbers(groups: Sequence[ScoredGroup], step: int) -> None:
             part = next((p for p in score.parts if p.status is Status.INVALID), None)
             if part is not None:
                 text = scored.group.trajectories[sibling - 1].text
-                where = f"completion {sibling} of {len(scored.scores)}, {text!r:.80}"
+                where = tr(
+                    "completion {sibling} of {num_scores}, {text!r:.80}",
+                    sibling=sibling,
+                    num_scores=len(scored.scores),
+                    text=text,
+                )
                 raise GuardStop(_no_number(part, scored.group.prompt.id + 1, where, step))
 
 
 def _no_number(part: ScorePart, row: int, where: str, step: int) -> Finding:
     return Finding(
         code="F107",
-        seen=f"the reward {part.name} {part.message}: row {row} of the data, {where}",
-        why="A number that is none cannot be compared with others. Nothing was scored 0 or learnt.",
-        cause="A division by zero, a logarithm of zero, or a judge whose answer is no number.",
+        seen=tr(
+            "the reward {name} {message}: row {row} of the data, {where}",
+            name=part.name,
+            message=part.message,
+            row=row,
+            where=where,
+        ),
+        why=tr("A number that is none cannot be compared with others. Nothing was scored 0 or learnt."),
+        cause=tr("A division by zero, a logarithm of zero, or a judge whose answer is no number."),
         fixes=(
-            Fix(text="give None where the reward has no word on a completion"),
-            Fix(text="mend the reward, then resume with --resume_from_checkpoint latest"),
+            Fix(text=tr("give None where the reward has no word on a completion")),
+            Fix(text=tr("mend the reward, then resume with --resume_from_checkpoint latest")),
         ),
         step=step,
     )
@@ -120,10 +136,17 @@ def _no_number(part: ScorePart, row: int, where: str, step: int) -> Finding:
 def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, where: str = "") -> Finding:
     return Finding(
         code="F107",
-        seen=f"the reward {name} failed on {lost} of {seen} completions{where}: {example.message}",
-        why="Completions without a reward are left out of their groups. Nothing was scored 0.",
-        cause="An error in the reward function, or a service behind it that does not answer.",
-        fixes=(Fix(text="mend the reward, then resume with --resume_from_checkpoint latest"),),
+        seen=tr(
+            "the reward {name} failed on {lost} of {seen} completions{where}: {message}",
+            name=name,
+            lost=lost,
+            seen=seen,
+            where=where,
+            message=example.message,
+        ),
+        why=tr("Completions without a reward are left out of their groups. Nothing was scored 0."),
+        cause=tr("An error in the reward function, or a service behind it that does not answer."),
+        fixes=(Fix(text=tr("mend the reward, then resume with --resume_from_checkpoint latest")),),
         step=step,
     )
 
@@ -141,8 +164,12 @@ def _constant(
         findings.append(
             Finding(
                 code="F108",
-                seen=f"{name} is {'None' if value is None else f'{value:g}'} for all {len(parts)} "
-                "completions of the first rollout.",
+                seen=tr(
+                    "{name} is {words} for all {num_parts} completions of the first rollout.",
+                    name=name,
+                    words="None" if value is None else tr("{value:g}", value=value),
+                    num_parts=len(parts),
+                ),
                 why=CODES["F108"].why,
                 cause=_cause(groups, value),
                 severity=Severity.WARNING,
@@ -157,11 +184,15 @@ def _cause(groups: Sequence[ScoredGroup], value: float | None) -> str:
     cut = sum(f is Finish.LENGTH for f in finishes) / len(finishes)
     sources = [s.extras.get("parsed_by") for g in groups for s in g.scores]
     if value is None:
-        return "Each row said None: the column that it needs is missing, or no gold answer can be read."
+        return tr("Each row said None: the column that it needs is missing, or no gold answer can be read.")
     if cut > 0.5:
-        return f"{cut:.0%} of the completions were cut at max_completion_length, before an answer."
+        return tr(
+            "{cut:.0%} of the completions were cut at max_completion_length, before an answer.", cut=cut
+        )
     if sources and all(s == "none" for s in sources):
-        return "No completion holds an answer: no <answer>, no box, no number."
+        return tr("No completion holds an answer: no <answer>, no box, no number.")
     if value == 0:
-        return "The task is too hard for the model, or the prompt does not ask for the form that is paid for."
-    return "The task is too easy for the model, or the reward does not look at the completion."
+        return tr(
+            "The task is too hard for the model, or the prompt does not ask for the form that is paid for."
+        )
+    return tr("The task is too easy for the model, or the reward does not look at the completion.")

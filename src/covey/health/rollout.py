@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from covey.health.words import broken
+from covey.texts import joined, tr
 from covey.types import Fix, ScoredGroup, TrainSample, Trajectory
 
 if TYPE_CHECKING:
@@ -49,8 +50,12 @@ def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fa
     """
     trajectories = [t for g in groups for t in g.group.trajectories]
     if facts.version is not None and len(rows) != facts.num_rows:
-        seen = f"a rollout of {len(rows)} completions where the plan has {facts.num_rows}"
-        raise broken("F122", facts.step, seen, "Completions were lost or added after sampling.")
+        seen = tr(
+            "a rollout of {num_rows} completions where the plan has {num_rows2}",
+            num_rows=len(rows),
+            num_rows2=facts.num_rows,
+        )
+        raise broken("F122", facts.step, seen, tr("Completions were lost or added after sampling."))
     _check_groups(groups, facts)
     totals = [s.total for g in groups for s in g.scores]
     for row, trajectory, total in zip(rows, trajectories, totals, strict=True):
@@ -65,8 +70,14 @@ def refuse_other_versions(groups: Sequence[ScoredGroup], version: int) -> None:
     """Raise GuardStop (F114) where an evaluation of `version` holds tokens of another one."""
     versions = {v for g in groups for t in g.group.trajectories for s in t.segments for v in s.versions}
     if versions - {version}:
-        seen = f"an evaluation was sampled by policy version {min(versions)}, the policy is at {version}"
-        raise broken("F114", version, seen, "The engine did not get the weights of the last optimizer step.")
+        seen = tr(
+            "an evaluation was sampled by policy version {versions}, the policy is at {version}",
+            versions=min(versions),
+            version=version,
+        )
+        raise broken(
+            "F114", version, seen, tr("The engine did not get the weights of the last optimizer step.")
+        )
 
 
 def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
@@ -75,48 +86,90 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
         siblings = [t.noise_key.sibling for t in group.trajectories]
         prompts = {t.segments[0].token_ids for t in group.trajectories}
         if len(siblings) != group.planned or len(set(siblings)) != len(siblings):
-            seen = f"group {number} holds the siblings {siblings} of {group.planned} that were planned"
+            seen = tr(
+                "group {number} holds the siblings {siblings} of {planned} that were planned",
+                number=number,
+                siblings=siblings,
+                planned=group.planned,
+            )
         elif facts.version is not None and group.planned != facts.num_generations:
-            seen = f"group {number} has {group.planned} completions, not {facts.num_generations}"
+            seen = tr(
+                "group {number} has {planned} completions, not {num_generations}",
+                number=number,
+                planned=group.planned,
+                num_generations=facts.num_generations,
+            )
         elif prompts != (own := {tuple(group.prompt.token_ids)}):
-            seen = f"group {number} holds completions of {len(prompts | own)} prompts"
+            seen = tr(
+                "group {number} holds completions of {num_prompts} prompts",
+                number=number,
+                num_prompts=len(prompts | own),
+            )
         else:
             continue
-        raise broken("F112", facts.step, seen, "Completions were sorted into the wrong groups.")
+        raise broken("F112", facts.step, seen, tr("Completions were sorted into the wrong groups."))
 
 
 def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) -> None:
     sample = row.annotated.sample
-    name = f"completion {sample.sibling} of group {sample.group}"
+    name = tr("completion {sibling} of group {group}", sibling=sample.sibling, group=sample.group)
     written = [s for s in trajectory.segments if s.trained]
     sampled = tuple(i for s in written for i in s.token_ids)
     trained = tuple(i for i, on in zip(sample.token_ids, sample.is_trained, strict=True) if on)
     if trained != sampled:
         differs_at = next((i for i, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
-        where = f"they part at token {differs_at}" if differs_at is not None else "one begins the other"
-        seen = f"{name}: {len(sampled)} tokens were sampled, {len(trained)} others would be trained; {where}"
-        raise broken("F110", facts.step, seen, "Text was decoded and encoded again, or a mask is shifted.")
-    if row.masked is None and sum(row.loss_mask) != len(sampled):
-        seen = f"{name}: {len(sampled)} tokens were sampled, the loss covers {sum(row.loss_mask)}"
+        where = (
+            tr("they part at token {differs_at}", differs_at=differs_at)
+            if differs_at is not None
+            else tr("one begins the other")
+        )
+        seen = tr(
+            "{name}: {num_sampled} tokens were sampled, {num_trained} others would be trained; {where}",
+            name=name,
+            num_sampled=len(sampled),
+            num_trained=len(trained),
+            where=where,
+        )
         raise broken(
-            "F111", facts.step, seen, "A mask is shorter than its completion; most often EOS is out."
+            "F110", facts.step, seen, tr("Text was decoded and encoded again, or a mask is shifted.")
+        )
+    if row.masked is None and sum(row.loss_mask) != len(sampled):
+        seen = tr(
+            "{name}: {num_sampled} tokens were sampled, the loss covers {loss_mask}",
+            name=name,
+            num_sampled=len(sampled),
+            loss_mask=sum(row.loss_mask),
+        )
+        raise broken(
+            "F111", facts.step, seen, tr("A mask is shorter than its completion; most often EOS is out.")
         )
     versions = {v for s in written for v in s.versions}
     if facts.version is not None and sample.group in facts.stale:
         if max(versions, default=-1) >= facts.version:
-            seen = (
-                f"{name}, replayed, was sampled by policy version {max(versions)}, and that is no older one"
+            seen = tr(
+                "{name}, replayed, was sampled by policy version {versions}, and that is no older one",
+                name=name,
+                versions=max(versions),
             )
-            raise broken("F114", facts.step, seen, "A group of this rollout was taken for an older one.")
+            raise broken("F114", facts.step, seen, tr("A group of this rollout was taken for an older one."))
     elif facts.version is not None and versions - {facts.version}:
-        seen = f"{name} was sampled by policy version {min(versions)}, the policy is at {facts.version}"
-        cause = "The weights were not published to the engine after the last optimizer step."
+        seen = tr(
+            "{name} was sampled by policy version {versions}, the policy is at {version}",
+            name=name,
+            versions=min(versions),
+            version=facts.version,
+        )
+        cause = tr("The weights were not published to the engine after the last optimizer step.")
         raise broken("F114", facts.step, seen, cause)
 
 
 def _check_finite(row: TrainSample, total: float | None, step: int) -> None:
     annotated = row.annotated
-    name = f"completion {annotated.sample.sibling} of group {annotated.sample.group}"
+    name = tr(
+        "completion {sibling} of group {group}",
+        sibling=annotated.sample.sibling,
+        group=annotated.sample.group,
+    )
     numbers: dict[str, bool] = {
         "its reward": total is None or math.isfinite(total),
         "its sampler's logprobs": all(map(math.isfinite, annotated.sample.sampler_logprobs)),
@@ -126,12 +179,18 @@ def _check_finite(row: TrainSample, total: float | None, step: int) -> None:
     }
     lost = [what for what, fine in numbers.items() if not fine]
     if lost:
-        cause = "Weights that hold NaN or infinity, or logits that overflow."
+        cause = tr("Weights that hold NaN or infinity, or logits that overflow.")
         fixes = (
-            Fix(text="go on from the newest checkpoint, with a smaller learning rate"),
+            Fix(text=tr("go on from the newest checkpoint, with a smaller learning rate")),
             Fix(text="float32", edits={"torch_dtype": "float32"}),
         )
-        raise broken("F118", step, f"{name}: {' and '.join(lost)} not finite", cause, *fixes)
+        raise broken(
+            "F118",
+            step,
+            tr("{name}: {lost} not finite", name=name, lost=joined(tr(" and "), lost)),
+            cause,
+            *fixes,
+        )
 
 
 def _is_finite(values_N: Tensor | None) -> bool:
@@ -160,10 +219,21 @@ def _check_advantages(
         largest = max((abs(v) for v in together), default=0.0)
         total = sum(together)
         if abs(total) > _ROUNDING * max(1.0, largest) * len(together):
-            seen = f"the {len(together)} advantages of group {number} add up to {total:.4g}, not to 0"
+            seen = tr(
+                "the {num_together} advantages of group {number} add up to {total:.4g}, not to 0",
+                num_together=len(together),
+                number=number,
+                total=total,
+            )
             if number is None:
-                seen = f"the {len(together)} advantages of the rollout add up to {total:.4g}, not to 0"
-            raise broken("F113", facts.step, seen, "Rewards of several groups were mixed, or rows left out.")
+                seen = tr(
+                    "the {num_together} advantages of the rollout add up to {total:.4g}, not to 0",
+                    num_together=len(together),
+                    total=total,
+                )
+            raise broken(
+                "F113", facts.step, seen, tr("Rewards of several groups were mixed, or rows left out.")
+            )
         if facts.scaled_by == "group" and is_bounded:
             _check_largest(together, number, facts.step)
     if facts.scaled_by == "rollout" and is_bounded:
@@ -180,10 +250,21 @@ def _check_largest(values: Sequence[float], number: int | None, step: int) -> No
     largest = max((abs(v) for v in values), default=0.0)
     bound = (len(values) - 1) / math.sqrt(len(values)) if values else 0.0
     if largest > bound * (1 + _ROUNDING):
-        seen = f"an advantage of group {number} is {largest:.4g}; {len(values)} rewards give {bound:.4g}"
+        seen = tr(
+            "an advantage of group {number} is {largest:.4g}; {num_values} rewards give {bound:.4g}",
+            number=number,
+            largest=largest,
+            num_values=len(values),
+            bound=bound,
+        )
         if number is None:
-            seen = f"an advantage of the rollout is {largest:.4g}; {len(values)} rewards give {bound:.4g}"
-        raise broken("F113", step, seen, "The spread that rewards are divided by is not theirs.")
+            seen = tr(
+                "an advantage of the rollout is {largest:.4g}; {num_values} rewards give {bound:.4g}",
+                largest=largest,
+                num_values=len(values),
+                bound=bound,
+            )
+        raise broken("F113", step, seen, tr("The spread that rewards are divided by is not theirs."))
 
 
 def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
@@ -206,9 +287,12 @@ def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
         evidence += max(ratios) - math.log(len(_COPIED))
         copies, others = copies + equal, others + len(rest)
     if evidence > _EVIDENCE:
-        seen = (
-            f"{copies} of {others} completions repeat their first sibling token by token; by their own "
-            f"probabilities the chance of that is below e^-{evidence:.0f}"
+        seen = tr(
+            "{copies} of {others} completions repeat their first sibling token by token; by "
+            "their own probabilities the chance of that is below e^-{evidence:.0f}",
+            copies=copies,
+            others=others,
+            evidence=evidence,
         )
-        cause = "Siblings were sampled with one seed, came from a cache, or sampling is greedy."
+        cause = tr("Siblings were sampled with one seed, came from a cache, or sampling is greedy.")
         raise broken("F125", step, seen, cause)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from covey.codes import CODES
-from covey.health import breakdown, collapse, movement, sampling
+from covey.health import breakdown, collapse, groups, movement, sampling
 from covey.health.history import History
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
+from covey.texts import tr
 from covey.types import Finding, Severity, StepRecord
 
 
@@ -41,8 +42,8 @@ RULES: tuple[Rule, ...] = (
     Rule(code="F208", check=breakdown.held_out_falls, each="evaluation"),
     Rule(code="F209", check=movement.kl_blow_up, streak=int(limit("kl_values")), each="step"),
     Rule(code="F210", check=movement.gradient_blow_up, streak=int(limit("grad_values")), each="step"),
-    Rule(code="F211", check=movement.no_signal),
-    Rule(code="F212", check=movement.little_signal),
+    Rule(code="F211", check=groups.no_signal),
+    Rule(code="F212", check=groups.little_signal),
     Rule(code="F213", check=movement.rate_is_zero, streak=int(limit("learning_rate_values")), each="step"),
     Rule(code="F214", check=movement.memory_grows, each="step"),
     Rule(code="F215", check=movement.stopped_learning),
@@ -54,7 +55,7 @@ RULES: tuple[Rule, ...] = (
         check=collapse.truncated_from_the_start,
         streak=int(limit("truncated_at_start_values")),
     ),
-    Rule(code="F220", check=movement.short_of_signal),
+    Rule(code="F220", check=groups.short_of_signal),
     Rule(code="F221", check=breakdown.breakdown),
     Rule(code="F222", check=breakdown.fell, streak=_LASTING),
     Rule(code="F223", check=breakdown.length_is_paid, streak=_LASTING),
@@ -150,10 +151,14 @@ def _is_due(held: _Held, sign: Sign, step: int) -> bool:
 
 
 def _finding(code: str, sign: Sign, since: int, step: int) -> Finding:
-    when = f"step {step}" if since == step else f"steps {since} to {step}"
+    when = (
+        tr("step {step}", step=step)
+        if since == step
+        else tr("steps {since} to {step}", since=since, step=step)
+    )
     return Finding(
         code=code,
-        seen=f"{when}: {sign.seen}",
+        seen=tr("{when}: {seen}", when=when, seen=sign.seen),
         why=CODES[code].why,
         cause=sign.cause,
         fixes=sign.fixes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from covey.health.history import History
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
+from covey.texts import tr
 from covey.types import Fix
 
 _CORRECTED, _PLAIN = "rollout_correction/ess", "sampling/ess"
@@ -20,14 +21,18 @@ def low_sample_size(h: History) -> Sign | None:
         return None
     is_corrected = h.value(_CORRECTED) is not None
     gap = h.value("sampling/sampling_logp_difference/mean")
-    apart = "" if gap is None else f"; logprobs are {gap:.3g} apart on average"
-    fixes = [Fix(text="have the engine compute in the dtype of the run")]
+    apart = "" if gap is None else tr("; logprobs are {gap:.3g} apart on average", gap=gap)
+    fixes = [Fix(text=tr("have the engine compute in the dtype of the run"))]
     if not is_corrected:
-        text = "weigh the tokens by it, cut where weights grow large"
+        text = tr("weigh the tokens by it, cut where weights grow large")
         fixes.append(Fix(text=text, edits={"rollout_importance_sampling_mode": "token_truncate"}))
     return Sign(
-        seen=f"the weights between engine and learner leave {value:.0%} of the tokens' sample size{apart}",
-        cause="The engine rounds otherwise than the learner, or filters what it draws from.",
+        seen=tr(
+            "the weights between engine and learner leave {value:.0%} of the tokens' sample size{apart}",
+            value=value,
+            apart=apart,
+        ),
+        cause=tr("The engine rounds otherwise than the learner, or filters what it draws from."),
         fixes=tuple(fixes),
         badness=limit("ess_low") / max(value, 1e-6),
     )

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from covey.health.words import broken
 from covey.plan.check_steps import StepRefusal
+from covey.texts import tr
 from covey.types import Fix, ScoredGroup, ScorePart
 
-_ONE_FORM = Fix(text="return a list for every completion, or a number for every one; None for no word")
+_ONE_FORM = Fix(text=tr("return a list for every completion, or a number for every one; None for no word"))
 
 
 def check_steps(groups: Sequence[ScoredGroup], refusals: Sequence[StepRefusal], step: int) -> None:
@@ -21,10 +22,17 @@ def check_steps(groups: Sequence[ScoredGroup], refusals: Sequence[StepRefusal], 
     for name, parts in by_name.items():
         num_lists = sum(p.steps is not None for p in parts)
         if 0 < num_lists < len(parts):
-            seen = f"the reward {name} gave lists for {num_lists} of {len(parts)} completions, else numbers"
-            cause = "A branch of the function that returns one number, such as that of an error."
+            seen = tr(
+                "the reward {name} gave lists for {num_lists} of {num_parts} completions, else numbers",
+                name=name,
+                num_lists=num_lists,
+                num_parts=len(parts),
+            )
+            cause = tr("A branch of the function that returns one number, such as that of an error.")
             raise broken("F129", step, seen, cause, _ONE_FORM)
         if num_lists and refusals:
-            seen = f"the reward {name} gives one number per step, and {refusals[0].words}"
-            cause = "The trial of rewards was left out, or its two rows had no step."
+            seen = tr(
+                "the reward {name} gives one number per step, and {words}", name=name, words=refusals[0].words
+            )
+            cause = tr("The trial of rewards was left out, or its two rows had no step.")
             raise broken("F129", step, seen, cause, *(refusal.fix for refusal in refusals))

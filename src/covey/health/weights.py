@@ -10,6 +10,7 @@ from torch import Tensor
 from covey.checksums import is_finite
 from covey.comm import Comm
 from covey.health.words import broken
+from covey.texts import tr
 from covey.types import Fix
 
 # A step looks at one tensor in so many, so that the whole model is looked at every so many steps.
@@ -41,7 +42,7 @@ class WeightWatch:
         return {**self._owner.frozen(), **self._reference()}
 
     def _reference(self) -> dict[str, Tensor]:
-        return {f"reference {name}": tensor for name, tensor in self._moving().items()}
+        return {tr("reference {name}", name=name): tensor for name, tensor in self._moving().items()}
 
     def _sums(self, tensors: Mapping[str, Tensor]) -> dict[str, int]:
         return dict(zip(tensors, self._owner.fingerprints(tensors), strict=True))
@@ -58,9 +59,11 @@ class WeightWatch:
         `is_behind` the policy, kept its bits."""
         stayed = not self.record_reference() and is_behind
         if any(comm.max([float(stayed)])):
-            seen = "the reference was to be drawn to the policy, and kept its bits"
-            cause = "A sync was left out, or ref_model_mixup_alpha is so small that float32 rounds it away."
-            fix = Fix(text="copy the policy at a sync", edits={"ref_model_mixup_alpha": 1.0})
+            seen = tr("the reference was to be drawn to the policy, and kept its bits")
+            cause = tr(
+                "A sync was left out, or ref_model_mixup_alpha is so small that float32 rounds it away."
+            )
+            fix = Fix(text=tr("copy the policy at a sync"), edits={"ref_model_mixup_alpha": 1.0})
             raise broken("F119", step, seen, cause, fix)
 
     def check(self, step: int, comm: Comm) -> None:
@@ -69,10 +72,13 @@ class WeightWatch:
         now = self._sums({n: held[n] for n in _share(list(held), step)})
         changed = [n for n, value in now.items() if value != self._start[n]]
         if any(comm.max([float(len(changed))])):
-            seen = f"frozen weights have changed: {', '.join(changed[:3]) or 'on another rank'}"
-            cause = "An adapter was merged for a rollout and not taken out exactly."
+            seen = tr(
+                "frozen weights have changed: {changed}",
+                changed=", ".join(changed[:3]) or tr("on another rank"),
+            )
+            cause = tr("An adapter was merged for a rollout and not taken out exactly.")
             if changed and changed[0] in self._reference():
-                cause = "The reference was moved between two syncs."
+                cause = tr("The reference was moved between two syncs.")
             raise broken("F119", step, seen, cause)
         if comm.world == 1:
             return
@@ -82,18 +88,22 @@ class WeightWatch:
         highest, lowest = comm.max(sums), comm.max([-x for x in sums])
         apart = [n for n, high, low in zip(names, highest, lowest, strict=True) if high != -low]
         if apart:
-            seen = f"the {comm.world} ranks hold other weights in {', '.join(apart[:3])}"
-            cause = "A gradient was not averaged over all ranks, or one machine computes wrongly."
+            seen = tr(
+                "the {world} ranks hold other weights in {apart}",
+                world=comm.world,
+                apart=", ".join(apart[:3]),
+            )
+            cause = tr("A gradient was not averaged over all ranks, or one machine computes wrongly.")
             raise broken("F121", step, seen, cause)
 
     def check_finite(self, step: int, comm: Comm) -> None:
         """Raise GuardStop (F128) where trained weights are not finite on any rank; reads all of them."""
         bad = [n for n, tensor in self._owner.trained().items() if not is_finite(tensor)]
         if any(comm.max([float(len(bad))])):
-            seen = f"weights are not finite: {', '.join(bad[:3]) or 'on another rank'}"
-            cause = "The step that was just taken overflowed, or something wrote to the weights after it."
-            before = Fix(text="go on from an earlier checkpoint: --resume_from_checkpoint DIR")
-            raise broken("F128", step, seen, cause, before, Fix(text="a smaller learning rate"))
+            seen = tr("weights are not finite: {bad}", bad=", ".join(bad[:3]) or tr("on another rank"))
+            cause = tr("The step that was just taken overflowed, or something wrote to the weights after it.")
+            before = Fix(text=tr("go on from an earlier checkpoint: --resume_from_checkpoint DIR"))
+            raise broken("F128", step, seen, cause, before, Fix(text=tr("a smaller learning rate")))
 
 
 def _share(names: Sequence[str], step: int) -> Sequence[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from covey.codes import CODES
 from covey.errors import GuardStop
+from covey.texts import tr
 from covey.types import Finding, Fix
 
-REPORT = Fix(text="report it with the run directory: no configuration can lead here")
+REPORT = Fix(text=tr("report it with the run directory: no configuration can lead here"))
 
 
 def broken(code: str, step: int, seen: str, cause: str, *fixes: Fix) -> GuardStop:
@@ -14,7 +15,7 @@ def broken(code: str, step: int, seen: str, cause: str, *fixes: Fix) -> GuardSto
     return GuardStop(
         Finding(
             code=code,
-            seen=f"step {step}: {seen}",
+            seen=tr("step {step}: {seen}", step=step, seen=seen),
             why=CODES[code].why,
             cause=cause,
             fixes=fixes or (REPORT,),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import CheckpointError
+from covey.texts import tr
 
 AdamKind = Literal["adamw_torch", "adamw_8bit"]
 
@@ -66,9 +67,15 @@ class Adam:
         """Go on with what `state` gave; CheckpointError where that was of the other kind."""
         is_torch = isinstance(self._optimizer, torch.optim.AdamW)
         if is_torch == ("state1" in moments):
-            words = ("adamw_torch, of 32 bits", "adamw_8bit, of 8 bits")
+            words = (tr("adamw_torch, of 32 bits"), tr("adamw_8bit, of 8 bits"))
             ours, theirs = words if is_torch else words[::-1]
-            raise CheckpointError(f"the moments of the checkpoint are by optim {theirs}, and here {ours}")
+            raise CheckpointError(
+                tr(
+                    "the moments of the checkpoint are by optim {theirs}, and here {ours}",
+                    theirs=theirs,
+                    ours=ours,
+                )
+            )
         held: dict[str, Any] = {key: value.to(master.device, copy=True) for key, value in moments.items()}
         if "state1" in held:
             held["step"] = int(held["step"])

@@ -23,6 +23,7 @@ from covey.errors import CheckpointError
 from covey.learner.adam import Adam, AdamKind
 from covey.learner.offload import NO_OFFLOAD, Offload, Parked, layer_groups, own_memory
 from covey.models.quantized import cast_unpacked
+from covey.texts import tr
 from covey.types import StepStats
 
 # Elements compared before and after a step, for update_ratio and frac_params_changed.
@@ -250,8 +251,8 @@ class Masters:
         grad_norm = float(norm)
         is_finite = math.isfinite(grad_norm)
         if not self._across.all(is_finite):
-            whose = "another rank's gradient is not finite, this one's " if is_finite else ""
-            raise NonFiniteGradient(f"{whose}gradient norm {grad_norm}")
+            whose = tr("another rank's gradient is not finite, this one's ") if is_finite else ""
+            raise NonFiniteGradient(tr("{whose}gradient norm {grad_norm}", whose=whose, grad_norm=grad_norm))
         limit = self._config.max_grad_norm
         if limit > 0:
             nn.utils.clip_grads_with_norm_(self.masters, limit, norm)
@@ -350,7 +351,9 @@ class Masters:
         for key in tensors:
             kind, _, name = key.partition("/")
             if name not in saved:
-                raise CheckpointError(f"the checkpoint has {key}, and this run trains no {name}")
+                raise CheckpointError(
+                    tr("the checkpoint has {key}, and this run trains no {name}", key=key, name=name)
+                )
             saved[name].append(kind)
         for group in self._groups:
             with group.parked.here():
@@ -365,12 +368,18 @@ class Masters:
             # The scales of moments of 8 bits have a shape of their own.
             if tensor.dim() and tensor.shape != master.shape and not kind.startswith("absmax"):
                 raise CheckpointError(
-                    f"{kind}/{name} of the checkpoint is {tuple(tensor.shape)}, and in this run "
-                    f"{tuple(master.shape)}"
+                    tr(
+                        "{kind}/{name} of the checkpoint is {shape}, and in this run {shape2}",
+                        kind=kind,
+                        name=name,
+                        shape=tuple(tensor.shape),
+                        shape2=tuple(master.shape),
+                    )
                 )
         if self._is_saved[place]:
             if "master" not in found:
-                raise CheckpointError(f"the checkpoint has no master/{name}, the float32 weights of {name}")
+                words = tr("the checkpoint has no master/{name}, the float32 weights of {name}", name=name)
+                raise CheckpointError(words)
             master.copy_(found["master"])
         moments = {k: t for k, t in found.items() if k != "master"}
         if moments:

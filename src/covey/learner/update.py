@@ -21,6 +21,7 @@ from covey.learner.grouped import contrasts
 from covey.learner.inputs import micro_inputs
 from covey.learner.optimizer import NonFiniteGradient
 from covey.learner.second_gradient import RandomStates, compare_gradients
+from covey.texts import tr
 from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, TokenStats
 
 
@@ -115,7 +116,7 @@ def update(
     """
     comm.begin("update", num_micro=len(batch.micro_batches), num_tokens=batch.denominators.num_tokens)
     if batch.denominators.num_tokens == 0:
-        return StepResult(stats=None, metrics={}, skipped="every row is masked or invalid")
+        return StepResult(stats=None, metrics={}, skipped=tr("every row is masked or invalid"))
     random_states = RandomStates(backend.policy.device)
     sums = accumulate(batch, backend, config, comm)
     match = compare_gradients(batch, backend, config, random_states, comm) if compare else None
@@ -217,9 +218,16 @@ def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:
     broken = [name for name, value in sums.totals().items() if not math.isfinite(value)]
     return Finding(
         code="F101",
-        seen=f"{seen}; not finite in this step: {', '.join(sorted(broken)) or 'only the gradient'}",
-        why="A step with such a gradient turns every weight into NaN. It was not applied.",
-        cause="Overflow of a ratio or logit, most often from a learning rate that is too high.",
-        fixes=(Fix(text="a smaller learning rate"), Fix(text="float32", edits={"torch_dtype": "float32"})),
+        seen=tr(
+            "{seen}; not finite in this step: {broken}",
+            seen=seen,
+            broken=", ".join(sorted(broken)) or tr("only the gradient"),
+        ),
+        why=tr("A step with such a gradient turns every weight into NaN. It was not applied."),
+        cause=tr("Overflow of a ratio or logit, most often from a learning rate that is too high."),
+        fixes=(
+            Fix(text=tr("a smaller learning rate")),
+            Fix(text="float32", edits={"torch_dtype": "float32"}),
+        ),
         step=step,
     )

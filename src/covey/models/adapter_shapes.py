@@ -16,6 +16,7 @@ from typing import Any
 
 from covey.config.adapters import AdapterFileError, read_adapter
 from covey.errors import CheckpointError
+from covey.texts import tr
 from covey.weight_files import StoredTensor, stored_tensors
 
 ALL_LINEAR = "all-linear"
@@ -114,7 +115,7 @@ def facts_of(shapes: ModelShapes, settings: LoraSettings) -> LoraFacts:
     for name in settings.target_modules:
         if name == ALL_LINEAR:
             if len(settings.target_modules) > 1:
-                refused[name] = "it takes every linear layer already; it stands alone"
+                refused[name] = tr("it takes every linear layer already; it stands alone")
             targets |= {m for m in linear if not (_has_experts(shapes) and _leaf(m) in _EXPERT_LEAVES)}
             continue
         found = {m for m in modules if matches(m, name)}
@@ -190,19 +191,31 @@ def adapter_fault(
     """
     facts = facts_of(shapes, settings)
     for name, why in facts.refused.items():
-        return f"{name} cannot be adapted on this model: {why}"
+        return tr("{name} cannot be adapted on this model: {why}", name=name, why=why)
     if facts.unmatched:
-        return f"the model has no module {', '.join(facts.unmatched)}"
+        return tr("the model has no module {unmatched}", unmatched=", ".join(facts.unmatched))
     held = {_within(n): t.shape for n, t in tensors.items()}
     own = _own_shapes(shapes, facts, settings)
     missing, more = sorted(own.keys() - held.keys()), sorted(held.keys() - own.keys())
     if missing:
-        return f"{len(missing)} of {len(own)} tensors that this model needs are missing, first {missing[0]}"
+        return tr(
+            "{num_missing} of {num_own} tensors that this model needs are missing, first {missing}",
+            num_missing=len(missing),
+            num_own=len(own),
+            missing=missing[0],
+        )
     if more:
-        return f"{len(more)} of its tensors are not of this model, first {more[0]}"
+        return tr(
+            "{num_more} of its tensors are not of this model, first {more}", num_more=len(more), more=more[0]
+        )
     odd = next((name for name, shape in own.items() if held[name] != shape), None)
     if odd is not None:
-        return f"its {odd} has the shape {_words(held[odd])}, and this model needs {_words(own[odd])}"
+        return tr(
+            "its {odd} has the shape {words}, and this model needs {words2}",
+            odd=odd,
+            words=_words(held[odd]),
+            words2=_words(own[odd]),
+        )
     return None
 
 
@@ -244,9 +257,11 @@ def _saved(
         if not found:
             unmatched[name] = nearest(name, modules)
         elif shapes.tied and any(_is_vocab(shapes, m) for m in found):
-            refused[name] = "head and embedding are one tensor in this model; a copy of one would part them"
+            refused[name] = tr(
+                "head and embedding are one tensor in this model; a copy of one would part them"
+            )
         elif any(".experts." in f".{m}." for m in found):
-            refused[name] = "the experts are fused tensors; a copy of one module cannot be had"
+            refused[name] = tr("the experts are fused tensors; a copy of one module cannot be had")
         else:
             saved |= found
     return saved, unmatched, refused
@@ -255,14 +270,14 @@ def _saved(
 def _why_not(shapes: ModelShapes, left: set[str], found: set[str]) -> str | None:
     """Why modules that a name matched get no adapter; None where they all get one."""
     if any(_is_vocab(shapes, m) for m in left):
-        return (
-            "an adapter on the embedding or the head is not seen by the loss, which takes their weights "
-            "as they are; modules_to_save trains them whole"
+        return tr(
+            "an adapter on the embedding or the head is not seen by the loss, which takes their "
+            "weights as they are; modules_to_save trains them whole"
         )
     experts = _has_experts(shapes) and any(_leaf(m) in _EXPERT_LEAVES for m in found)
     if experts or any(".experts." in f".{m}." for m in left):
-        return "experts and router are fused tensors, not linear layers; name attention projections"
-    return "no linear layer: only weights of two axes take an adapter" if left else None
+        return tr("experts and router are fused tensors, not linear layers; name attention projections")
+    return tr("no linear layer: only weights of two axes take an adapter") if left else None
 
 
 def _linear(shapes: ModelShapes) -> set[str]:

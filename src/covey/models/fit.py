@@ -15,7 +15,7 @@ from typing import Any
 
 from covey.models.adapter_shapes import HEAD_LEAVES, TOKEN_LEAVES
 from covey.models.config_shapes import shapes_of_config
-from covey.plan.shape import counted
+from covey.texts import counted, joined, tr
 from covey.weight_files import StoredTensor, same_bytes
 
 _TRAINED_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -24,7 +24,7 @@ _SHOWN = 3
 _HARMLESS = frozenset({"lm_head.weight"})
 _OF_A_LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.\d+\..*(weight|bias)$")
 
-_NOT_JOINED = (
+_NOT_JOINED = tr(
     "weights that are loaded as one, such as a layer's experts, are not all there or do not fit each other"
 )
 
@@ -51,11 +51,16 @@ def fit_of(
     """Hold the tensors of a model's files to its config.json; `auto` is the class of transformers that loads
     it."""
     if not tensors:
-        return Fit(problem="the files of weights hold no tensor")
+        return Fit(problem=tr("the files of weights hold no tensor"))
     odd = {n: t.dtype for n, t in tensors.items() if n.endswith("weight") and t.dtype not in _TRAINED_DTYPES}
     if odd:
         name, dtype = next(iter(odd.items()))
-        words = f"{counted(len(odd), 'weight')} of the files cannot be trained: {name} is stored as {dtype}"
+        words = tr(
+            "{weights} of the files cannot be trained: {name} is stored as {dtype}",
+            weights=counted(len(odd), "weight"),
+            name=name,
+            dtype=dtype,
+        )
         return Fit(problem=words)
     separate = _separate_head(config, tensors)
     if separate is not None:
@@ -73,15 +78,29 @@ def unfit_words(
     parts = []
     lost = sorted({*missing} - {n for n, _, _ in mismatched})
     if lost:
-        parts.append(f"the files of weights lack {counted(len(lost), 'tensor')} of a {name}: {_some(lost)}")
+        parts.append(
+            tr(
+                "the files of weights lack {tensors} of a {name}: {some}",
+                tensors=counted(len(lost), "tensor"),
+                name=name,
+                some=_some(lost),
+            )
+        )
     if mismatched:
-        shapes = [f"{n} is {_shape(held)}, by config.json {_shape(asked)}" for n, held, asked in mismatched]
-        parts.append(f"shapes of the files are not those of config.json: {_some(shapes, '; ')}")
+        shapes = [
+            tr("{n} is {shape}, by config.json {shape2}", n=n, shape=_shape(held), shape2=_shape(asked))
+            for n, held, asked in mismatched
+        ]
+        parts.append(tr("shapes of the files are not those of config.json: {some}", some=_some(shapes, "; ")))
     layers = [n for n in unused if _OF_A_LAYER.search(n)]
     if layers:
-        more = f"{counted(len(layers), 'tensor')} of layers that config.json does not have: {_some(layers)}"
-        parts.append(f"the files hold {more}")
-    return "; ".join(parts) or None
+        more = tr(
+            "{tensors} of layers that config.json does not have: {some}",
+            tensors=counted(len(layers), "tensor"),
+            some=_some(layers),
+        )
+        parts.append(tr("the files hold {more}", more=more))
+    return joined("; ", parts) if parts else None
 
 
 def _separate_head(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str | None:
@@ -91,7 +110,11 @@ def _separate_head(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor
     head, embedding = (_weight_of(leaves, tensors) for leaves in (HEAD_LEAVES, TOKEN_LEAVES))
     if head is None or embedding is None or same_bytes(tensors[head], tensors[embedding]):
         return None
-    return f"config.json has tie_word_embeddings true, and {head} of the files is not {embedding}"
+    return tr(
+        "config.json has tie_word_embeddings true, and {head} of the files is not {embedding}",
+        head=head,
+        embedding=embedding,
+    )
 
 
 def _weight_of(leaves: tuple[str, ...], tensors: Mapping[str, StoredTensor]) -> str | None:
@@ -142,7 +165,9 @@ def _asked_of_transformers(directory: Path, tensors: Mapping[str, StoredTensor],
             model = type(getattr(transformers, auto).from_config(described))
     # What a wrong value of config.json raises depends on the model.
     except Exception as error:  # noqa: BLE001
-        return Fit(problem=f"the model that config.json describes cannot be built: {_first(error)}")
+        return Fit(
+            problem=tr("the model that config.json describes cannot be built: {first}", first=_first(error))
+        )
     else:
         try:
             _, report = model.from_pretrained(
@@ -155,10 +180,10 @@ def _asked_of_transformers(directory: Path, tensors: Mapping[str, StoredTensor],
             )
         except RuntimeError:
             # transformers writes what it was to its log, as a table.
-            words = (
+            words = tr(
                 "weights that are loaded as one, such as the experts of a layer, are not all there or do not"
             )
-            return Fit(problem=f"{words} fit each other")
+            return Fit(problem=tr("{words} fit each other", words=words))
     finally:
         logging.set_verbosity(before)
     unused = sorted(report["unexpected_keys"])
@@ -171,14 +196,14 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 def _first(error: Exception) -> str:
     """The kind of an error, and its first and last line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no words"]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [tr("no words")]
     return " ".join([f"{type(error).__name__}:", *dict.fromkeys((lines[0], lines[-1]))])
 
 
 def _some(names: Sequence[str], joint: str = ", ") -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    more = tr(" and {num_names} more", num_names=len(names) - _SHOWN) if len(names) > _SHOWN else ""
     return f"{joint.join(names[:_SHOWN])}{more}"
 
 
 def _shape(shape: Sequence[int]) -> str:
-    return "x".join(str(side) for side in shape) or "a scalar"
+    return "x".join(str(side) for side in shape) or tr("a scalar")

@@ -25,6 +25,7 @@ from covey.models.load import copy_text_files, load_policy
 from covey.models.lora import merge_into_base
 from covey.models.policy import Policy
 from covey.models.quantized import is_packed
+from covey.texts import joined, tr
 
 # Elements of each tensor that the checksum is of.
 _SAMPLED = 1 << 12
@@ -147,7 +148,11 @@ def take_weights(model: Any, directory: Path, *, trust_remote_code: bool) -> Non
     own = dict(model.named_parameters())
     if {n: p.shape for n, p in held.items()} != {n: p.shape for n, p in own.items()}:
         raise CheckpointError(
-            f"{directory} holds another model than the {type(model).__name__} that is given"
+            tr(
+                "{directory} holds another model than the {name} that is given",
+                directory=directory,
+                name=type(model).__name__,
+            )
         )
     for name, parameter in own.items():
         parameter.data = held[name].data
@@ -159,37 +164,46 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
     names = [n for n, _ in model.named_parameters()]
     if type(model).__module__.startswith("peft.") or any(".lora_" in n or ".base_layer." in n for n in names):
         yield (
-            f"model is a {kind} with adapters of peft on it.",
-            "to continue training the adapter, save it with `model.save_pretrained(DIR)` and pass the base "
-            "with adapters=DIR; to train a new one, pass `model.merge_and_unload()` with tuner_type='lora'",
+            tr("model is a {kind} with adapters of peft on it.", kind=kind),
+            tr(
+                "to continue training the adapter, save it with `model.save_pretrained(DIR)` and "
+                "pass the base with adapters=DIR; to train a new one, pass "
+                "`model.merge_and_unload()` with tuner_type='lora'"
+            ),
         )
         return
     if any(is_packed(p) for p in model.parameters()):
         yield (
-            f"model is a {kind} whose weights bitsandbytes has quantized.",
-            "the directory or id of the model, with tuner_type='lora' and quant_bits=4 or 8: covey "
-            "quantizes it as it reads it",
+            tr("model is a {kind} whose weights bitsandbytes has quantized.", kind=kind),
+            tr(
+                "the directory or id of the model, with tuner_type='lora' and quant_bits=4 or 8: "
+                "covey quantizes it as it reads it"
+            ),
         )
         return
     if not isinstance(model, transformers.PreTrainedModel):
         yield (
-            f"model is a {kind}, and covey trains models of transformers.",
-            "a PreTrainedModel, as AutoModelForCausalLM.from_pretrained gives it, or a directory or id",
+            tr("model is a {kind}, and covey trains models of transformers.", kind=kind),
+            tr("a PreTrainedModel, as AutoModelForCausalLM.from_pretrained gives it, or a directory or id"),
         )
         return
     places = sorted({str(p.device) for p in model.parameters()})
     if len(places) > 1 or "meta" in places:
         yield (
-            f"model is a {kind} whose weights lie on {', '.join(places)}.",
-            "load it without device_map: covey moves the whole model to the device that it trains on",
+            tr("model is a {kind} whose weights lie on {places}.", kind=kind, places=", ".join(places)),
+            tr("load it without device_map: covey moves the whole model to the device that it trains on"),
         )
         return
     loaded = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     usual: Any = loaded.get(type(model.config), None)
     if usual is not None and type(model) is not usual:
         yield (
-            f"model is a {kind}, and AutoModelForCausalLM loads its config as a {usual.__name__}; its "
-            "checkpoints would be of another model.",
+            tr(
+                "model is a {kind}, and AutoModelForCausalLM loads its config as a {name}; its "
+                "checkpoints would be of another model.",
+                kind=kind,
+                name=usual.__name__,
+            ),
             f"a {usual.__name__}",
         )
         return
@@ -202,10 +216,15 @@ def _against_config(model: Any) -> Iterator[tuple[str, str]]:
     tied = _is_tied(model)
     said = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     if tied != said:
-        is_one = "one tensor" if tied else "two tensors"
+        is_one = tr("one tensor") if tied else tr("two tensors")
         yield (
-            f"model.config.tie_word_embeddings is {said}, and head and embedding of the model are {is_one}.",
-            "set the config to what the model is, or `model.tie_weights()`",
+            tr(
+                "model.config.tie_word_embeddings is {said}, and head and embedding of the model are "
+                "{is_one}.",
+                said=said,
+                is_one=is_one,
+            ),
+            tr("set the config to what the model is, or `model.tie_weights()`"),
         )
         return
     with torch.device("meta"):
@@ -214,12 +233,27 @@ def _against_config(model: Any) -> Iterator[tuple[str, str]]:
     asked = {n: tuple(p.shape) for n, p in described.named_parameters()}
     odd = sorted(n for n in own.keys() | asked.keys() if own.get(n) != asked.get(n))
     if odd:
-        shown = [f"{n} is {_shape(own.get(n))}, by the config {_shape(asked.get(n))}" for n in odd[:_SHOWN]]
-        more = f"; and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        shown = [
+            tr(
+                "{n} is {shape}, by the config {shape2}",
+                n=n,
+                shape=_shape(own.get(n)),
+                shape2=_shape(asked.get(n)),
+            )
+            for n in odd[:_SHOWN]
+        ]
+        more = tr("; and {num_odd} more", num_odd=len(odd) - _SHOWN) if len(odd) > _SHOWN else ""
         yield (
-            f"{len(odd)} tensors of the model are not those of model.config: {'; '.join(shown)}{more}.",
-            "change a model by the methods of transformers, as resize_token_embeddings, which change its "
-            "config too",
+            tr(
+                "{num_odd} tensors of the model are not those of model.config: {shown}{more}.",
+                num_odd=len(odd),
+                shown=joined("; ", shown),
+                more=more,
+            ),
+            tr(
+                "change a model by the methods of transformers, as resize_token_embeddings, which "
+                "change its config too"
+            ),
         )
 
 
@@ -231,10 +265,17 @@ def _rounded(model: nn.Module) -> Iterator[tuple[str, str]]:
             if buffer is not None and buffer.is_floating_point() and buffer.dtype != torch.float32:
                 dtype = str(buffer.dtype).removeprefix("torch.")
                 yield (
-                    f"the buffer {path}.{name} of the model is {dtype}; a model that is loaded from a "
-                    "checkpoint has it in float32.",
-                    "load the model with dtype=torch.float32, and do not cast it by model.half() or "
-                    "model.bfloat16(): torch_dtype says what is computed in",
+                    tr(
+                        "the buffer {path}.{name} of the model is {dtype}; a model that is loaded "
+                        "from a checkpoint has it in float32.",
+                        path=path,
+                        name=name,
+                        dtype=dtype,
+                    ),
+                    tr(
+                        "load the model with dtype=torch.float32, and do not cast it by model.half() "
+                        "or model.bfloat16(): torch_dtype says what is computed in"
+                    ),
                 )
                 return
 
@@ -249,8 +290,8 @@ def _write_config(model: Any, directory: Path) -> list[Fault]:
             model.generation_config.save_pretrained(directory)
 
     seen = _refusal(write)
-    advice = "mend model.config or model.generation_config until `model.save_pretrained(DIR)` works"
-    words = f"transformers does not save the configuration of the model: {seen}"
+    advice = tr("mend model.config or model.generation_config until `model.save_pretrained(DIR)` works")
+    words = tr("transformers does not save the configuration of the model: {seen}", seen=seen)
     return [] if seen is None else [Fault(option="model", seen=words, advice=advice)]
 
 
@@ -262,11 +303,14 @@ def _write_tokenizer(tokenizer: Any, directory: Path) -> list[Fault]:
         return []
     kind = type(tokenizer).__name__
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase) or not tokenizer.is_fast:
-        seen = f"tokenizer is of type {kind}; covey takes a tokenizer of transformers with a tokenizer.json."
+        seen = tr(
+            "tokenizer is of type {kind}; covey takes a tokenizer of transformers with a tokenizer.json.",
+            kind=kind,
+        )
         return [Fault(option="tokenizer", seen=seen, advice=_TOKENIZER)]
     refusal = _refusal(lambda: tokenizer.save_pretrained(directory))
-    words = f"transformers does not save the tokenizer: {refusal}"
-    advice = "mend it until `tokenizer.save_pretrained(DIR)` works"
+    words = tr("transformers does not save the tokenizer: {refusal}", refusal=refusal)
+    advice = tr("mend it until `tokenizer.save_pretrained(DIR)` works")
     return [] if refusal is None else [Fault(option="tokenizer", seen=words, advice=advice)]
 
 
@@ -325,4 +369,4 @@ def _put_back(
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
-    return "not there" if shape is None else "x".join(map(str, shape))
+    return tr("not there") if shape is None else "x".join(map(str, shape))

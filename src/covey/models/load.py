@@ -27,6 +27,7 @@ from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
 from covey.models.quantized import cast_unpacked, compute_in, is_packed, loading_arguments
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.types import Fix
 
 # What torch's own memory for a CPU begins at a multiple of.
@@ -107,7 +108,13 @@ def load_any(directory: Path, *, device: torch.device, base: Path | None = None)
 def base_directory(adapter: Path, base: Path) -> Path:
     """`base`, if a model lies there; CheckpointError if none does."""
     if not (base / "config.json").is_file():
-        raise CheckpointError(f"the base model of the adapter {adapter} is not at {base}; say where it is")
+        raise CheckpointError(
+            tr(
+                "the base model of the adapter {adapter} is not at {base}; say where it is",
+                adapter=adapter,
+                base=base,
+            )
+        )
     return base
 
 
@@ -152,7 +159,9 @@ def read_policy(
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
-        raise _unfit(source, f"transformers cannot load it: {type(error).__name__}: {error}") from error
+        raise _unfit(
+            source, tr("transformers cannot load it: {name}: {error}", name=type(error).__name__, error=error)
+        ) from error
     finally:
         logging.set_verbosity(before)
     name = type(model).__name__
@@ -160,7 +169,7 @@ def read_policy(
     if words is not None:
         raise _unfit(source, words)
     if is_packed(model.get_output_embeddings().weight):
-        raise _unfit(source, "its head has a name that is not known here, and would be quantized too")
+        raise _unfit(source, tr("its head has a name that is not known here, and would be quantized too"))
     _align(model)
     return Policy(model, stream="padded")
 
@@ -175,8 +184,10 @@ def _align(model: nn.Module) -> None:
 
 
 def _unfit(directory: Path, words: str) -> ConfigError:
-    again = Fix(text="fetch or save the model again; config.json and weights have to come from one save")
-    return ConfigError([problem("E372", "model", f"{directory}: {words}", "", again)])
+    again = Fix(text=tr("fetch or save the model again; config.json and weights have to come from one save"))
+    return ConfigError(
+        [problem("E372", "model", tr("{directory}: {words}", directory=directory, words=words), "", again)]
+    )
 
 
 def _ready(

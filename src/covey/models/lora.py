@@ -31,6 +31,7 @@ from covey.models.adapter_shapes import (
 )
 from covey.models.policy import Policy
 from covey.models.quantized import as_stored, cast_unpacked, compute_in, is_packed, unpacked, whole_shape
+from covey.texts import joined, tr
 
 _NAME = "default"
 # What peft writes before the names of a model's modules.
@@ -114,13 +115,14 @@ def add_adapter(
         try:
             handle: Any = get_peft_model(model, config)
         except ValueError as error:
-            raise AdapterError(f"peft cannot put this adapter on the model: {error}") from error
+            words = tr("peft cannot put this adapter on the model: {error}", error=error)
+            raise AdapterError(words) from error
     layers = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A")}
     odd = sorted(n for n, m in layers.items() if not _is_linear(m))
     if odd or sorted(layers) != list(facts.targets):
         others = sorted(set(layers) ^ set(facts.targets)) or odd
-        raise AdapterError(f"peft adapts other modules than were named: {', '.join(others[:5])}")
-    copies = tuple(m for m in model.modules() if hasattr(m, "modules_to_save"))
+        words = tr("peft adapts other modules than were named: {others}", others=", ".join(others[:5]))
+        raise AdapterError(words)
     cast_unpacked((p for p in model.parameters() if not p.requires_grad), compute_dtype)
     if quantization is not None:
         compute_in(model, quantization, compute_dtype)
@@ -129,7 +131,7 @@ def add_adapter(
         facts=facts,
         handle=handle,
         layers=tuple(layers.values()),
-        copies=copies,
+        copies=tuple(m for m in model.modules() if hasattr(m, "modules_to_save")),
         quantization=quantization,
     )
     reset_magnitudes(policy.adapter)
@@ -305,18 +307,29 @@ def load_adapter(policy: Policy, directory: Path) -> None:
     settings, _ = adapter_settings(directory)
     if settings.scaling != policy.adapter.settings.scaling:
         raise CheckpointError(
-            f"the adapter of {directory} has scaling {settings.scaling:g}, "
-            f"this one {policy.adapter.settings.scaling:g}"
+            tr(
+                "the adapter of {directory} has scaling {scaling:g}, this one {scaling2:g}",
+                directory=directory,
+                scaling=settings.scaling,
+                scaling2=policy.adapter.settings.scaling,
+            )
         )
     try:
         tensors = load_file(str(directory / ADAPTER_WEIGHTS))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} cannot be read: {error}") from error
+        words = tr("{file} cannot be read: {error}", file=directory / ADAPTER_WEIGHTS, error=error)
+        raise CheckpointError(words) from error
     own = {n: t.shape for n, t in adapter_tensors(policy.adapter).items()}
     held = {n: t.shape for n, t in tensors.items()}
     if own != held:
         odd = sorted(n for n in own.keys() | held.keys() if own.get(n) != held.get(n))
-        raise CheckpointError(f"{directory} holds another adapter: {len(odd)} tensors differ, {odd[0]} first")
+        words = tr(
+            "{directory} holds another adapter: {count} tensors differ, {first} first",
+            directory=directory,
+            count=len(odd),
+            first=odd[0],
+        )
+        raise CheckpointError(words)
     set_peft_model_state_dict(policy.adapter.handle, tensors)
 
 
@@ -347,12 +360,12 @@ def _shapes(model: Any) -> ModelShapes:
 def _refuse(facts: LoraFacts) -> None:
     faults = [f"{name!r}: {why}" for name, why in facts.refused.items()]
     for name, near in facts.unmatched.items():
-        hint = f"; near it: {', '.join(near)}" if near else ""
-        faults.append(f"{name!r} matches no module{hint}")
+        hint = tr("; near it: {near}", near=", ".join(near)) if near else ""
+        faults.append(tr("{name!r} matches no module{hint}", name=name, hint=hint))
     if not faults and not facts.targets:
-        faults.append("no module is left to adapt")
+        faults.append(tr("no module is left to adapt"))
     if faults:
-        raise AdapterError("; ".join(faults))
+        raise AdapterError(joined("; ", faults))
 
 
 @torch.no_grad()

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from covey.texts import joined, tr
+
 Resume = Literal["fixed", "free", "length", "split"]
 """What a resume may change: nothing, all of it, the length of the run under a constant learning rate, or how
 the same steps are split into processes and forward passes."""
@@ -57,18 +59,19 @@ class Bounds:
     def words(self) -> str:
         """`1 or more`, `above 0 and at most 1`."""
         if self.ge is not None and self.le is not None:
-            one = f"from {self.ge:g} to {self.le:g}"
+            one = tr("from {low:g} to {high:g}", low=self.ge, high=self.le)
         else:
-            low = "" if self.gt is None else f"above {self.gt:g}"
+            low = "" if self.gt is None else tr("above {low:g}", low=self.gt)
             if self.ge is not None:
-                low = f"{self.ge:g} or more" if self.lt is None else f"at least {self.ge:g}"
-            high = "" if self.lt is None else f"below {_plain(self.lt)}"
-            high = high if self.le is None else f"at most {self.le:g}"
-            one = " and ".join(part for part in (low, high) if part)
+                at_least = tr("at least {low:g}", low=self.ge)
+                low = tr("{low:g} or more", low=self.ge) if self.lt is None else at_least
+            high = "" if self.lt is None else tr("below {high}", high=_plain(self.lt))
+            high = high if self.le is None else tr("at most {high:g}", high=self.le)
+            one = joined(tr(" and "), [part for part in (low, high) if part])
         texts = [word for word in self.also if isinstance(word, str)]
         if texts:
-            return f"{', '.join(texts)}, or {one}"
-        return f"{one}, or {self.also[0]} for not set" if self.also else one
+            return tr("{words}, or {range}", words=", ".join(texts), range=one)
+        return tr("{range}, or {unset} for not set", range=one, unset=self.also[0]) if self.also else one
 
 
 def _plain(number: float) -> str:
@@ -90,10 +93,10 @@ class ReadIf:
     def why_not(self, value: Any) -> str:
         """Why it is not read there."""
         if not self.values:
-            return f"{self.option} is not set"
-        return (
-            f"{self.option} is off" if self.values == (True,) else f"{self.option} {value} does not read it"
-        )
+            return tr("{option} is not set", option=self.option)
+        if self.values == (True,):
+            return tr("{option} is off", option=self.option)
+        return tr("{option} {value} does not read it", option=self.option, value=value)
 
 
 def only_with(option: str, *values: Any) -> ReadIf:

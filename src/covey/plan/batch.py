@@ -9,7 +9,8 @@ from typing import Any
 from covey.errors import ConfigError
 from covey.options.schema import Config
 from covey.plan.check_batch import batch_problems
-from covey.plan.shape import Shape, counted, shape_of
+from covey.plan.shape import Shape, shape_of
+from covey.texts import counted, plural, tr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,29 +51,45 @@ class BatchPlan:
 
     def in_words(self) -> list[str]:
         """Return the plan as lines for people."""
-        rollout = (
-            f"1 rollout = {counted(self.prompts_per_rollout, 'prompt')} x {self.num_generations} "
-            f"completions = {self.completions_per_rollout} completions"
+        rollout = tr(
+            "1 rollout = {prompts} x {num_generations} completions = {completions_per_rollout} completions",
+            prompts=counted(self.prompts_per_rollout, "prompt"),
+            num_generations=self.num_generations,
+            completions_per_rollout=self.completions_per_rollout,
         )
         prompts = Fraction(self.completions_per_step, self.num_generations)
-        asked = f"{_decimal(prompts)} prompt{'' if prompts == 1 else 's'}"
-        step = (
-            f"1 optimizer step = {counted(self.num_processes, 'process', 'es')} x "
-            f"{self.per_device_train_batch_size} completions x "
-            f"{counted(self.gradient_accumulation_steps, 'forward pass', 'es')} = "
-            f"{self.completions_per_step} completions = {asked}"
+        asked = plural(int(prompts != 1) + 1, "{n} prompt", "{n} prompts", n=_decimal(prompts))
+        step = tr(
+            "1 optimizer step = {processes} x {per_device_train_batch_size} completions x {passes} "
+            "= {completions_per_step} completions = {asked}",
+            processes=counted(self.num_processes, "process"),
+            per_device_train_batch_size=self.per_device_train_batch_size,
+            passes=counted(self.gradient_accumulation_steps, "forward pass"),
+            completions_per_step=self.completions_per_step,
+            asked=asked,
         )
-        policy = "on-policy" if self.on_policy else "the later ones train on samples of an older policy"
-        lines = [rollout, step, f"{counted(self.steps_per_rollout, 'optimizer step')} per rollout: {policy}"]
+        policy = "on-policy" if self.on_policy else tr("the later ones train on samples of an older policy")
+        lines = [
+            rollout,
+            step,
+            tr(
+                "{steps} per rollout: {policy}",
+                steps=counted(self.steps_per_rollout, "optimizer step"),
+                policy=policy,
+            ),
+        ]
         if self.num_prompts is not None:
             lines.append(
-                f"1 epoch = {counted(self.num_prompts, 'prompt')} = "
-                f"{counted(self.rollouts_per_epoch or 0, 'rollout')} = "
-                f"{counted(self.steps_per_epoch or 0, 'optimizer step')}; "
-                f"{counted(self.dropped_prompts_per_epoch or 0, 'prompt')} left over"
+                tr(
+                    "1 epoch = {prompts} = {rollouts} = {steps}; {prompts2} left over",
+                    prompts=counted(self.num_prompts, "prompt"),
+                    rollouts=counted(self.rollouts_per_epoch or 0, "rollout"),
+                    steps=counted(self.steps_per_epoch or 0, "optimizer step"),
+                    prompts2=counted(self.dropped_prompts_per_epoch or 0, "prompt"),
+                )
             )
         if self.total_steps is not None:
-            lines.append(f"the run = {counted(self.total_steps, 'optimizer step')}")
+            lines.append(tr("the run = {steps}", steps=counted(self.total_steps, "optimizer step")))
         return lines
 
 

@@ -9,6 +9,7 @@ from covey.options.schema import Config, default_of
 from covey.plan.check_effect import unread
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import OF_BOTH, start_line
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _TOKEN_MEANS = ("bnpo", "dr_grpo", "dapo", "cispo", "fipo")
@@ -35,18 +36,25 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
             problem(
                 "E332",
                 "epsilon_high",
-                f"epsilon_high is {config.epsilon_high:g} with loss_type cispo, where it caps the ratio.",
-                "The epsilon of a clipped loss, which is a distance from 1.",
-                Fix(text="the cap of ScaleRL, the default here", edits={"epsilon_high": 5.0}),
+                tr(
+                    "epsilon_high is {epsilon_high:g} with loss_type cispo, where it caps the ratio.",
+                    epsilon_high=config.epsilon_high,
+                ),
+                tr("The epsilon of a clipped loss, which is a distance from 1."),
+                Fix(text=tr("the cap of ScaleRL, the default here"), edits={"epsilon_high": 5.0}),
             )
         )
     if config.delta is not None and config.loss_type not in CLIPPED:
         problems.append(
             _pointless(
                 "delta",
-                f"delta is {config.delta:g} and loss_type is {config.loss_type}, which clips nothing.",
-                Fix(text="leave out --delta", edits={"delta": None}),
-                Fix(text="a loss that clips", edits={"loss_type": "dapo"}),
+                tr(
+                    "delta is {delta:g} and loss_type is {loss_type}, which clips nothing.",
+                    delta=config.delta,
+                    loss_type=config.loss_type,
+                ),
+                Fix(text=tr("leave out --delta"), edits={"delta": None}),
+                Fix(text=tr("a loss that clips"), edits={"loss_type": "dapo"}),
             )
         )
     per_step = num_processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
@@ -54,9 +62,13 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
         problems.append(
             _pointless(
                 "loss_type",
-                f"loss_type is real, and an optimizer step of {per_step} completions cuts groups of "
-                f"{config.num_generations}, which real has to see whole.",
-                Fix(text="another loss", edits={"loss_type": "dapo"}),
+                tr(
+                    "loss_type is real, and an optimizer step of {per_step} completions cuts groups "
+                    "of {num_generations}, which real has to see whole.",
+                    per_step=per_step,
+                    num_generations=config.num_generations,
+                ),
+                Fix(text=tr("another loss"), edits={"loss_type": "dapo"}),
             )
         )
     return problems
@@ -69,36 +81,43 @@ def _advantages(config: Config) -> list[Problem]:
         problems.append(
             _pointless(
                 "scale_rewards",
-                "scale_rewards is gdpo and there is one reward: with nothing to keep apart it is group.",
-                Fix(text="the spread of the group", edits={"scale_rewards": "group"}),
+                tr("scale_rewards is gdpo and there is one reward: with nothing to keep apart it is group."),
+                Fix(text=tr("the spread of the group"), edits={"scale_rewards": "group"}),
             )
         )
     elif config.scale_rewards == "gdpo" and config.advantage_estimator != "grpo":
         problems.append(
             _pointless(
                 "scale_rewards",
-                f"scale_rewards is gdpo and advantage_estimator is {config.advantage_estimator}: gdpo "
-                "compares each reward with its group's mean.",
-                Fix(text="the estimator that gdpo has", edits={"advantage_estimator": "grpo"}),
+                tr(
+                    "scale_rewards is gdpo and advantage_estimator is {advantage_estimator}: gdpo "
+                    "compares each reward with its group's mean.",
+                    advantage_estimator=config.advantage_estimator,
+                ),
+                Fix(text=tr("the estimator that gdpo has"), edits={"advantage_estimator": "grpo"}),
             )
         )
     if is_over_batch and config.scale_rewards == "group":
         problems.append(
             _pointless(
                 "scale_rewards",
-                "scale_rewards is group and advantage_estimator is reinforce_plus_plus, whose baseline is "
-                "the mean of the whole rollout.",
-                Fix(text="the spread of the rollout", edits={"scale_rewards": "batch"}),
-                Fix(text="no division", edits={"scale_rewards": "none"}),
+                tr(
+                    "scale_rewards is group and advantage_estimator is reinforce_plus_plus, whose "
+                    "baseline is the mean of the whole rollout."
+                ),
+                Fix(text=tr("the spread of the rollout"), edits={"scale_rewards": "batch"}),
+                Fix(text=tr("no division"), edits={"scale_rewards": "none"}),
             )
         )
     if config.loss_type == "real" and is_over_batch:
         problems.append(
             _pointless(
                 "advantage_estimator",
-                "loss_type is real, which tells the completions of a group apart, and advantage_estimator is "
-                "reinforce_plus_plus, which compares over groups.",
-                Fix(text="compare within groups", edits={"advantage_estimator": "grpo"}),
+                tr(
+                    "loss_type is real, which tells the completions of a group apart, and "
+                    "advantage_estimator is reinforce_plus_plus, which compares over groups."
+                ),
+                Fix(text=tr("compare within groups"), edits={"advantage_estimator": "grpo"}),
             )
         )
     return problems
@@ -111,9 +130,12 @@ def _divergence(config: Config) -> list[Problem]:
         problems.append(
             _pointless(
                 "kl_in_reward",
-                "kl_in_reward is on and scale_rewards is gdpo, which adds no total to take a divergence off.",
-                Fix(text="the divergence in the loss", edits={"kl_in_reward": False}),
-                Fix(text="one spread for all rewards", edits={"scale_rewards": "group"}),
+                tr(
+                    "kl_in_reward is on and scale_rewards is gdpo, which adds no total to take a "
+                    "divergence off."
+                ),
+                Fix(text=tr("the divergence in the loss"), edits={"kl_in_reward": False}),
+                Fix(text=tr("one spread for all rewards"), edits={"scale_rewards": "group"}),
             )
         )
     if config.sync_ref_model:
@@ -123,37 +145,46 @@ def _divergence(config: Config) -> list[Problem]:
             warning(
                 "W122",
                 "kl_estimator",
-                "kl_estimator is k1 in the loss: its gradient is 0 on average, whatever the divergence is.",
-                "k1 is the estimate of choice in the reward, where it is not differentiated.",
-                Fix(text="the default", edits={"kl_estimator": "k3"}),
-                Fix(text="take it off the reward", edits={"kl_in_reward": True}),
+                tr(
+                    "kl_estimator is k1 in the loss: its gradient is 0 on average, whatever the "
+                    "divergence is."
+                ),
+                tr("k1 is the estimate of choice in the reward, where it is not differentiated."),
+                Fix(text=tr("the default"), edits={"kl_estimator": "k3"}),
+                Fix(text=tr("take it off the reward"), edits={"kl_in_reward": True}),
             )
         )
     return problems
 
 
 def _moving_reference(config: Config, *, has_kl: bool) -> list[Problem]:
-    still = Fix(text="leave the reference as it is", edits={"sync_ref_model": False})
+    still = Fix(text=tr("leave the reference as it is"), edits={"sync_ref_model": False})
     if not has_kl:
-        seen = "sync_ref_model is on and beta is 0: there is no reference that could move."
-        return [_pointless("sync_ref_model", seen, Fix(text="a KL term", edits={"beta": 0.04}), still)]
+        seen = tr("sync_ref_model is on and beta is 0: there is no reference that could move.")
+        return [_pointless("sync_ref_model", seen, Fix(text=tr("a KL term"), edits={"beta": 0.04}), still)]
     steps = config.num_iterations * config.steps_per_generation // max(1, config.gradient_accumulation_steps)
     every = max(1, config.ref_model_sync_steps)
     if config.ref_model_mixup_alpha == 1.0 and steps % every == 0 and (steps == 1 or config.kl_in_reward):
-        seen = f"ref_model_mixup_alpha is 1 and ref_model_sync_steps is {every}: every rollout's KL is 0."
-        rare = Fix(text="move it less often", edits={"ref_model_sync_steps": max(512, steps + 1)})
+        seen = tr(
+            "ref_model_mixup_alpha is 1 and ref_model_sync_steps is {every}: every rollout's KL is 0.",
+            every=every,
+        )
+        rare = Fix(text=tr("move it less often"), edits={"ref_model_sync_steps": max(512, steps + 1)})
         return [_pointless("ref_model_sync_steps", seen, rare, still)]
     return []
 
 
 def _entropy(config: Config) -> list[Problem]:
     if config.use_adaptive_entropy and config.entropy_coef_min > config.entropy_coef_max:
-        seen = f"entropy_coef_min is {config.entropy_coef_min:g}, above entropy_coef_max."
-        fix = Fix(text="the defaults", edits={"entropy_coef_min": 0.0, "entropy_coef_max": 1.0})
+        seen = tr(
+            "entropy_coef_min is {entropy_coef_min:g}, above entropy_coef_max.",
+            entropy_coef_min=config.entropy_coef_min,
+        )
+        fix = Fix(text=tr("the defaults"), edits={"entropy_coef_min": 0.0, "entropy_coef_max": 1.0})
         return [_pointless("entropy_coef_min", seen, fix)]
     if config.use_adaptive_entropy and config.entropy_coef_end is not None:
-        seen = "use_adaptive_entropy and entropy_coef_end are set: two things move entropy_coef."
-        fix = Fix(text="leave out --entropy_coef_end", edits={"entropy_coef_end": None})
+        seen = tr("use_adaptive_entropy and entropy_coef_end are set: two things move entropy_coef.")
+        fix = Fix(text=tr("leave out --entropy_coef_end"), edits={"entropy_coef_end": None})
         return [_pointless("entropy_coef_end", seen, fix)]
     return []
 
@@ -161,13 +192,15 @@ def _entropy(config: Config) -> list[Problem]:
 def _corrections(config: Config) -> list[Problem]:
     ours, trl = config.rollout_importance_sampling_mode, config.vllm_importance_sampling_mode
     if ours is not None and trl is not None:
-        seen = "rollout_importance_sampling_mode and vllm_importance_sampling_mode are set: two corrections."
+        seen = tr(
+            "rollout_importance_sampling_mode and vllm_importance_sampling_mode are set: two corrections."
+        )
         return [
             _pointless(
                 "vllm_importance_sampling_mode",
                 seen,
-                Fix(text="ms-swift's alone", edits={"vllm_importance_sampling_mode": None}),
-                Fix(text="TRL's alone", edits={"rollout_importance_sampling_mode": None}),
+                Fix(text=tr("ms-swift's alone"), edits={"vllm_importance_sampling_mode": None}),
+                Fix(text=tr("TRL's alone"), edits={"rollout_importance_sampling_mode": None}),
             )
         ]
     return []
@@ -178,29 +211,34 @@ def _selection(config: Config) -> list[Problem]:
     asked = {"dynamic_sample": config.dynamic_sample, "replay_buffer_size": config.replay_buffer_size > 0}
     problems = []
     for name in (n for n, is_on in asked.items() if is_on):
-        fixes = [Fix(text=f"leave out --{name}", edits={name: default_of(name)})]
+        fixes = [Fix(text=tr("leave out --{name}", name=name), edits={name: default_of(name)})]
         if config.replay_rollouts is not None:
-            seen = f"{name} is set and rollouts are replayed: nothing is sampled that could take a place."
+            seen = tr(
+                "{name} is set and rollouts are replayed: nothing is sampled that could take a place.",
+                name=name,
+            )
         elif config.advantage_estimator == "reinforce_plus_plus":
-            seen = (
-                f"{name} is set and advantage_estimator is reinforce_plus_plus, which compares over the "
-                "whole rollout: a group whose rewards are equal teaches as much as any other."
+            seen = tr(
+                "{name} is set and advantage_estimator is reinforce_plus_plus, which compares "
+                "over the whole rollout: a group whose rewards are equal teaches as much as any "
+                "other.",
+                name=name,
             )
             if config.num_generations > 1:
                 edits = {"advantage_estimator": "grpo", "scale_rewards": "group"}
-                fixes.append(Fix(text="compare within groups", edits=edits))
+                fixes.append(Fix(text=tr("compare within groups"), edits=edits))
         elif config.num_generations < 2:
-            seen = f"{name} is set and num_generations is 1: a single completion has no spread."
+            seen = tr("{name} is set and num_generations is 1: a single completion has no spread.", name=name)
         elif name == "dynamic_sample" and config.scale_rewards == "none":
-            seen = (
-                "dynamic_sample is set and scale_rewards is none, with which a group counts by its spread: "
-                "the mean over all prompts is the gradient of the reward, and without the equal groups it "
-                "is not."
+            seen = tr(
+                "dynamic_sample is set and scale_rewards is none, with which a group counts by "
+                "its spread: the mean over all prompts is the gradient of the reward, and "
+                "without the equal groups it is not."
             )
-            fixes.append(Fix(text="the spread of the group", edits={"scale_rewards": "group"}))
+            fixes.append(Fix(text=tr("the spread of the group"), edits={"scale_rewards": "group"}))
         else:
             continue
-        cause = "Groups are told apart by the spread of their rewards, and here that decides nothing."
+        cause = tr("Groups are told apart by the spread of their rewards, and here that decides nothing.")
         problems.append(problem("E333", name, seen, cause, *fixes))
     return problems
 
@@ -209,12 +247,18 @@ def _levels(config: Config) -> list[Problem]:
     """Levels of the ratio that a loss is not meant with; the others warn of them too."""
     level, loss = config.importance_sampling_level, config.loss_type
     if level == "sequence" and loss in _TOKEN_MEANS:
-        seen = f"importance_sampling_level is sequence and loss_type is {loss}, which averages over tokens: "
-        seen += "a long completion weighs more than a short one with the same ratio."
-        return [_unusual("loss_type", seen, Fix(text="the loss of GSPO", edits={"loss_type": "grpo"}))]
+        seen = tr(
+            "importance_sampling_level is sequence and loss_type is {loss}, which averages over tokens: ",
+            loss=loss,
+        )
+        seen += tr("a long completion weighs more than a short one with the same ratio.")
+        return [_unusual("loss_type", seen, Fix(text=tr("the loss of GSPO"), edits={"loss_type": "grpo"}))]
     if loss == "luspo" and level != "sequence":
-        seen = f"loss_type is luspo and importance_sampling_level is {level}: its source has the sequence's."
-        fix = Fix(text="the sequence's ratio", edits={"importance_sampling_level": "sequence"})
+        seen = tr(
+            "loss_type is luspo and importance_sampling_level is {level}: its source has the sequence's.",
+            level=level,
+        )
+        fix = Fix(text=tr("the sequence's ratio"), edits={"importance_sampling_level": "sequence"})
         return [_unusual("importance_sampling_level", seen, fix)]
     return []
 
@@ -231,19 +275,19 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
             "vllm_importance_sampling_mode": config.vllm_importance_sampling_mode is not None,
         }
         names += [n for n, is_set in masks.items() if is_set]
-    why = dict.fromkeys(names, f"loss_type {config.loss_type} does not read it")
+    why = dict.fromkeys(names, tr("loss_type {loss_type} does not read it", loss_type=config.loss_type))
     for name, read_if in unread(config, typed).items():
         why[name] = read_if.why_not(getattr(config, read_if.option))
     if "kl_in_reward" in typed and config.kl_in_reward and not (config.beta or config.beta_end):
-        why["kl_in_reward"] = "beta is 0"
+        why["kl_in_reward"] = tr("beta is 0")
     return [
         warning(
             "W108",
             name,
-            f"{name} is set, and {reason}.",
-            "A command for another loss, or half of a pair of options.",
+            tr("{name} is set, and {reason}.", name=name, reason=reason),
+            tr("A command for another loss, or half of a pair of options."),
             *_on_server(config, name),
-            Fix(text=f"leave out --{name}"),
+            Fix(text=tr("leave out --{name}", name=name)),
         )
         for name, reason in sorted(why.items())
     ]
@@ -254,12 +298,12 @@ def _on_server(config: Config, name: str) -> list[Fix]:
     if name not in OF_BOTH or not config.use_vllm or config.vllm_mode != "server":
         return []
     line = start_line(config, next(iter(config.rollout_servers), ""))
-    return [Fix(text=f"it belongs to the server: `{line}`")]
+    return [Fix(text=tr("it belongs to the server: `{line}`", line=line))]
 
 
 def _pointless(option: str, seen: str, *fixes: Fix) -> Problem:
-    return problem("E331", option, seen, "Parts of two recipes in one command.", *fixes)
+    return problem("E331", option, seen, tr("Parts of two recipes in one command."), *fixes)
 
 
 def _unusual(option: str, seen: str, *fixes: Fix) -> Problem:
-    return warning("W122", option, seen, "Parts of two recipes in one command.", *fixes)
+    return warning("W122", option, seen, tr("Parts of two recipes in one command."), *fixes)

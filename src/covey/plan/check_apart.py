@@ -10,43 +10,49 @@ from covey.config.names import nearest
 from covey.options.schema import Config, default_of
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.plan.problem import problem, warning
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _ASKS = (
     "Rate the answer to the question from 0 to 10. Question: {prompt} Answer: {completion} End with Reward: N"
 )
-_TRAIN = "train one with TRL's RewardTrainer, or take one that ends in ForSequenceClassification"
+_TRAIN = tr("train one with TRL's RewardTrainer, or take one that ends in ForSequenceClassification")
 
 # By the kind of fault: what is likely, and what to do.
 _FAULTS: Mapping[str, tuple[str, str]] = {
     "causal": (
-        "A policy or a judge in the place of a reward model; only a trained head gives a score.",
-        f"a judge that writes its verdict is --reward_funcs judge; else {_TRAIN}",
+        tr("A policy or a judge in the place of a reward model; only a trained head gives a score."),
+        tr("a judge that writes its verdict is --reward_funcs judge; else {train}", train=_TRAIN),
     ),
-    "not_classifier": ("A model for another task, or one with a head of its own.", _TRAIN),
-    "labels": ("A classifier of several classes; a reward model has one.", _TRAIN),
-    "remote_code": ("A model that brings its own code.", "a reward model that transformers knows by itself"),
+    "not_classifier": (tr("A model for another task, or one with a head of its own."), _TRAIN),
+    "labels": (tr("A classifier of several classes; a reward model has one."), _TRAIN),
+    "remote_code": (
+        tr("A model that brings its own code."),
+        tr("a reward model that transformers knows by itself"),
+    ),
     "hub": (
-        "A misspelt path or id, or no way to the hub.",
-        "`ls .` shows the directories here; `hf download ENTRY` fetches a hub's model where there is a "
-        "network",
+        tr("A misspelt path or id, or no way to the hub."),
+        tr(
+            "`ls .` shows the directories here; `hf download ENTRY` fetches a hub's model where "
+            "there is a network"
+        ),
     ),
     "pickled_weights": (
-        "An old model; such weights can run code when they are read.",
-        "convert them: AutoModelForSequenceClassification.from_pretrained(DIR).save_pretrained(DIR)",
+        tr("An old model; such weights can run code when they are read."),
+        tr("convert them: AutoModelForSequenceClassification.from_pretrained(DIR).save_pretrained(DIR)"),
     ),
     "no_tokenizer": (
-        "The weights were saved alone.",
-        "save the tokenizer beside them: AutoTokenizer.from_pretrained(ID).save_pretrained(DIR)",
+        tr("The weights were saved alone."),
+        tr("save the tokenizer beside them: AutoTokenizer.from_pretrained(ID).save_pretrained(DIR)"),
     ),
     "weights": (
-        "config.json and weights of two saves, or a model that was saved in part.",
-        "fetch or save the reward model again",
+        tr("config.json and weights of two saves, or a model that was saved in part."),
+        tr("fetch or save the reward model again"),
     ),
-    "damaged": ("A download or a copy that was cut short.", "fetch or copy the file again"),
+    "damaged": (tr("A download or a copy that was cut short."), tr("fetch or copy the file again")),
 }
 _MAIN = "main"
-_OTHERS = ("A misspelt path or id, or files that were not copied.", "`ls DIR` shows what is there")
+_OTHERS = (tr("A misspelt path or id, or files that were not copied."), tr("`ls DIR` shows what is there"))
 
 
 def reward_model_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -68,15 +74,19 @@ def context_warnings(config: Config, facts: Facts) -> list[Problem]:
         warning(
             "W125",
             _option(config, model),
-            f"{model.entry} reads {model.context} tokens, and a prompt with its completion may have "
-            f"{longest}.",
-            "A reward model for shorter texts.",
+            tr(
+                "{entry} reads {context} tokens, and a prompt with its completion may have {longest}.",
+                entry=model.entry,
+                context=model.context,
+                longest=longest,
+            ),
+            tr("A reward model for shorter texts."),
             Fix(
-                text="shorter completions",
+                text=tr("shorter completions"),
                 edits={"max_completion_length": model.context - facts.longest_prompt},
             )
             if model.context > facts.longest_prompt
-            else Fix(text="a reward model with a longer context"),
+            else Fix(text=tr("a reward model with a longer context")),
         )
         for model in facts.reward_models
         if model.problem is None and model.context is not None and model.context < longest
@@ -91,9 +101,15 @@ def judge_problems(config: Config, facts: Facts) -> list[Problem]:
         return problems
     problems += [*_lacking(config), *_prompt(config, facts)]
     if judge.regex_problem is not None:
-        usual = Fix(text="the usual one", edits={"judge_regex": default_of("judge_regex")})
-        seen = f"judge_regex is {config.judge_regex!r}: {judge.regex_problem}."
-        problems.append(problem("E342", "judge_regex", seen, "A bracket that is lost or not escaped.", usual))
+        usual = Fix(text=tr("the usual one"), edits={"judge_regex": default_of("judge_regex")})
+        seen = tr(
+            "judge_regex is {judge_regex!r}: {regex_problem}.",
+            judge_regex=config.judge_regex,
+            regex_problem=judge.regex_problem,
+        )
+        problems.append(
+            problem("E342", "judge_regex", seen, tr("A bracket that is lost or not escaped."), usual)
+        )
     return problems
 
 
@@ -104,7 +120,7 @@ def _option(config: Config, model: RewardModelFacts) -> str:
 def _unusable(config: Config, model: RewardModelFacts) -> Problem:
     cause, advice = _FAULTS.get(model.fault, _OTHERS)
     fix = Fix(text=advice.replace("DIR", model.directory or model.entry).replace("ENTRY", model.entry))
-    return problem("E337", _option(config, model), f"{model.problem}.", cause, fix)
+    return problem("E337", _option(config, model), tr("{problem}.", problem=model.problem), cause, fix)
 
 
 def _revisions(config: Config, facts: Facts) -> list[Problem]:
@@ -113,14 +129,24 @@ def _revisions(config: Config, facts: Facts) -> list[Problem]:
         return []
     local = {m.entry for m in facts.reward_models if m.directory == os.path.expanduser(m.entry)}
     if len(models) != len(revisions):
-        seen = f"reward_model_revision has {len(revisions)} and reward_model {len(models)}; each has its own."
-        cause = "A model was added or taken away, or one stands in --reward_funcs, which takes no revision."
+        seen = tr(
+            "reward_model_revision has {num_revisions} and reward_model {num_models}; each has its own.",
+            num_revisions=len(revisions),
+            num_models=len(models),
+        )
+        cause = tr(
+            "A model was added or taken away, or one stands in --reward_funcs, which takes no revision."
+        )
     elif ignored := [m for m, r in zip(models, revisions, strict=True) if m in local and r != _MAIN]:
-        seen = f"{', '.join(ignored)} is a directory, which has no revisions but {_MAIN}."
-        cause = "A revision of a hub's model beside a copy on this machine."
+        seen = tr(
+            "{ignored} is a directory, which has no revisions but {main}.",
+            ignored=", ".join(ignored),
+            main=_MAIN,
+        )
+        cause = tr("A revision of a hub's model beside a copy on this machine.")
     else:
         return []
-    without = Fix(text="the main branches", edits={"reward_model_revision": []})
+    without = Fix(text=tr("the main branches"), edits={"reward_model_revision": []})
     return [problem("E339", "reward_model_revision", seen, cause, without)]
 
 
@@ -128,10 +154,10 @@ def _without_template(config: Config, model: RewardModelFacts) -> Problem:
     return problem(
         "E338",
         _option(config, model),
-        f"{model.entry} has no chat template, and the prompts are messages.",
-        "A model that was trained on plain text, or whose template was not saved beside its tokenizer.",
-        Fix(text=f"put its chat_template.jinja into {model.directory}"),
-        Fix(text="prompts that are text, in a column prompt: both models then read the same words"),
+        tr("{entry} has no chat template, and the prompts are messages.", entry=model.entry),
+        tr("A model that was trained on plain text, or whose template was not saved beside its tokenizer."),
+        Fix(text=tr("put its chat_template.jinja into {directory}", directory=model.directory)),
+        Fix(text=tr("prompts that are text, in a column prompt: both models then read the same words")),
     )
 
 
@@ -141,9 +167,9 @@ def _lacking(config: Config) -> list[Problem]:
         return []
     examples = {"judge_base_url": "http://127.0.0.1:8000/v1", "judge_model": "NAME", "judge_prompt": _ASKS}
     words = " ".join(f"--{n} '{examples[n]}'" for n in lacking)
-    seen = f"The reward judge is asked for, and not given: {', '.join(lacking)}."
-    cause = "An option that was left out; none of them has a default."
-    return [problem("E340", lacking[0], seen, cause, Fix(text=f"as in {words}"))]
+    seen = tr("The reward judge is asked for, and not given: {lacking}.", lacking=", ".join(lacking))
+    cause = tr("An option that was left out; none of them has a default.")
+    return [problem("E340", lacking[0], seen, cause, Fix(text=tr("as in {words}", words=words)))]
 
 
 def _address(config: Config) -> list[Problem]:
@@ -151,9 +177,9 @@ def _address(config: Config) -> list[Problem]:
     fault = _url_fault(url) if url else None
     if fault is None:
         return []
-    cause = "A part of the address was lost, or a key was put into it."
-    fix = Fix(text="as in --judge_base_url http://127.0.0.1:8000/v1; a key is OPENAI_API_KEY")
-    return [problem("E340", "judge_base_url", f"judge_base_url {fault}.", cause, fix)]
+    cause = tr("A part of the address was lost, or a key was put into it.")
+    fix = Fix(text=tr("as in --judge_base_url http://127.0.0.1:8000/v1; a key is OPENAI_API_KEY"))
+    return [problem("E340", "judge_base_url", tr("judge_base_url {fault}.", fault=fault), cause, fix)]
 
 
 def _url_fault(url: str) -> str | None:
@@ -161,34 +187,46 @@ def _url_fault(url: str) -> str | None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        return f"is no address: {error}"
+        return tr("is no address: {error}", error=error)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         # Its value is not repeated: a key may stand in it.
-        return "holds more than http(s)://HOST:PORT/PATH; keys and passwords have no place in it"
+        return tr("holds more than http(s)://HOST:PORT/PATH; keys and passwords have no place in it")
     if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in url):
-        return f"is {url!r}, which is no address of the form http(s)://HOST:PORT/PATH"
-    return "has port 0" if port == 0 else None
+        return tr("is {url!r}, which is no address of the form http(s)://HOST:PORT/PATH", url=url)
+    return tr("has port 0") if port == 0 else None
 
 
 def _prompt(config: Config, facts: Facts) -> list[Problem]:
     assert facts.judge is not None
     if facts.judge.prompt_problem is not None:
-        cause = "The judge would be asked the same whatever the model writes, or a path is misspelt."
-        fix = Fix(text=f"as in --judge_prompt '{_ASKS}'")
-        return [problem("E341", "judge_prompt", f"{facts.judge.prompt_problem}.", cause, fix)]
+        cause = tr("The judge would be asked the same whatever the model writes, or a path is misspelt.")
+        fix = Fix(text=tr("as in --judge_prompt '{asks}'", asks=_ASKS))
+        return [
+            problem(
+                "E341",
+                "judge_prompt",
+                tr("{prompt_problem}.", prompt_problem=facts.judge.prompt_problem),
+                cause,
+                fix,
+            )
+        ]
     names = [*(facts.columns or ()), "prompt", "completion"]
     return [
         problem(
             "E341",
             "judge_prompt",
-            f"judge_prompt has {{{name}}}, which is no column of the data; there are {', '.join(names)}.",
-            "A misspelt column, or one of another data set.",
-            Fix(
-                text=f"the nearest is {{{near}}}"
-                if (near := nearest(name, names))
-                else "a column of the data"
+            tr(
+                "judge_prompt has {{{name}}}, which is no column of the data; there are {names}.",
+                name=name,
+                names=", ".join(names),
             ),
-            Fix(text=f"{{{{{name}}}}} for the word in braces itself"),
+            tr("A misspelt column, or one of another data set."),
+            Fix(
+                text=tr("the nearest is {{{near}}}", near=near)
+                if (near := nearest(name, names))
+                else tr("a column of the data")
+            ),
+            Fix(text=tr("{{{{{name}}}}} for the word in braces itself", name=name)),
         )
         for name in facts.judge.unknown
     ]

@@ -8,7 +8,8 @@ from dataclasses import replace
 from covey.codes import CODES
 from covey.options.schema import Config
 from covey.plan.fixes import batch_fixes
-from covey.plan.shape import COUNTS, Shape, counted, faults, in_range, shape_of
+from covey.plan.shape import COUNTS, Shape, faults, in_range, shape_of
+from covey.texts import counted, tr
 from covey.types import Fix, Problem
 
 Words = tuple[str, str, str]
@@ -50,7 +51,7 @@ def _other_estimator(config: Config, shape: Shape, num_prompts: int | None) -> t
     if config.loss_type == "real" or faults(replace(shape, least_group=1), num_prompts):
         return ()
     edits = {"advantage_estimator": "reinforce_plus_plus", "scale_rewards": "batch"}
-    return (Fix(text="one completion a prompt, compared with the whole rollout", edits=edits),)
+    return (Fix(text=tr("one completion a prompt, compared with the whole rollout"), edits=edits),)
 
 
 def _words(code: str, shape: Shape, num_prompts: int | None) -> list[Words]:
@@ -64,8 +65,11 @@ def _words(code: str, shape: Shape, num_prompts: int | None) -> list[Words]:
 def _out_of_range(shape: Shape) -> list[Words]:
     wrong = [name for name in COUNTS if not in_range(getattr(shape, name))]
     own = [name for name in wrong if not _follows(name, shape)]
-    cause = "A typing error, or a number that stands for `not set` in another tool."
-    return [(name, f"{name} is {getattr(shape, name)}.", cause) for name in own or wrong]
+    cause = tr("A typing error, or a number that stands for `not set` in another tool.")
+    return [
+        (name, tr("{name} is {getattr}.", name=name, getattr=getattr(shape, name)), cause)
+        for name in own or wrong
+    ]
 
 
 def _follows(name: str, shape: Shape) -> bool:
@@ -78,68 +82,104 @@ def _follows(name: str, shape: Shape) -> bool:
 def _group_too_small(shape: Shape) -> Words:
     return (
         "num_generations",
-        f"num_generations is {shape.num_generations}: each completion stands alone, with no "
-        "other one of its prompt to be compared with.",
-        "A setting from supervised training, or one lowered to save memory; what decides memory is "
-        "per_device_train_batch_size.",
+        tr(
+            "num_generations is {num_generations}: each completion stands alone, with no other one "
+            "of its prompt to be compared with.",
+            num_generations=shape.num_generations,
+        ),
+        tr(
+            "A setting from supervised training, or one lowered to save memory; what decides memory "
+            "is per_device_train_batch_size."
+        ),
     )
 
 
 def _product(shape: Shape) -> str:
-    return (
-        f"{counted(shape.num_processes, 'process', 'es')} x per_device_train_batch_size "
-        f"{shape.per_device_train_batch_size} x steps_per_generation {shape.steps_per_generation} = "
-        f"{counted(shape.completions_per_rollout, 'completion')} per rollout"
+    return tr(
+        "{processes} x per_device_train_batch_size {per_device_train_batch_size} x "
+        "steps_per_generation {steps_per_generation} = {completions} per rollout",
+        processes=counted(shape.num_processes, "process"),
+        per_device_train_batch_size=shape.per_device_train_batch_size,
+        steps_per_generation=shape.steps_per_generation,
+        completions=counted(shape.completions_per_rollout, "completion"),
     )
 
 
 def _groups_do_not_fit(shape: Shape) -> Words:
     return (
         "num_generations",
-        f"{_product(shape)}, which is no multiple of num_generations {shape.num_generations}.",
-        "Batch sizes count completions here, not prompts."
+        tr(
+            "{product}, which is no multiple of num_generations {num_generations}.",
+            product=_product(shape),
+            num_generations=shape.num_generations,
+        ),
+        tr("Batch sizes count completions here, not prompts.")
         if shape.completions_per_rollout < shape.num_generations
-        else "Sizes that share no factor, such as a batch of 3 and groups of 4; or another number of "
-        "processes than the command was written for.",
+        else tr(
+            "Sizes that share no factor, such as a batch of 3 and groups of 4; or another "
+            "number of processes than the command was written for."
+        ),
     )
 
 
 def _sizes_disagree(shape: Shape) -> Words:
     return (
         "generation_batch_size",
-        f"{_product(shape)}, and generation_batch_size is {shape.generation_batch_size}.",
-        "Both are given; one is enough. A configuration file of a run with another number of processes "
-        "looks so too.",
+        tr(
+            "{product}, and generation_batch_size is {generation_batch_size}.",
+            product=_product(shape),
+            generation_batch_size=shape.generation_batch_size,
+        ),
+        tr(
+            "Both are given; one is enough. A configuration file of a run with another number of "
+            "processes looks so too."
+        ),
     )
 
 
 def _size_not_divisible(shape: Shape) -> Words:
     return (
         "generation_batch_size",
-        f"generation_batch_size is {shape.generation_batch_size}, no multiple of "
-        f"{counted(shape.num_processes, 'process', 'es')} x per_device_train_batch_size "
-        f"{shape.per_device_train_batch_size} = {shape.num_processes * shape.per_device_train_batch_size}.",
-        "The number of processes or the batch size per device has changed.",
+        tr(
+            "generation_batch_size is {generation_batch_size}, no multiple of {processes} x "
+            "per_device_train_batch_size {per_device_train_batch_size} = {num_processes}.",
+            generation_batch_size=shape.generation_batch_size,
+            processes=counted(shape.num_processes, "process"),
+            per_device_train_batch_size=shape.per_device_train_batch_size,
+            num_processes=shape.num_processes * shape.per_device_train_batch_size,
+        ),
+        tr("The number of processes or the batch size per device has changed."),
     )
 
 
 def _step_straddles(shape: Shape) -> Words:
     return (
         "steps_per_generation",
-        f"steps_per_generation is {shape.steps_per_generation}, no multiple of gradient_accumulation_steps "
-        f"{shape.gradient_accumulation_steps}.",
-        "The two were chosen apart; equal they give on-policy training.",
+        tr(
+            "steps_per_generation is {steps_per_generation}, no multiple of "
+            "gradient_accumulation_steps {gradient_accumulation_steps}.",
+            steps_per_generation=shape.steps_per_generation,
+            gradient_accumulation_steps=shape.gradient_accumulation_steps,
+        ),
+        tr("The two were chosen apart; equal they give on-policy training."),
     )
 
 
 def _step_longer(shape: Shape) -> Words:
     return (
         "steps_per_generation",
-        f"steps_per_generation {shape.steps_per_generation} is below gradient_accumulation_steps "
-        f"{shape.gradient_accumulation_steps}: one optimizer step would need "
-        f"{shape.gradient_accumulation_steps / shape.steps_per_generation:.4g} rollouts.",
-        "steps_per_generation equal to gradient_accumulation_steps is the same run: nothing is updated in "
-        "between.",
+        tr(
+            "steps_per_generation {steps_per_generation} is below gradient_accumulation_steps "
+            "{gradient_accumulation_steps}: one optimizer step would need "
+            "{gradient_accumulation_steps2:.4g} rollouts.",
+            steps_per_generation=shape.steps_per_generation,
+            gradient_accumulation_steps=shape.gradient_accumulation_steps,
+            gradient_accumulation_steps2=shape.gradient_accumulation_steps / shape.steps_per_generation,
+        ),
+        tr(
+            "steps_per_generation equal to gradient_accumulation_steps is the same run: nothing is "
+            "updated in between."
+        ),
     )
 
 
@@ -147,9 +187,15 @@ def _too_few_prompts(shape: Shape, num_prompts: int) -> Words:
     needed = shape.completions_per_rollout // shape.num_generations
     return (
         "dataset",
-        f"The data set has {counted(num_prompts, 'usable prompt')}; one rollout takes {needed} "
-        f"({shape.completions_per_rollout} completions / num_generations {shape.num_generations}).",
-        "A small data set, or a rollout made large by steps_per_generation and the number of processes.",
+        tr(
+            "The data set has {prompts}; one rollout takes {needed} ({completions_per_rollout} "
+            "completions / num_generations {num_generations}).",
+            prompts=counted(num_prompts, "usable prompt"),
+            needed=needed,
+            completions_per_rollout=shape.completions_per_rollout,
+            num_generations=shape.num_generations,
+        ),
+        tr("A small data set, or a rollout made large by steps_per_generation and the number of processes."),
     )
 
 

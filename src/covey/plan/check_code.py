@@ -5,11 +5,12 @@ from __future__ import annotations
 from covey.options.schema import Config
 from covey.plan.facts import Facts, GoldFacts, SandboxFacts
 from covey.plan.problem import problem, warning
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
-_INSTALL = (
-    "apt install bubblewrap (dnf, zypper, pacman and apk have it under the same name), or have the container "
-    "allow user namespaces: docs/code-reward.md"
+_INSTALL = tr(
+    "apt install bubblewrap (dnf, zypper, pacman and apk have it under the same name), or have "
+    "the container allow user namespaces: docs/code-reward.md"
 )
 
 
@@ -21,19 +22,23 @@ def code_problems(config: Config, facts: Facts) -> list[Problem]:
 def _sandbox(config: Config, sandbox: SandboxFacts | None) -> list[Problem]:
     if sandbox is None or not sandbox.lacks:
         return []
-    seen = f"Nothing here shuts programs off. Tried: {'; '.join(sandbox.reasons)}."
+    seen = tr("Nothing here shuts programs off. Tried: {reasons}.", reasons=joined("; ", sandbox.reasons))
     if not config.unsafe_exec:
-        cause = "bubblewrap is missing, or a container or the system forbids new namespaces."
+        cause = tr("bubblewrap is missing, or a container or the system forbids new namespaces.")
         unsafe = Fix(
-            text="on a machine whose files, accounts and network may be lost", edits={"unsafe_exec": True}
+            text=tr("on a machine whose files, accounts and network may be lost"), edits={"unsafe_exec": True}
         )
         return [problem("E328", "reward_funcs", seen, cause, Fix(text=_INSTALL), unsafe)]
     return [
         warning(
             "W121",
             "unsafe_exec",
-            f"Programs that the model writes run here without: {', '.join(sandbox.lacks)}. {seen}",
-            "--unsafe_exec was typed, and nothing here shuts programs off.",
+            tr(
+                "Programs that the model writes run here without: {lacks}. {seen}",
+                lacks=", ".join(sandbox.lacks),
+                seen=seen,
+            ),
+            tr("--unsafe_exec was typed, and nothing here shuts programs off."),
             Fix(text=_INSTALL),
         )
     ]
@@ -44,15 +49,19 @@ def _tests(config: Config, tests: GoldFacts | None) -> list[Problem]:
         return []
     share = tests.num_bad / tests.num_checked
     too_many = share > config.max_bad_gold
-    shown = "; ".join(f"row {row}: {why}" for row, _, why in tests.examples)
-    fixes = [Fix(text="mend these rows; docs/code-reward.md shows the forms that are read")]
+    shown = joined("; ", [tr("row {row}: {why}", row=row, why=why) for row, _, why in tests.examples])
+    fixes = [Fix(text=tr("mend these rows; docs/code-reward.md shows the forms that are read"))]
     if too_many and share < 1:
         # Rounded up, so that the option typed is enough.
         enough = min(1.0, int(share * 100 + 1) / 100)
-        fixes.append(Fix(text="train on the other rows", edits={"max_bad_gold": enough}))
+        fixes.append(Fix(text=tr("train on the other rows"), edits={"max_bad_gold": enough}))
     say = problem if too_many else warning
-    seen = (
-        f"The tests of {tests.num_bad:,} of {tests.num_checked:,} rows cannot be run ({share:.1%}). {shown}."
+    seen = tr(
+        "The tests of {num_bad:,} of {num_checked:,} rows cannot be run ({share:.1%}). {shown}.",
+        num_bad=tests.num_bad,
+        num_checked=tests.num_checked,
+        share=share,
+        shown=shown,
     )
-    cause = "Another column holds the tests, or they are of another language or form."
+    cause = tr("Another column holds the tests, or they are of another language or form.")
     return [say("E329" if too_many else "W111", "max_bad_gold", seen, cause, *fixes)]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping
 
 from covey.options.schema import Config
 from covey.plan.check_rows import left_words, row_problems
-from covey.plan.facts import Facts, UnreadableFile
+from covey.plan.facts import Facts, HubProblem, UnreadableFile
 from covey.plan.problem import problem, warning
 from covey.plan.reasons import REFUSED
-from covey.plan.shape import counted
+from covey.texts import counted, tr
 from covey.types import Fix, Problem
 
 
@@ -31,10 +30,10 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
         problem(
             "E302",
             _option_of(config, path),
-            f"{path} does not exist.",
-            "A misspelt path, or one relative to another directory.",
-            Fix(text=f"`ls {shlex.quote(os.path.dirname(path) or '.')}` shows what is there"),
-            Fix(text="an id on a hub has no file ending and does not begin with ./ or /"),
+            tr("{path} does not exist.", path=path),
+            tr("A misspelt path, or one relative to another directory."),
+            Fix(text=tr("`ls {quote}` shows what is there", quote=shlex.quote(os.path.dirname(path) or "."))),
+            Fix(text=tr("an id on a hub has no file ending and does not begin with ./ or /")),
         )
         for path in facts.dataset_missing or ()
     ]
@@ -48,8 +47,11 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
             problem(
                 "E309",
                 "dataset",
-                f"The data set has {counted(facts.num_rows or 0, 'row')} and no usable prompt"
-                f"{f': {left}' if left else ''}.",
+                tr(
+                    "The data set has {rows} and no usable prompt{words}.",
+                    rows=counted(facts.num_rows or 0, "row"),
+                    words=tr(": {left}", left=left) if left else "",
+                ),
                 "",
                 Fix(text=_mend(facts)),
             )
@@ -57,7 +59,7 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
     return problems
 
 
-_CUT_EMOJI = "write the text anew: an emoji was cut in two, as in \\ud83d without its \\ude00"
+_CUT_EMOJI = tr("write the text anew: an emoji was cut in two, as in \\ud83d without its \\ude00")
 
 
 def _mend(facts: Facts) -> str:
@@ -67,8 +69,11 @@ def _mend(facts: Facts) -> str:
         return _CUT_EMOJI
     if facts.unread_columns:
         names = ", ".join(facts.unread_columns)
-        return f"a prompt is text, and {names} holds bytes: write it as text (a string column) into the file"
-    return 'each row needs a prompt: {"question": "What is 1+1?", "solution": "2"}'
+        return tr(
+            "a prompt is text, and {names} holds bytes: write it as text (a string column) into the file",
+            names=names,
+        )
+    return tr('each row needs a prompt: {"question": "What is 1+1?", "solution": "2"}')
 
 
 def _option_of(config: Config, path: str) -> str:
@@ -79,28 +84,31 @@ def _option_of(config: Config, path: str) -> str:
 
 def _unreadable(config: Config, file: UnreadableFile) -> Problem:
     option = _option_of(config, file.path)
-    plain = file.words.removeprefix(f"{os.path.normpath(file.path)}, ")
-    seen = f"{file.path} cannot be read: {plain}"
-    if plain.startswith(f"{os.path.normpath(file.path)} "):
-        seen = plain
-    line = re.match(r"line (\d+)", plain)
-    if "UTF-8" in plain:
-        encoding = "UTF-16" if "UTF-16" in plain else "ENCODING"
-        convert = f"iconv -f {encoding} -t UTF-8 {shlex.quote(file.path)} > NEW"
-        fixes = (Fix(text=f"`{convert}` writes it as UTF-8"),)
-    elif line is not None:
-        show = f"sed -n {line[1]}p {shlex.quote(file.path)}"
-        fixes = (Fix(text=f"`{show}` shows the line; mend it, or take it out"),)
-    elif "no subsets or splits" in plain:
-        typed = [_without_parts(text, file.path) for text in getattr(config, option)]
-        fixes = (Fix(text="the whole file", edits={option: typed}),)
-    elif "surrogate" in plain:
-        fixes = (Fix(text=_CUT_EMOJI),)
-    elif "Arrow type" in plain:
-        fixes = (Fix(text="write this column as text or numbers, or leave it out of the file"),)
-    else:
-        fixes = (Fix(text="write it anew as .jsonl: one JSON object on each line"),)
-    return problem("E302", option, seen, "", *fixes)
+    is_named = file.subject == os.path.normpath(file.path)
+    words = file.within if is_named and file.within else file.words
+    if not is_named or file.within:
+        words = tr("{path} cannot be read: {words}", path=file.path, words=words)
+    return problem("E302", option, words, "", _mended(config, file, option))
+
+
+def _mended(config: Config, file: UnreadableFile, option: str) -> Fix:
+    """Return what to do about a file that cannot be read."""
+    match file.kind:
+        case "encoding":
+            convert = f"iconv -f {file.encoding or 'ENCODING'} -t UTF-8 {shlex.quote(file.path)} > NEW"
+            return Fix(text=tr("`{convert}` writes it as UTF-8", convert=convert))
+        case "line":
+            show = f"sed -n {file.line}p {shlex.quote(file.path)}"
+            return Fix(text=tr("`{show}` shows the line; mend it, or take it out", show=show))
+        case "one_file":
+            typed = [_without_parts(text, file.path) for text in getattr(config, option)]
+            return Fix(text=tr("the whole file"), edits={option: typed})
+        case "surrogate":
+            return Fix(text=_CUT_EMOJI)
+        case "arrow_type":
+            return Fix(text=tr("write this column as text or numbers, or leave it out of the file"))
+        case _:
+            return Fix(text=tr("write it anew as .jsonl: one JSON object on each line"))
 
 
 def _without_parts(text: str, path: str) -> str:
@@ -111,12 +119,12 @@ def _without_parts(text: str, path: str) -> str:
 
 
 _ADVICE: Mapping[str, str] = {
-    "columns": 'the name in the data comes first: --columns \'{"NAME": "question"}\'',
-    "system": "the words themselves, or a file of UTF-8 text",
-    "split_dataset_ratio": "a set of its own: --val_dataset FILE",
-    "streaming": "read all rows before the run",
-    "val_dataset": "another set: --val_dataset FILE",
-    "dataset": "as in openai/gsm8k:main@train#100: subset main, split train, 100 of its rows",
+    "columns": tr('the name in the data comes first: --columns \'{"NAME": "question"}\''),
+    "system": tr("the words themselves, or a file of UTF-8 text"),
+    "split_dataset_ratio": tr("a set of its own: --val_dataset FILE"),
+    "streaming": tr("read all rows before the run"),
+    "val_dataset": tr("another set: --val_dataset FILE"),
+    "dataset": tr("as in openai/gsm8k:main@train#100: subset main, split train, 100 of its rows"),
 }
 
 
@@ -125,42 +133,27 @@ def _mixed(config: Config, facts: Facts) -> list[Problem]:
     if facts.hub_problem is not None:
         problems.append(_hub(config, facts.hub_problem))
     # What is wrong with the probabilities is said of the option itself.
-    if facts.data_problem is not None and not facts.data_problem.startswith("interleave_prob"):
-        option = _option_in(config, facts.data_problem)
+    if facts.data_problem is not None and facts.data_problem.option != "interleave_prob":
+        option = facts.data_problem.option or _option_of(config, facts.data_problem.source)
         fix = Fix(text=_ADVICE[option], edits={"streaming": False} if option == "streaming" else {})
-        problems.append(problem("E302", option, facts.data_problem, "", fix))
+        problems.append(problem("E302", option, facts.data_problem.words, "", fix))
     return problems
 
 
-def _option_in(config: Config, words: str) -> str:
-    """Return the option that the words about the rows speak of."""
-    first = words.partition(" ")[0]
-    if first in _ADVICE:
-        return first
-    if "--streaming" in words:
-        return "streaming"
-    if words.startswith("the set to evaluate on"):
-        return "val_dataset"
-    if config.columns and "column" in words:
-        return "columns"
-    return _option_of(config, first.rstrip(":"))
-
-
-def _hub(config: Config, words: str) -> Problem:
-    name = words.partition(" ")[0].rstrip(":")
-    option = _option_of(config, name)
-    fixes = [Fix(text=f"a file instead: --{option} FILE.jsonl")]
-    if any(f"ms::{name}" in text for text in getattr(config, option)) or not config.use_hf:
-        get = f"modelscope download --dataset {name}"
+def _hub(config: Config, hub: HubProblem) -> Problem:
+    option = _option_of(config, hub.name)
+    fixes = [Fix(text=tr("a file instead: --{option} FILE.jsonl", option=option))]
+    if any(f"ms::{hub.name}" in text for text in getattr(config, option)) or not config.use_hf:
+        get = f"modelscope download --dataset {hub.name}"
     else:
-        get = f"hf download {name} --repo-type dataset"
-    if "HF_HUB_OFFLINE" in words:
-        cause = "HF_HUB_OFFLINE keeps every command off the network, and this data set was never fetched."
-        fixes.insert(0, Fix(text=f"with a network: `unset HF_HUB_OFFLINE`, or once `{get}`"))
+        get = f"hf download {hub.name} --repo-type dataset"
+    if hub.is_offline:
+        cause = tr("HF_HUB_OFFLINE keeps every command off the network, and this data set was never fetched.")
+        fixes.insert(0, Fix(text=tr("with a network: `unset HF_HUB_OFFLINE`, or once `{get}`", get=get)))
     else:
-        cause = "No network from here, a name that is misspelt, or a data set that asks for a login."
-        fixes.insert(0, Fix(text=f"where there is a network `{get}`, then this command again"))
-    return problem("E321", option, words, cause, *fixes)
+        cause = tr("No network from here, a name that is misspelt, or a data set that asks for a login.")
+        fixes.insert(0, Fix(text=tr("where there is a network `{get}`, then this command again", get=get)))
+    return problem("E321", option, hub.words, cause, *fixes)
 
 
 def _lengths(config: Config, facts: Facts) -> list[Problem]:
@@ -181,40 +174,45 @@ def _all_too_long(config: Config, facts: Facts) -> Problem:
     longest, context = facts.longest_prompt_in_data, facts.model_context
     fixes = []
     if longest is not None and (context is None or longest + config.max_completion_length <= context):
-        fixes.append(Fix(text="room for every prompt of the data", edits={"max_length": longest}))
+        fixes.append(Fix(text=tr("room for every prompt of the data"), edits={"max_length": longest}))
     elif longest is not None and context is not None and longest < context:
         edits = {"max_length": longest, "max_completion_length": context - longest}
-        fixes.append(Fix(text="room for every prompt, and shorter completions", edits=edits))
-    fixes.append(Fix(text="shorter prompts, or a model with a longer context"))
+        fixes.append(Fix(text=tr("room for every prompt, and shorter completions"), edits=edits))
+    fixes.append(Fix(text=tr("shorter prompts, or a model with a longer context")))
     prompts = counted(facts.num_prompts_too_long or 0, "prompt")
-    seen = f"All {prompts} are longer than {limit}."
+    seen = tr("All {prompts} are longer than {limit}.", prompts=prompts, limit=limit)
     if config.max_length is None and context is not None and config.max_completion_length >= context:
-        seen = (
-            f"max_completion_length {config.max_completion_length} takes the whole context of the model, "
-            f"{context} tokens; no room is left for any of the {prompts}."
+        seen = tr(
+            "max_completion_length {max_completion_length} takes the whole context of the model, "
+            "{context} tokens; no room is left for any of the {prompts}.",
+            max_completion_length=config.max_completion_length,
+            context=context,
+            prompts=prompts,
         )
     elif longest is not None:
-        seen += f" The longest has {counted(longest, 'token')}."
+        seen += tr(" The longest has {tokens}.", tokens=counted(longest, "token"))
     return problem(
         "E304",
         "max_length",
         seen,
-        "max_length counts the tokens of the rendered prompt, chat template included."
+        tr("max_length counts the tokens of the rendered prompt, chat template included.")
         if config.max_length is not None
-        else "The limit is what max_completion_length leaves of the model's context.",
+        else tr("The limit is what max_completion_length leaves of the model's context."),
         *fixes,
     )
 
 
 def _limit(config: Config, facts: Facts) -> str:
     if config.max_length is not None:
-        return f"max_length {config.max_length}"
+        return tr("max_length {max_length}", max_length=config.max_length)
     if facts.model_context is None:
-        return "the limit"
+        return tr("the limit")
     room = facts.model_context - config.max_completion_length
-    return (
-        f"context {facts.model_context} - max_completion_length {config.max_completion_length} = {room} "
-        "tokens"
+    return tr(
+        "context {model_context} - max_completion_length {max_completion_length} = {room} tokens",
+        model_context=facts.model_context,
+        max_completion_length=config.max_completion_length,
+        room=room,
     )
 
 
@@ -225,19 +223,31 @@ def _context(config: Config, facts: Facts) -> list[Problem]:
         return []
     fixes = []
     if prompt < context:
-        fixes.append(Fix(text="shorter completions", edits={"max_completion_length": context - prompt}))
+        fixes.append(Fix(text=tr("shorter completions"), edits={"max_completion_length": context - prompt}))
     if facts.longest_prompt is not None and completion < context:
-        fixes.append(Fix(text="leave the longest prompts out", edits={"max_length": context - completion}))
-    known = f"longest prompt {prompt}" if facts.longest_prompt is not None else "a prompt of at least 1"
+        fixes.append(
+            Fix(text=tr("leave the longest prompts out"), edits={"max_length": context - completion})
+        )
+    known = (
+        tr("longest prompt {prompt}", prompt=prompt)
+        if facts.longest_prompt is not None
+        else tr("a prompt of at least 1")
+    )
     return [
         problem(
             "E305",
             "max_completion_length",
-            f"{known} + max_completion_length {completion} = {prompt + completion} tokens; the model has "
-            f"room for {context}.",
-            "A default or a setting for a model with a longer context.",
+            tr(
+                "{known} + max_completion_length {completion} = {prompt} tokens; the model has room "
+                "for {context}.",
+                known=known,
+                completion=completion,
+                prompt=prompt + completion,
+                context=context,
+            ),
+            tr("A default or a setting for a model with a longer context."),
             *fixes,
-            Fix(text="a model with a longer context"),
+            Fix(text=tr("a model with a longer context")),
         )
     ]
 
@@ -246,8 +256,12 @@ def _left_out(config: Config, facts: Facts) -> Problem:
     return warning(
         "W105",
         "max_length",
-        f"{counted(facts.num_prompts_too_long or 0, 'prompt')} of {facts.num_rows or '?'} are longer than "
-        f"{_limit(config, facts)} and are left out.",
-        "A few long rows; the others are not touched.",
-        Fix(text="raise --max_length, or lower --max_completion_length, to keep them"),
+        tr(
+            "{prompts} of {num_rows} are longer than {limit} and are left out.",
+            prompts=counted(facts.num_prompts_too_long or 0, "prompt"),
+            num_rows=facts.num_rows or "?",
+            limit=_limit(config, facts),
+        ),
+        tr("A few long rows; the others are not touched."),
+        Fix(text=tr("raise --max_length, or lower --max_completion_length, to keep them")),
     )

@@ -15,6 +15,7 @@ from covey.plan.fixes import edits_to
 from covey.plan.layout import DeepSpeedFile, computes_low
 from covey.plan.problem import problem, warning
 from covey.plan.shape import Shape, faults, shape_of, with_product
+from covey.texts import joined, plural, tr
 from covey.types import Fix, Problem
 
 # Numbers of a file, each with the option that says the same.
@@ -94,13 +95,15 @@ def deepspeed_problems(config: Config, facts: Facts, typed: Collection[str] | No
 def _dtypes(config: Config, facts: Facts, file: DeepSpeedFile) -> Iterator[_Other]:
     is_low = computes_low(config, cuda=bool(facts.cuda))
     name = "bfloat16" if is_low else "float32"
-    run = f"torch_dtype {config.torch_dtype}" + (f", {name} here" if config.torch_dtype == "auto" else "")
+    run = tr("torch_dtype {torch_dtype}", torch_dtype=config.torch_dtype) + (
+        tr(", {name} here", name=name) if config.torch_dtype == "auto" else ""
+    )
     low, half = (setting(file.settings, f"{kind}.enabled") for kind in ("bf16", "fp16"))
     if half is True:
-        yield _Other("fp16.enabled true", run, {})
+        yield _Other(tr("fp16.enabled true"), run, {})
     elif isinstance(low, bool) and low != is_low:
         edits = {"torch_dtype": "bfloat16" if low else "float32"}
-        yield _Other(f"bf16.enabled {str(low).lower()}", run, edits)
+        yield _Other(tr("bf16.enabled {low}", low=str(low).lower()), run, edits)
 
 
 def _numbers(config: Config, file: DeepSpeedFile) -> Iterator[_Other]:
@@ -113,7 +116,11 @@ def _numbers(config: Config, file: DeepSpeedFile) -> Iterator[_Other]:
     betas, ours = setting(file.settings, _BETAS), (config.adam_beta1, config.adam_beta2)
     if isinstance(betas, list) and len(betas) == 2 and tuple(betas) != ours:
         edits = {"adam_beta1": betas[0], "adam_beta2": betas[1]}
-        yield _Other(f"{_BETAS} {betas}", f"adam_beta1 {ours[0]:g} and adam_beta2 {ours[1]:g}", edits)
+        yield _Other(
+            f"{_BETAS} {betas}",
+            tr("adam_beta1 {ours:g} and adam_beta2 {ours2:g}", ours=ours[0], ours2=ours[1]),
+            edits,
+        )
 
 
 def _agree(config: Config, option: str, value: float) -> bool:
@@ -127,14 +134,17 @@ def _contradicts(path: str, others: list[_Other]) -> Problem:
     says = ", ".join(other.of_file for other in others)
     has = ", ".join(dict.fromkeys(other.of_run for other in others))
     names = ", ".join(other.of_file.split()[0] for other in others)
-    auto = f'set {names} to "auto" in {path}'
+    auto = tr('set {names} to "auto" in {path}', names=names, path=path)
     if all(other.edits for other in others):
         edits = {name: value for other in others for name, value in other.edits.items()}
-        fixes = [Fix(text="take the file's values", edits=edits), Fix(text=f"{auto}: the command decides")]
+        fixes = [
+            Fix(text=tr("take the file's values"), edits=edits),
+            Fix(text=tr("{auto}: the command decides", auto=auto)),
+        ]
     else:
-        fixes = [Fix(text=f"{auto}: covey trains in bfloat16 or float32, not in float16")]
-    seen = f"{path} says {says}; this run has {has}."
-    return problem("E219", "deepspeed", seen, "The file was written for another run.", *fixes)
+        fixes = [Fix(text=tr("{auto}: covey trains in bfloat16 or float32, not in float16", auto=auto))]
+    seen = tr("{path} says {says}; this run has {has}.", path=path, says=says, has=has)
+    return problem("E219", "deepspeed", seen, tr("The file was written for another run."), *fixes)
 
 
 def _without_effect(config: Config, file: DeepSpeedFile) -> list[Problem]:
@@ -143,17 +153,24 @@ def _without_effect(config: Config, file: DeepSpeedFile) -> list[Problem]:
     unknown = [name for name, words in found.items() if not words]
     schedule = setting(file.settings, "scheduler.type")
     if schedule is not None and config.lr_scheduler_type not in _SCHEDULES.get(str(schedule), ()):
-        found[f"scheduler.type {schedule}"] = (
-            f"the schedule is --lr_scheduler_type {config.lr_scheduler_type}"
+        found[f"scheduler.type {schedule}"] = tr(
+            "the schedule is --lr_scheduler_type {lr_scheduler_type}",
+            lr_scheduler_type=config.lr_scheduler_type,
         )
     if not found:
         return []
-    instead = "; ".join(dict.fromkeys(words for words in found.values() if words))
-    advice = [f"check the spelling of {', '.join(unknown)}"] if unknown else []
-    advice += [f"in covey, {instead}"] if instead else []
-    seen = f"{file.path} sets {', '.join(found)}, which {'has' if len(found) == 1 else 'have'} no effect."
-    cause = "The file was written for another trainer."
-    return [warning("W126", "deepspeed", seen, cause, Fix(text="; ".join(advice)))]
+    instead = joined("; ", dict.fromkeys(words for words in found.values() if words))
+    advice = [tr("check the spelling of {unknown}", unknown=", ".join(unknown))] if unknown else []
+    advice += [tr("in covey, {instead}", instead=instead)] if instead else []
+    seen = plural(
+        len(found),
+        "{path} sets {names}, which has no effect.",
+        "{path} sets {names}, which have no effect.",
+        path=file.path,
+        names=", ".join(found),
+    )
+    cause = tr("The file was written for another trainer.")
+    return [warning("W126", "deepspeed", seen, cause, Fix(text=joined("; ", advice)))]
 
 
 def _asked(content: Mapping[str, Any]) -> Iterator[str]:
@@ -179,14 +196,18 @@ def _batch(config: Config, facts: Facts, file: DeepSpeedFile, typed: Collection[
     wrong = [name for name, value in ours.items() if getattr(file, name) not in (None, value)]
     if not wrong:
         return []
-    says = " and ".join(f"{name} is {getattr(file, name)}" for name in wrong)
-    has = " and ".join(str(ours[name]) for name in wrong)
-    fixes = [Fix(text=f'set {" and ".join(wrong)} to "auto" in {file.path}')]
+    says = joined(
+        tr(" and "), [tr("{name} is {getattr}", name=name, getattr=getattr(file, name)) for name in wrong]
+    )
+    has = joined(tr(" and "), [str(ours[name]) for name in wrong])
+    fixes = [
+        Fix(text=tr('set {wrong} to "auto" in {path}', wrong=joined(tr(" and "), wrong), path=file.path))
+    ]
     target = _of_file(shape, file)
     if target is not None and not faults(target, facts.num_prompts):
-        fixes.insert(0, Fix(text="take the file's batch", edits=edits_to(shape, target, typed)))
-    seen = f"{file.path}: {says}; this run has {has}."
-    cause = "The file was written for another batch or another number of GPUs."
+        fixes.insert(0, Fix(text=tr("take the file's batch"), edits=edits_to(shape, target, typed)))
+    seen = tr("{path}: {says}; this run has {has}.", path=file.path, says=says, has=has)
+    cause = tr("The file was written for another batch or another number of GPUs.")
     return [problem("E219", "deepspeed", seen, cause, *fixes)]
 
 

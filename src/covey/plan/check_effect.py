@@ -11,6 +11,7 @@ from covey.options.schema import FACTS, Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.words import flags
+from covey.texts import plural, tr
 from covey.types import Fix, Problem
 
 # Conditions of which E115 or W108 is said below.
@@ -70,12 +71,12 @@ def _adapters(config: Config, typed: Collection[str]) -> list[Problem]:
         names = _changed(config, names, typed)
     if not names or config.tuner_type != "full":
         return []
-    seen = f"{_set(config, names)}, and all weights are trained: there is no adapter."
-    adapters = Fix(text="train adapters", edits={"tuner_type": "lora"})
+    seen = tr("{set}, and all weights are trained: there is no adapter.", set=_set(config, names))
+    adapters = Fix(text=tr("train adapters"), edits={"tuner_type": "lora"})
     if is_full_typed:
-        cause = "A command for LoRA of which only the tuner was changed."
+        cause = tr("A command for LoRA of which only the tuner was changed.")
         return [warning("W108", names[0], seen, cause, _leave_out(names), adapters)]
-    cause = "A command for LoRA without its --tuner_type lora, which is the default of `covey rlhf` only."
+    cause = tr("A command for LoRA without its --tuner_type lora, which is the default of `covey rlhf` only.")
     return [problem("E115", names[0], seen, cause, adapters, _leave_out(names))]
 
 
@@ -88,11 +89,16 @@ def _dropout(config: Config, typed: Collection[str]) -> list[Problem]:
         warning(
             "W108",
             "lora_dropout",
-            f"lora_dropout is {config.lora_dropout:g} and disable_dropout is on: nothing is dropped.",
-            "The default of other trainers. Dropout draws another network for each forward pass, so that the "
-            "ratio of new to old probabilities is not 1 where it has to be.",
-            Fix(text="without dropout, as it is now", edits={"lora_dropout": 0.0}),
-            Fix(text="with dropout all the same", edits={"disable_dropout": False}),
+            tr(
+                "lora_dropout is {lora_dropout:g} and disable_dropout is on: nothing is dropped.",
+                lora_dropout=config.lora_dropout,
+            ),
+            tr(
+                "The default of other trainers. Dropout draws another network for each forward pass, "
+                "so that the ratio of new to old probabilities is not 1 where it has to be."
+            ),
+            Fix(text=tr("without dropout, as it is now"), edits={"lora_dropout": 0.0}),
+            Fix(text=tr("with dropout all the same"), edits={"disable_dropout": False}),
         )
     ]
 
@@ -103,9 +109,11 @@ def _evaluation(config: Config, names: Sequence[str]) -> list[Problem]:
     if config.val_dataset or config.split_dataset_ratio:
         way = Fix(text="evaluate", edits={"eval_strategy": "steps"})
     else:
-        way = Fix(text="a set to evaluate on: --val_dataset FILE, or --split_dataset_ratio 0.05")
-    seen = f"{_set(config, names)}, and nothing is evaluated."
-    return [warning("W108", names[0], seen, "The set to evaluate on was left out.", way, _leave_out(names))]
+        way = Fix(text=tr("a set to evaluate on: --val_dataset FILE, or --split_dataset_ratio 0.05"))
+    seen = tr("{set}, and nothing is evaluated.", set=_set(config, names))
+    return [
+        warning("W108", names[0], seen, tr("The set to evaluate on was left out."), way, _leave_out(names))
+    ]
 
 
 def _messages(config: Config, facts: Facts) -> list[Problem]:
@@ -117,9 +125,12 @@ def _messages(config: Config, facts: Facts) -> list[Problem]:
         problem(
             "E115",
             names[0],
-            f"{_set(config, names)}, and the column prompt holds text, which goes to the model as it is.",
-            "A column prompt with questions in it; prompts of TRL in that form are written out in full.",
-            Fix(text="put each prompt into the template", edits={"apply_chat_template": True}),
+            tr(
+                "{set}, and the column prompt holds text, which goes to the model as it is.",
+                set=_set(config, names),
+            ),
+            tr("A column prompt with questions in it; prompts of TRL in that form are written out in full."),
+            Fix(text=tr("put each prompt into the template"), edits={"apply_chat_template": True}),
             _leave_out(names),
         )
     ]
@@ -132,10 +143,13 @@ def _tables(config: Config, typed: Collection[str]) -> list[Problem]:
         warning(
             "W108",
             "log_completions",
-            f"log_completions is {config.log_completions} and report_to is none: no tracker gets a table.",
-            "In TRL it prints a table; here RUN/rollouts has every completion, whatever is said.",
+            tr(
+                "log_completions is {log_completions} and report_to is none: no tracker gets a table.",
+                log_completions=config.log_completions,
+            ),
+            tr("In TRL it prints a table; here RUN/rollouts has every completion, whatever is said."),
             _leave_out(["log_completions"]),
-            Fix(text="a tracker", edits={"report_to": ["tensorboard"]}),
+            Fix(text=tr("a tracker"), edits={"report_to": ["tensorboard"]}),
         )
     ]
 
@@ -155,15 +169,23 @@ def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
     num = len(config.reward_funcs)
     more = [*config.reward_weights[:num], 1.0, *config.reward_weights[num:]]
     weights = {"reward_weights": more} if "reward_weights" in typed else {}
-    add = Fix(text=f"add {reward}", edits={"reward_funcs": [*config.reward_funcs, reward], **weights})
-    seen = f"{_set(config, names)}, and no reward of this run reads that: {', '.join(config.rewards)}."
-    cause = "The reward that reads it was left out of --reward_funcs."
+    add = Fix(
+        text=tr("add {reward}", reward=reward),
+        edits={"reward_funcs": [*config.reward_funcs, reward], **weights},
+    )
+    seen = tr(
+        "{set}, and no reward of this run reads that: {rewards}.",
+        set=_set(config, names),
+        rewards=", ".join(config.rewards),
+    )
+    cause = tr("The reward that reads it was left out of --reward_funcs.")
     return [warning("W108", names[0], seen, cause, add, _leave_out(names))]
 
 
 def _set(config: Config, names: Sequence[str]) -> str:
-    return f"{flags({n: getattr(config, n) for n in names})} {'is' if len(names) == 1 else 'are'} set"
+    typed = flags({n: getattr(config, n) for n in names})
+    return plural(len(names), "{typed} is set", "{typed} are set", typed=typed)
 
 
 def _leave_out(names: Sequence[str]) -> Fix:
-    return Fix(text=f"leave out {' '.join(f'--{n}' for n in names)}")
+    return Fix(text=tr("leave out {names}", names=" ".join(f"--{n}" for n in names)))

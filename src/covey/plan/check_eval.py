@@ -6,6 +6,7 @@ from covey.config.names import nearest
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _PER_SET = (
@@ -27,9 +28,12 @@ def eval_problems(config: Config, facts: Facts) -> list[Problem]:
             problem(
                 "E115",
                 "eval_strategy",
-                f"eval_strategy is {config.eval_strategy} and there is nothing to evaluate on.",
-                "The set to evaluate on was left out.",
-                Fix(text="a set of its own: --val_dataset FILE"),
+                tr(
+                    "eval_strategy is {eval_strategy} and there is nothing to evaluate on.",
+                    eval_strategy=config.eval_strategy,
+                ),
+                tr("The set to evaluate on was left out."),
+                Fix(text=tr("a set of its own: --val_dataset FILE")),
                 *_ways_out(config),
             )
         )
@@ -46,9 +50,9 @@ def _epochs_of_a_stream(config: Config) -> Problem:
     return problem(
         "E115",
         "eval_strategy",
-        "eval_strategy is epoch and streaming is on: a stream has no known end.",
-        "The set to evaluate on may be small, and the rows to train on are not counted before the run.",
-        Fix(text="evaluate every eval_steps", edits={"eval_strategy": "steps"}),
+        tr("eval_strategy is epoch and streaming is on: a stream has no known end."),
+        tr("The set to evaluate on may be small, and the rows to train on are not counted before the run."),
+        Fix(text=tr("evaluate every eval_steps"), edits={"eval_strategy": "steps"}),
     )
 
 
@@ -56,9 +60,9 @@ def _ways_out(config: Config) -> list[Fix]:
     """The ways to an evaluation, or out of one, that nothing else in the configuration bars."""
     fixes = []
     if not config.streaming:
-        fixes.append(Fix(text="a share of the training rows", edits={"split_dataset_ratio": 0.05}))
+        fixes.append(Fix(text=tr("a share of the training rows"), edits={"split_dataset_ratio": 0.05}))
     if not _needing(config):
-        fixes.append(Fix(text="no evaluation", edits={"eval_strategy": "no"}))
+        fixes.append(Fix(text=tr("no evaluation"), edits={"eval_strategy": "no"}))
     return fixes
 
 
@@ -74,18 +78,20 @@ def _needing(config: Config) -> list[str]:
 
 
 def _without_evaluation(config: Config, name: str) -> Problem:
-    fixes = [Fix(text=f"leave out --{name}")]
+    fixes = [Fix(text=tr("leave out --{name}", name=name))]
     if config.val_dataset or config.split_dataset_ratio:
-        cause = "eval_strategy is no, although there is something to evaluate on."
-        fixes.insert(0, Fix(text="evaluate every eval_steps", edits={"eval_strategy": "steps"}))
+        cause = tr("eval_strategy is no, although there is something to evaluate on.")
+        fixes.insert(0, Fix(text=tr("evaluate every eval_steps"), edits={"eval_strategy": "steps"}))
     else:
-        cause = "The set to evaluate on was left out."
-        fixes.insert(0, Fix(text="a set to evaluate on: --val_dataset FILE"))
+        cause = tr("The set to evaluate on was left out.")
+        fixes.insert(0, Fix(text=tr("a set to evaluate on: --val_dataset FILE")))
         if not config.streaming:
             edits = {"split_dataset_ratio": 0.05, "eval_strategy": "steps"}
-            fixes.insert(1, Fix(text="evaluate on a share of the training rows", edits=edits))
-    missing = "no best model" if name == "load_best_model_at_end" else "nothing that could stop the run"
-    seen = f"{name} is set and nothing is evaluated, so there is {missing}."
+            fixes.insert(1, Fix(text=tr("evaluate on a share of the training rows"), edits=edits))
+    missing = (
+        tr("no best model") if name == "load_best_model_at_end" else tr("nothing that could stop the run")
+    )
+    seen = tr("{name} is set and nothing is evaluated, so there is {missing}.", name=name, missing=missing)
     return problem("E115", name, seen, cause, *fixes)
 
 
@@ -99,10 +105,10 @@ def _metric(config: Config, facts: Facts) -> list[Problem]:
         problem(
             "E104",
             "metric_for_best_model",
-            f"metric_for_best_model is {metric}, which no evaluation gives.",
-            "A metric of training, or of another set.",
-            Fix(text="the nearest metric", edits={"metric_for_best_model": near}),
-            Fix(text=f"there are {', '.join(names[:12])}"),
+            tr("metric_for_best_model is {metric}, which no evaluation gives.", metric=metric),
+            tr("A metric of training, or of another set."),
+            Fix(text=tr("the nearest metric"), edits={"metric_for_best_model": near}),
+            Fix(text=tr("there are {names}", names=", ".join(names[:12]))),
         )
     ]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from covey.plan.launchers import DEFAULT_PORT, is_of_slurm, whole_number
 from covey.plan.problem import problem
+from covey.texts import plural, tr
 from covey.types import Fix, Problem
 
 ASKED_PROCESSES = "NPROC_PER_NODE"
@@ -25,7 +26,7 @@ _OF_A_RANK = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_P
 _COUNTED = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 # torchrun reads each of its options from a variable of this name, and a PyTorchJob of Kubernetes sets them.
 _OF_TORCHRUN = "PET_"
-_TORCHRUN = "`torchrun --nproc_per_node N -m covey train ...`, or `covey train ... --nproc_per_node N`"
+_TORCHRUN = tr("`torchrun --nproc_per_node N -m covey train ...`, or `covey train ... --nproc_per_node N`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,17 @@ def asked_processes(environment: Mapping[str, str]) -> tuple[int | None, list[Pr
     number = whole_number(text)
     if number is not None and number >= 1:
         return number, []
-    seen = f"The environment variable {ASKED_PROCESSES} is {text!r}; it takes a whole number from 1 on."
-    leave = Fix(text=f"`unset {ASKED_PROCESSES}`, and for several processes --nproc_per_node N")
+    seen = tr(
+        "The environment variable {asked_processes} is {text!r}; it takes a whole number from 1 on.",
+        asked_processes=ASKED_PROCESSES,
+        text=text,
+    )
+    leave = Fix(
+        text=tr(
+            "`unset {asked_processes}`, and for several processes --nproc_per_node N",
+            asked_processes=ASKED_PROCESSES,
+        )
+    )
     return None, [problem("E370", "nproc_per_node", seen, "", leave)]
 
 
@@ -73,7 +83,11 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
     least, _, most = text.rpartition(":")
     count = whole_number(most)
     if count is None or count < 1 or least not in ("", most):
-        seen = f"The environment variable {name} is {text!r}; it takes the number of machines."
+        seen = tr(
+            "The environment variable {name} is {text!r}; it takes the number of machines.",
+            name=name,
+            text=text,
+        )
         return Machines(), [problem("E370", name, seen, "", _one_machine(environment))]
     if count == 1:
         return Machines(), []
@@ -82,14 +96,30 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
     port_name, port_text = _told(environment, "MASTER_PORT")
     missing = [n for n, t in (("NODE_RANK", number_text), ("MASTER_ADDR", address)) if not t]
     if missing:
-        seen = f"The environment variable {name} is {text}, and {_are_not_set(missing)}."
+        seen = tr(
+            "The environment variable {name} is {text}, and {are_not_set}.",
+            name=name,
+            text=text,
+            are_not_set=_are_not_set(missing),
+        )
         return Machines(), [problem("E370", name, seen, "", _all_machines(count), _one_machine(environment))]
     number, port = whole_number(number_text), whole_number(port_text or str(DEFAULT_PORT))
     if number is None or number >= count:
-        rule = f"{name} is {count}, so it goes from 0 to {count - 1}"
-        seen = f"The environment variable {number_name} is {number_text!r}; {rule}."
+        rule = tr(
+            "{name} is {count}, so it goes from 0 to {count2}", name=name, count=count, count2=count - 1
+        )
+        seen = tr(
+            "The environment variable {number_name} is {number_text!r}; {rule}.",
+            number_name=number_name,
+            number_text=number_text,
+            rule=rule,
+        )
     elif port is None or not 0 < port < 2**16:
-        seen = f"The environment variable {port_name} is {port_text!r}; it takes the number of a port."
+        seen = tr(
+            "The environment variable {port_name} is {port_text!r}; it takes the number of a port.",
+            port_name=port_name,
+            port_text=port_text,
+        )
     else:
         return Machines(count=count, number=number, address=address, port=port), []
     return Machines(), [problem("E370", name, seen, "", _all_machines(count), _one_machine(environment))]
@@ -135,12 +165,12 @@ def _ranks(environment: Mapping[str, str]) -> list[Problem]:
     numbers = {name: whole_number(text) for name, text in typed.items()}
     for name, number in numbers.items():
         if number is None or number < _LEAST[name]:
-            rule = f"it takes a whole number from {_LEAST[name]} on"
+            rule = tr("it takes a whole number from {least} on", least=_LEAST[name])
             return [_wrong(name, typed[name], rule, environment)]
     world, rank, local = (numbers.get(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if world is None and (rank or local):
         name = "RANK" if rank else "LOCAL_RANK"
-        rule = "WORLD_SIZE, the number of processes, is not set beside it"
+        rule = tr("WORLD_SIZE, the number of processes, is not set beside it")
         return [_wrong(name, typed[name], rule, environment)]
     missing = [name for name in _OF_A_RANK if not environment.get(name, "").strip()]
     if world is not None and world > 1 and missing:
@@ -148,11 +178,11 @@ def _ranks(environment: Mapping[str, str]) -> list[Problem]:
     for name, of in _COUNTED:
         at, count = numbers.get(name), numbers.get(of)
         if at is not None and count is not None and at >= count:
-            rule = f"{of} is {count}, so it goes from 0 to {count - 1}"
+            rule = tr("{of} is {count}, so it goes from 0 to {count2}", of=of, count=count, count2=count - 1)
             return [_wrong(name, typed[name], rule, environment)]
     local_world = numbers.get("LOCAL_WORLD_SIZE")
     if world is not None and local_world is not None and local_world > world:
-        rule = f"WORLD_SIZE, the processes on all machines, is {world}"
+        rule = tr("WORLD_SIZE, the processes on all machines, is {world}", world=world)
         return [_wrong("LOCAL_WORLD_SIZE", typed["LOCAL_WORLD_SIZE"], rule, environment)]
     return []
 
@@ -161,15 +191,23 @@ def _tasks_that_start_more(environment: Mapping[str, str], typed: Mapping[str, o
     asked, local = typed.get("nproc_per_node"), environment.get("LOCAL_WORLD_SIZE", "")
     if not is_of_slurm(environment) or not is_launched(environment) or str(asked) in ("None", "1", local):
         return []
-    seen = f"srun has started {local} of the run's processes on this machine, and nproc_per_node is {asked}."
+    seen = tr(
+        "srun has started {local} of the run's processes on this machine, and nproc_per_node is {asked}.",
+        local=local,
+        asked=asked,
+    )
     return [
         problem(
             "E370",
             "nproc_per_node",
             seen,
-            "With srun each task is one process of the run; none of them starts others.",
-            Fix(text=f"have srun start all of them: srun --ntasks-per-node={asked} covey train ..."),
-            Fix(text="leave out --nproc_per_node, and NPROC_PER_NODE"),
+            tr("With srun each task is one process of the run; none of them starts others."),
+            Fix(
+                text=tr(
+                    "have srun start all of them: srun --ntasks-per-node={asked} covey train ...", asked=asked
+                )
+            ),
+            Fix(text=tr("leave out --nproc_per_node, and NPROC_PER_NODE")),
         )
     ]
 
@@ -178,12 +216,18 @@ def _machines_of_ray(environment: Mapping[str, str], typed: Mapping[str, object]
     count = asked_machines(environment)[0].count
     if typed.get("launcher") != "ray" or count == 1:
         return []
-    seen = f"The environment variable NNODES is {count}, and launcher is ray, which chooses the machines."
-    once = Fix(
-        text="type the command on one machine alone, after `unset NNODES NODE_RANK`; --nproc_per_node is "
-        f"then the number of processes on all {count} machines"
+    seen = tr(
+        "The environment variable NNODES is {count}, and launcher is ray, which chooses the machines.",
+        count=count,
     )
-    torchrun = Fix(text="start one command on each machine, without Ray", edits={"launcher": "torchrun"})
+    once = Fix(
+        text=tr(
+            "type the command on one machine alone, after `unset NNODES NODE_RANK`; "
+            "--nproc_per_node is then the number of processes on all {count} machines",
+            count=count,
+        )
+    )
+    torchrun = Fix(text=tr("start one command on each machine, without Ray"), edits={"launcher": "torchrun"})
     return [problem("E370", "launcher", seen, "", once, torchrun)]
 
 
@@ -202,15 +246,18 @@ def _sharding_of_accelerate(environment: Mapping[str, str], typed: Mapping[str, 
         asks, edits = "ACCELERATE_USE_FSDP", {"fsdp": "full_shard"}
     else:
         return []
-    seen = f"The environment variable {asks} is true, and the command has neither --deepspeed nor --fsdp."
+    seen = tr(
+        "The environment variable {asks} is true, and the command has neither --deepspeed nor --fsdp.",
+        asks=asks,
+    )
     return [
         problem(
             "E379",
             "fsdp",
             seen,
-            "A configuration file of accelerate.",
-            Fix(text="split the model as that file has it", edits=edits),
-            Fix(text="keep the whole model in each process", edits={"fsdp": "off"}),
+            tr("A configuration file of accelerate."),
+            Fix(text=tr("split the model as that file has it"), edits=edits),
+            Fix(text=tr("keep the whole model in each process"), edits={"fsdp": "off"}),
         )
     ]
 
@@ -225,53 +272,76 @@ def _told(environment: Mapping[str, str], name: str) -> tuple[str, str]:
 
 def _one_machine(environment: Mapping[str, str]) -> Fix:
     unset = _unset(environment, "NNODES", f"{_OF_TORCHRUN}NNODES")
-    return Fix(text=f"to train on this machine only: {unset}, then the same command")
+    return Fix(text=tr("to train on this machine only: {unset}, then the same command", unset=unset))
 
 
 def _all_machines(count: int) -> Fix:
     return Fix(
-        text=f"on each of the {count} machines the same command behind NNODES={count} NODE_RANK=R "
-        "MASTER_ADDR=HOST MASTER_PORT=29500, where R counts the machines from 0 and HOST is the first of them"
+        text=tr(
+            "on each of the {count} machines the same command behind NNODES={count} NODE_RANK=R "
+            "MASTER_ADDR=HOST MASTER_PORT=29500, where R counts the machines from 0 and HOST is "
+            "the first of them",
+            count=count,
+        )
     )
 
 
 def _unset(environment: Mapping[str, str], *names: str) -> str:
     """The command that unsets these variables and those of a rank, as far as they are set."""
     candidates = (*names, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return f"`unset {' '.join(name for name in candidates if environment.get(name, '').strip())}`"
+    return tr(
+        "`unset {candidates}`",
+        candidates=" ".join(name for name in candidates if environment.get(name, "").strip()),
+    )
 
 
 def _wrong(name: str, text: str, rule: str, environment: Mapping[str, str]) -> Problem:
     return problem(
         "E370",
         name,
-        f"The environment variable {name} is {text!r}; {rule}.",
+        tr("The environment variable {name} is {text!r}; {rule}.", name=name, text=text, rule=rule),
         "",
-        Fix(text=f"for one process: {_unset(environment, 'WORLD_SIZE')}, then the same command"),
-        Fix(text=f"for several processes: {_TORCHRUN}"),
+        Fix(
+            text=tr(
+                "for one process: {unset}, then the same command", unset=_unset(environment, "WORLD_SIZE")
+            )
+        ),
+        Fix(text=tr("for several processes: {torchrun}", torchrun=_TORCHRUN)),
     )
 
 
 def _incomplete(world: int, missing: list[str], environment: Mapping[str, str]) -> Problem:
     unset = _unset(environment, "WORLD_SIZE")
-    alone = Fix(text=f"for a run in this process alone: {unset}, then the same command")
-    seen = f"The environment variable WORLD_SIZE is {world}, and {_are_not_set(missing)}."
+    alone = Fix(text=tr("for a run in this process alone: {unset}, then the same command", unset=unset))
+    seen = tr(
+        "The environment variable WORLD_SIZE is {world}, and {are_not_set}.",
+        world=world,
+        are_not_set=_are_not_set(missing),
+    )
     if "OMPI_COMM_WORLD_SIZE" in environment and missing == ["MASTER_ADDR"]:
-        address = Fix(text="name the machine of rank 0: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ...")
+        address = Fix(
+            text=tr("name the machine of rank 0: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ...")
+        )
         return problem("E370", "MASTER_ADDR", seen, "", address, alone)
-    cause = "A cluster that sets WORLD_SIZE to the number of its pods, such as a PyTorchJob of Kubernetes."
+    cause = tr(
+        "A cluster that sets WORLD_SIZE to the number of its pods, such as a PyTorchJob of Kubernetes."
+    )
     return problem(
         "E370",
         "WORLD_SIZE",
         seen,
         cause if "LOCAL_RANK" in missing else "",
         alone,
-        Fix(text=f"for several processes on this machine: the same, and then {_TORCHRUN}"),
-        Fix(text="for several machines: docs/clusters.md has the commands (torchrun, Slurm, Kubernetes)"),
+        Fix(
+            text=tr(
+                "for several processes on this machine: the same, and then {torchrun}", torchrun=_TORCHRUN
+            )
+        ),
+        Fix(text=tr("for several machines: docs/clusters.md has the commands (torchrun, Slurm, Kubernetes)")),
     )
 
 
 def _are_not_set(names: Collection[str]) -> str:
     *most, last = names
-    listed = f"{', '.join(most)} and {last}" if most else last
-    return f"{listed} {'are' if most else 'is'} not set"
+    listed = tr("{most} and {last}", most=", ".join(most), last=last) if most else last
+    return plural(len(names), "{names} is not set", "{names} are not set", names=listed)

@@ -7,6 +7,7 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.layout import WEIGHT_BYTES, Layout, Offload, computes_low, states_typed
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 SHARE = "vllm_gpu_memory_utilization"
@@ -32,10 +33,13 @@ def _of_split(config: Config, layout: Layout) -> list[Problem]:
     is_split = layout.fsdp or (config.deepspeed is not None and layout.zero_stage == 3)
     if not is_split or not config.activation_offloading:
         return []
-    seen = f"activation_offloading is on, and {'fsdp' if layout.fsdp else 'ZeRO-3'} splits the model."
-    cause = "It would keep the gathered weights of every layer in memory together with the activations."
+    seen = tr(
+        "activation_offloading is on, and {value} splits the model.",
+        value="fsdp" if layout.fsdp else "ZeRO-3",
+    )
+    cause = tr("It would keep the gathered weights of every layer in memory together with the activations.")
     less = Fix(
-        text="recompute activations in the backward pass instead",
+        text=tr("recompute activations in the backward pass instead"),
         edits={"activation_offloading": False, "gradient_checkpointing": "true"},
     )
     return [problem("E115", "activation_offloading", seen, cause, less)]
@@ -43,13 +47,16 @@ def _of_split(config: Config, layout: Layout) -> list[Problem]:
 
 def _npu(variable: str) -> Problem:
     """A machine with Ascend NPUs, where the run would be on its CPU."""
-    seen = (
-        f"The environment variable {variable} is set, and torch sees no GPU here. covey trains on NVIDIA and "
-        "AMD GPUs and on CPUs, not on Ascend NPUs."
+    seen = tr(
+        "The environment variable {variable} is set, and torch sees no GPU here. covey trains on "
+        "NVIDIA and AMD GPUs and on CPUs, not on Ascend NPUs.",
+        variable=variable,
     )
-    on_cpu = Fix(text=f"for a run on the CPU: `unset {variable}`, then the same command")
-    gpus = Fix(text="start the same command on a machine with NVIDIA or AMD GPUs")
-    return problem("E117", "nproc_per_node", seen, "A command for a machine with NPUs.", on_cpu, gpus)
+    on_cpu = Fix(
+        text=tr("for a run on the CPU: `unset {variable}`, then the same command", variable=variable)
+    )
+    gpus = Fix(text=tr("start the same command on a machine with NVIDIA or AMD GPUs"))
+    return problem("E117", "nproc_per_node", seen, tr("A command for a machine with NPUs."), on_cpu, gpus)
 
 
 def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
@@ -58,10 +65,12 @@ def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
     is_zero = config.deepspeed is not None and facts.layout.zero_stage > 0
     if not (is_zero and is_low and config.tuner_type == "lora" and config.modules_to_save):
         return []
-    seen = "With deepspeed, modules_to_save would train whole modules in bfloat16 and the adapter in float32."
-    cause = "DeepSpeed trains in one dtype."
-    in_float32 = Fix(text="compute in float32", edits={"torch_dtype": "float32"})
-    fixes = (in_float32, Fix(text="train the LoRA matrices only: leave out --modules_to_save"))
+    seen = tr(
+        "With deepspeed, modules_to_save would train whole modules in bfloat16 and the adapter in float32."
+    )
+    cause = tr("DeepSpeed trains in one dtype.")
+    in_float32 = Fix(text=tr("compute in float32"), edits={"torch_dtype": "float32"})
+    fixes = (in_float32, Fix(text=tr("train the LoRA matrices only: leave out --modules_to_save")))
     return [problem("E115", "modules_to_save", seen, cause, *fixes)]
 
 
@@ -69,10 +78,10 @@ def _sampling_beside_training() -> Problem:
     return problem(
         "E216",
         "async_generate",
-        "async_generate is on, and vLLM shares the GPUs with the training (vllm_mode colocate).",
-        "A command for an inference server, whose vllm_mode was changed.",
-        Fix(text="an inference server on GPUs of its own", edits={"vllm_mode": "server"}),
-        Fix(text="sample and train one after the other", edits={"async_generate": False}),
+        tr("async_generate is on, and vLLM shares the GPUs with the training (vllm_mode colocate)."),
+        tr("A command for an inference server, whose vllm_mode was changed."),
+        Fix(text=tr("an inference server on GPUs of its own"), edits={"vllm_mode": "server"}),
+        Fix(text=tr("sample and train one after the other"), edits={"async_generate": False}),
     )
 
 
@@ -83,21 +92,31 @@ def _offload(config: Config, layout: Layout) -> list[Problem]:
     source = config.deepspeed if layout.file is None else layout.file.path
     if layout.by_words or source is None:
         option = "plan_offload"
-        seen = f"plan_offload is {layout.offload}, and plan_zero_stage is {layout.zero_stage}."
+        seen = tr(
+            "plan_offload is {offload}, and plan_zero_stage is {zero_stage}.",
+            offload=layout.offload,
+            zero_stage=layout.zero_stage,
+        )
     else:
         option = "deepspeed"
-        what = "the optimizer" if layout.offload == "optimizer" else "weights"
-        seen = f"{source} offloads {what} in stage {layout.zero_stage}."
+        what = tr("the optimizer") if layout.offload == "optimizer" else "weights"
+        seen = tr(
+            "{source} offloads {what} in stage {zero_stage}.",
+            source=source,
+            what=what,
+            zero_stage=layout.zero_stage,
+        )
     lower: Offload = "none" if layout.zero_stage == 0 else "optimizer"
     return [
         problem(
             "E213",
             option,
             seen,
-            "DeepSpeed offloads the optimizer from stage 1 on, and weights in stage 3 alone.",
+            tr("DeepSpeed offloads the optimizer from stage 1 on, and weights in stage 3 alone."),
             Fix(text=f"ZeRO-{needed}", edits=states_typed(layout, needed, layout.offload)),
             Fix(
-                text="the most that this stage offloads", edits=states_typed(layout, layout.zero_stage, lower)
+                text=tr("the most that this stage offloads"),
+                edits=states_typed(layout, layout.zero_stage, lower),
             ),
         )
     ]
@@ -113,11 +132,20 @@ def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
 
     if is_whole(each):
         return []
-    of_heads = f" and {heads} attention heads" if heads else ""
-    seen = f"{PARALLEL} is {each}; it has to divide {layout.num_gpus} GPUs{of_heads}."
+    of_heads = tr(" and {heads} attention heads", heads=heads) if heads else ""
+    seen = tr(
+        "{parallel} is {each}; it has to divide {num_gpus} GPUs{of_heads}.",
+        parallel=PARALLEL,
+        each=each,
+        num_gpus=layout.num_gpus,
+        of_heads=of_heads,
+    )
     below = next(n for n in range(max(1, min(each, layout.num_gpus)), 0, -1) if is_whole(n))
-    fix = Fix(text=f"{layout.num_gpus // below} engines of {below}", edits={PARALLEL: below})
-    return [problem("E214", PARALLEL, seen, "A size for another machine or another model.", fix)]
+    fix = Fix(
+        text=tr("{num_gpus} engines of {below}", num_gpus=layout.num_gpus // below, below=below),
+        edits={PARALLEL: below},
+    )
+    return [problem("E214", PARALLEL, seen, tr("A size for another machine or another model."), fix)]
 
 
 def _share(layout: Layout, facts: Facts) -> list[Problem]:
@@ -126,14 +154,20 @@ def _share(layout: Layout, facts: Facts) -> list[Problem]:
         weights = WEIGHT_BYTES * facts.model_sizes.parameters // max(1, layout.engine_parallel)
     if 0 < layout.engine_share < 1 and layout.engine_bytes > weights:
         return []
-    seen = (
-        f"{SHARE} is {layout.engine_share:g}, {size(layout.engine_bytes)} of a GPU; the weights of one "
-        f"engine on it take {size(weights)}, and its KV cache needs room beside them."
+    seen = tr(
+        "{share} is {engine_share:g}, {size} of a GPU; the weights of one engine on it take "
+        "{size2}, and its KV cache needs room beside them.",
+        share=SHARE,
+        engine_share=layout.engine_share,
+        size=size(layout.engine_bytes),
+        size2=size(weights),
     )
     # Half as much again as the weights, for the cache, in twentieths of a GPU.
     share = -(-30 * weights // max(1, layout.gpu_bytes)) / 20 or 0.3
     if share <= _HIGHEST:
-        fix = Fix(text="room for the weights and half as much for the KV cache", edits={SHARE: share})
+        fix = Fix(text=tr("room for the weights and half as much for the KV cache"), edits={SHARE: share})
     else:
-        fix = Fix(text=f"a higher --{PARALLEL}, or an inference server (--vllm_mode server)")
-    return [problem("E215", SHARE, seen, "A share for a smaller model or a larger GPU.", fix)]
+        fix = Fix(
+            text=tr("a higher --{parallel}, or an inference server (--vllm_mode server)", parallel=PARALLEL)
+        )
+    return [problem("E215", SHARE, seen, tr("A share for a smaller model or a larger GPU."), fix)]

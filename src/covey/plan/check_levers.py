@@ -11,9 +11,10 @@ from covey.plan.layout import Layout
 from covey.plan.levers import OFFLOADS
 from covey.plan.memory_training import has_kl
 from covey.plan.problem import problem, warning
+from covey.texts import tr
 from covey.types import Fix, Problem
 
-_MERGED = "Two commands were merged."
+_MERGED = tr("Two commands were merged.")
 
 
 def lever_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
@@ -29,14 +30,14 @@ def lever_problems(config: Config, facts: Facts, typed: Collection[str]) -> list
 def _eight_bit(config: Config, layout: Layout) -> list[Problem]:
     if config.optim != "adamw_8bit":
         return []
-    plain = Fix(text="32-bit moments, which are split over the processes", edits={"optim": "adamw_torch"})
+    plain = Fix(text=tr("32-bit moments, which are split over the processes"), edits={"optim": "adamw_torch"})
     if layout.by_deepspeed:
-        seen = "optim is adamw_8bit, and DeepSpeed holds the optimizer state."
+        seen = tr("optim is adamw_8bit, and DeepSpeed holds the optimizer state.")
         return [problem("E115", "optim", seen, _MERGED, plain)]
     if layout.fsdp:
-        seen = "optim is adamw_8bit, and fsdp splits the model."
-        cause = "8-bit moments have a scale for each block of 256 weights, and shards cut such blocks."
-        whole = Fix(text="a whole model in each process", edits={"fsdp": None})
+        seen = tr("optim is adamw_8bit, and fsdp splits the model.")
+        cause = tr("8-bit moments have a scale for each block of 256 weights, and shards cut such blocks.")
+        whole = Fix(text=tr("a whole model in each process"), edits={"fsdp": None})
         return [problem("E115", "optim", seen, cause, plain, whole)]
     return []
 
@@ -44,14 +45,14 @@ def _eight_bit(config: Config, layout: Layout) -> list[Problem]:
 def _with_deepspeed(name: str, config: Config, facts: Facts) -> list[Problem]:
     """Beside DeepSpeed, which has its own offloading."""
     layout = facts.layout
-    off = Fix(text="leave it out", edits={name: False})
+    off = Fix(text=tr("leave it out"), edits={name: False})
     needed = "optimizer" if name == "offload_optimizer" else "params"
     if layout.offload in (needed, "params"):
-        seen = f"{name} is on, and DeepSpeed offloads the same already."
+        seen = tr("{name} is on, and DeepSpeed offloads the same already.", name=name)
         return [warning("W108", name, seen, _MERGED, off)]
-    seen = f"{name} is on, and DeepSpeed holds weights and optimizer state."
+    seen = tr("{name} is on, and DeepSpeed holds weights and optimizer state.", name=name)
     preset = "zero2_offload" if needed == "optimizer" and layout.zero_stage < 3 else "zero3_offload"
-    own = Fix(text="offload with DeepSpeed", edits={name: False, "deepspeed": preset})
+    own = Fix(text=tr("offload with DeepSpeed"), edits={name: False, "deepspeed": preset})
     return [problem("E115", name, seen, _MERGED, own, off)]
 
 
@@ -60,35 +61,38 @@ def _without_effect(name: str, config: Config, facts: Facts) -> list[Problem]:
     has_weights = (
         config.tuner_type != "lora" or config.sync_ref_model or reference_adapter(config) is not None
     )
-    cause = "A command for another run."
+    cause = tr("A command for another run.")
     if is_reference and not has_kl(config):
-        why = "beta is 0, so there is no reference"
+        why = tr("beta is 0, so there is no reference")
     elif is_reference and not has_weights:
-        why = "the reference is the policy with its adapter off"
+        why = tr("the reference is the policy with its adapter off")
     elif facts.cuda is False and layout.is_here:
-        why = "this run is on a CPU, where offloading frees no memory"
-        cause = "A command written for a GPU."
+        why = tr("this run is on a CPU, where offloading frees no memory")
+        cause = tr("A command written for a GPU.")
     elif layout.fsdp and layout.offload == "params" and not is_reference:
-        why = "fsdp_offload keeps shards and optimizer state in CPU memory already"
+        why = tr("fsdp_offload keeps shards and optimizer state in CPU memory already")
         cause = _MERGED
     else:
         return []
-    off = Fix(text="leave it out", edits={name: False})
-    return [warning("W108", name, f"{name} is on, and {why}.", cause, off)]
+    off = Fix(text=tr("leave it out"), edits={name: False})
+    return [warning("W108", name, tr("{name} is on, and {why}.", name=name, why=why), cause, off)]
 
 
 def _groups(config: Config, typed: Collection[str]) -> list[Problem]:
     if "move_model_batches" not in typed or config.move_model_batches is None or config.offload_optimizer:
         return []
-    seen = f"move_model_batches is {config.move_model_batches}, and offload_optimizer is off."
-    cause = "In ms-swift it moves weights to vLLM. Here it splits the step of offload_optimizer."
+    seen = tr(
+        "move_model_batches is {move_model_batches}, and offload_optimizer is off.",
+        move_model_batches=config.move_model_batches,
+    )
+    cause = tr("In ms-swift it moves weights to vLLM. Here it splits the step of offload_optimizer.")
     return [
         warning(
             "W108",
             "move_model_batches",
             seen,
             cause,
-            Fix(text="leave it out", edits={"move_model_batches": None}),
-            Fix(text="offload the optimizer state", edits={"offload_optimizer": True}),
+            Fix(text=tr("leave it out"), edits={"move_model_batches": None}),
+            Fix(text=tr("offload the optimizer state"), edits={"offload_optimizer": True}),
         )
     ]

@@ -9,10 +9,13 @@ from covey.options.vllm import LORA_RANKS
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import start_line
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _OPTION = "vllm_enable_lora"
-_MERGED = Fix(text="merge the adapter into the weights before they are sent to vLLM", edits={_OPTION: False})
+_MERGED = Fix(
+    text=tr("merge the adapter into the weights before they are sent to vLLM"), edits={_OPTION: False}
+)
 
 
 def lora_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
@@ -26,12 +29,22 @@ def lora_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[
 
 def _idle(config: Config, typed: Collection[str]) -> list[Problem]:
     """Options for adapters where vLLM applies none."""
-    why = "all weights are trained" if config.tuner_type != "lora" else f"{_OPTION} is off"
+    why = (
+        tr("all weights are trained")
+        if config.tuner_type != "lora"
+        else tr("{option} is off", option=_OPTION)
+    )
     named = [_OPTION] if config.vllm_enable_lora else []
     named += ["vllm_max_lora_rank"] if config.vllm_max_lora_rank is not None else []
-    leave = Fix(text="leave it out")
+    leave = Fix(text=tr("leave it out"))
     return [
-        warning("W108", name, f"{name} is set, and {why}.", "A command for LoRA.", leave)
+        warning(
+            "W108",
+            name,
+            tr("{name} is set, and {why}.", name=name, why=why),
+            tr("A command for LoRA."),
+            leave,
+        )
         for name in named
         if name in typed
     ]
@@ -41,14 +54,15 @@ def _another_kind(config: Config) -> list[Problem]:
     """Adapters that are more than matrices beside linear layers."""
     problems = []
     if config.use_dora:
-        seen = "vllm_enable_lora is on and so is use_dora: vLLM applies no DoRA."
-        plain = Fix(text="LoRA without DoRA", edits={"use_dora": False})
+        seen = tr("vllm_enable_lora is on and so is use_dora: vLLM applies no DoRA.")
+        plain = Fix(text=tr("LoRA without DoRA"), edits={"use_dora": False})
         problems.append(problem("E434", _OPTION, seen, "", _MERGED, plain))
     if config.modules_to_save:
-        seen = (
-            f"vllm_enable_lora is on, and modules_to_save trains {', '.join(config.modules_to_save)} whole: "
+        seen = tr(
+            "vllm_enable_lora is on, and modules_to_save trains {modules_to_save} whole: ",
+            modules_to_save=", ".join(config.modules_to_save),
         )
-        seen += "vLLM applies matrices beside linear layers alone."
+        seen += tr("vLLM applies matrices beside linear layers alone.")
         problems.append(problem("E434", _OPTION, seen, "", _MERGED))
     return problems
 
@@ -56,14 +70,18 @@ def _another_kind(config: Config) -> list[Problem]:
 def _ranks(config: Config) -> list[Problem]:
     rank, most = config.lora_rank, LORA_RANKS[-1]
     if rank > most:
-        seen = f"vllm_enable_lora is on, and lora_rank is {rank}: vLLM applies ranks up to {most}."
-        lower = Fix(text="the highest of vLLM", edits={"lora_rank": most})
+        seen = tr(
+            "vllm_enable_lora is on, and lora_rank is {rank}: vLLM applies ranks up to {most}.",
+            rank=rank,
+            most=most,
+        )
+        lower = Fix(text=tr("the highest of vLLM"), edits={"lora_rank": most})
         return [problem("E434", _OPTION, seen, "", _MERGED, lower)]
     given = config.vllm_max_lora_rank
     if config.vllm_mode == "colocate" and given is not None and given < rank:
-        seen = f"vllm_max_lora_rank is {given}, and lora_rank is {rank}."
-        higher = Fix(text="the rank of the run", edits={"vllm_max_lora_rank": rank})
-        return [problem("E434", "vllm_max_lora_rank", seen, "A rank for another run.", higher, _MERGED)]
+        seen = tr("vllm_max_lora_rank is {given}, and lora_rank is {rank}.", given=given, rank=rank)
+        higher = Fix(text=tr("the rank of the run"), edits={"vllm_max_lora_rank": rank})
+        return [problem("E434", "vllm_max_lora_rank", seen, tr("A rank for another run."), higher, _MERGED)]
     return []
 
 
@@ -75,9 +93,18 @@ def _servers(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
     for server in facts.servers or ():
         if server.fault or server.adapter_rank >= config.lora_rank:
             continue
-        takes = f"applies ranks up to {server.adapter_rank}" if server.adapter_rank else "applies no adapters"
-        seen = f"vllm_enable_lora is on, and lora_rank is {config.lora_rank}; {server.address} {takes}."
+        takes = (
+            tr("applies ranks up to {adapter_rank}", adapter_rank=server.adapter_rank)
+            if server.adapter_rank
+            else tr("applies no adapters")
+        )
+        seen = tr(
+            "vllm_enable_lora is on, and lora_rank is {lora_rank}; {address} {takes}.",
+            lora_rank=config.lora_rank,
+            address=server.address,
+            takes=takes,
+        )
         line = start_line(config, server.address, facts)
-        again = Fix(text=f"start the server again for an adapter of this rank: `{line}`")
+        again = Fix(text=tr("start the server again for an adapter of this rank: `{line}`", line=line))
         problems.append(problem("E434", _OPTION, seen, "", again, _MERGED))
     return problems

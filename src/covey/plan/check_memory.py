@@ -10,13 +10,14 @@ from covey.plan.facts import Facts
 from covey.plan.ladder import ladder_fixes, typed_as
 from covey.plan.memory import MemoryPlan, memory_plan, processes_sharing
 from covey.plan.problem import START_ANYWAY, problem, warning
-from covey.plan.shape import counted, faults, shape_of
+from covey.plan.shape import faults, shape_of
+from covey.texts import counted, tr
 from covey.types import Fix, Problem
 
 # Of what a run takes that did not fit: the most that is proposed for it.
 _LESS = 0.85
 # Parts of a rollout that no offloading takes away.
-_BESIDE_STATES = ("communication", "KV cache", "sampling", "recordings", "engine")
+_BESIDE_STATES = ("communication", tr("KV cache"), "sampling", "recordings", "engine")
 
 
 def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
@@ -58,19 +59,21 @@ def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
     """What is left where no change of the run fits: a model that is small enough to be sampled whole, or as
     much memory as this one takes."""
     rollout = next((phase.parts for phase in plan.phases if phase.name == "rollout"), {})
-    whole = sum(rollout.get(name, 0) for name in ("weights", "gathered weights"))
+    whole = sum(rollout.get(name, 0) for name in ("weights", tr("gathered weights")))
     is_sampling = plan.binding.name == "rollout" and facts.layout.engine == "own"
     if not is_sampling or not whole or not facts.num_parameters or not plan.limit_bytes:
-        return Fix(text="a smaller model, or a machine with more memory")
+        return Fix(text=tr("a smaller model, or a machine with more memory"))
     # What is offloaded at most is everything else that grows with the model.
     others = plan.needed_bytes - plan.binding.num_bytes
     others += sum(num_bytes for name, num_bytes in rollout.items() if name in _BESIDE_STATES)
     most = (plan.limit_bytes - others) * facts.num_parameters / whole / 1e9
     needed = size(round(plan.needed_bytes * (plan.free_bytes or 0) / plan.limit_bytes))
     smaller = (
-        f"a model of at most about {most:.2g} B parameters with its states offloaded, or " if most > 0 else ""
+        tr("a model of at most about {most:.2g} B parameters with its states offloaded, or ", most=most)
+        if most > 0
+        else ""
     )
-    return Fix(text=f"{smaller}{needed} free for each process")
+    return Fix(text=tr("{smaller}{needed} free for each process", smaller=smaller, needed=needed))
 
 
 def _states_bytes(plan: MemoryPlan, facts: Facts) -> int:
@@ -81,17 +84,22 @@ def _states_bytes(plan: MemoryPlan, facts: Facts) -> int:
 def _who(facts: Facts) -> tuple[str, str]:
     """Whose memory is spoken of, and where that is."""
     if not facts.layout.is_here:
-        return f"Each process of {facts.layout.in_words()} takes", "on its GPU"
+        return tr("Each process of {in_words} takes", in_words=facts.layout.in_words()), tr("on its GPU")
     shared = processes_sharing(facts)
-    who = f"{counted(shared, 'process', 'es')} take" if shared > 1 else "The run takes"
-    return who, "on the GPU" if facts.cuda else "on this machine"
+    who = tr("{processes} take", processes=counted(shared, "process")) if shared > 1 else tr("The run takes")
+    return who, tr("on the GPU") if facts.cuda else tr("on this machine")
 
 
 def _seen(plan: MemoryPlan, facts: Facts) -> str:
     who, where = _who(facts)
-    return (
-        f"{who} about {size(plan.needed_bytes)} in the phase {plan.binding.name}, Python and its libraries "
-        f"included; {size(plan.free_bytes or 0)} are free {where}."
+    return tr(
+        "{who} about {size} in the phase {name}, Python and its libraries included; {size2} are "
+        "free {where}.",
+        who=who,
+        size=size(plan.needed_bytes),
+        name=plan.binding.name,
+        size2=size(plan.free_bytes or 0),
+        where=where,
     )
 
 
@@ -99,24 +107,37 @@ def _seen_states(plan: MemoryPlan, facts: Facts) -> str:
     who, where = _who(facts)
     phase = plan.largest_states
     parts = sorted(phase.states.items(), key=lambda part: -part[1])
-    each = "each with " if processes_sharing(facts) > 1 else ""
-    words = each + ", ".join(f"{name} {size(num_bytes)}" for name, num_bytes in parts if num_bytes)
+    each = tr("each with ") if processes_sharing(facts) > 1 else ""
+    words = each + ", ".join(
+        tr("{name} {size}", name=name, size=size(num_bytes)) for name, num_bytes in parts if num_bytes
+    )
     needed, free = size(_states_bytes(plan, facts)), size(plan.free_bytes or 0)
-    return f"{who} {needed} for states alone in the phase {phase.name} ({words}); {free} are free {where}."
+    return tr(
+        "{who} {needed} for states alone in the phase {name} ({words}); {free} are free {where}.",
+        who=who,
+        needed=needed,
+        name=phase.name,
+        words=words,
+        free=free,
+        where=where,
+    )
 
 
 def _cause(plan: MemoryPlan) -> str:
     name, largest = max(plan.binding.parts.items(), key=lambda part: part[1])
-    return (
-        f"The largest part, {name}, is {size(largest)} of the {size(plan.binding.num_bytes)} of one "
-        "process; completions are counted at their longest."
+    return tr(
+        "The largest part, {name}, is {size} of the {size2} of one process; completions are "
+        "counted at their longest.",
+        name=name,
+        size=size(largest),
+        size2=size(plan.binding.num_bytes),
     )
 
 
 def _cause_of_states(plan: MemoryPlan) -> str:
     if "gathered weights" in plan.largest_states.states:
-        return (
-            "The native engine samples with a whole copy of the weights in each process; sharding, "
-            "offloading and LoRA do not make it smaller."
+        return tr(
+            "The native engine samples with a whole copy of the weights in each process; "
+            "sharding, offloading and LoRA do not make it smaller."
         )
-    return "No batch size, completion length or recomputation makes states smaller."
+    return tr("No batch size, completion length or recomputation makes states smaller.")

@@ -9,16 +9,17 @@ from covey.config.objects import bare_name, is_live, is_stream, live_kind
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _SAVED = {
-    "model": "save it, by `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`: --model DIR",
-    "dataset": "save the rows, one JSON object on each line: --dataset FILE.jsonl",
-    "val_dataset": "save the rows, one JSON object on each line: --val_dataset FILE.jsonl",
+    "model": tr("save it, by `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`: --model DIR"),
+    "dataset": tr("save the rows, one JSON object on each line: --dataset FILE.jsonl"),
+    "val_dataset": tr("save the rows, one JSON object on each line: --val_dataset FILE.jsonl"),
 }
 # A checkpoint of LoRA names the object as its base.
 _ADAPTER = Fix(
-    text="for a checkpoint of LoRA: `covey export CHECKPOINT --merge --base DIR`, and then that model"
+    text=tr("for a checkpoint of LoRA: `covey export CHECKPOINT --merge --base DIR`, and then that model")
 )
 
 
@@ -34,9 +35,9 @@ def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
         problem(
             "E376",
             option,
-            f"{option} is {text}, which is not here.",
+            tr("{option} is {text}, which is not here.", option=option, text=text),
             "",
-            Fix(text=f"in the program that made it: `covey.train({option}=OBJECT, ...)`"),
+            Fix(text=tr("in the program that made it: `covey.train({option}=OBJECT, ...)`", option=option)),
             Fix(text=_SAVED[option]),
             *((_ADAPTER,) if option == "model" else ()),
         )
@@ -47,15 +48,19 @@ def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
 
 
 def _streams(config: Config) -> list[Problem]:
-    table = Fix(text="all of its rows as a table: `Dataset.from_list(list(STREAM))`")
-    stream = Fix(text="read rows as they are needed", edits={"streaming": True})
+    table = Fix(text=tr("all of its rows as a table: `Dataset.from_list(list(STREAM))`"))
+    stream = Fix(text=tr("read rows as they are needed"), edits={"streaming": True})
     named = {} if config.streaming else {"dataset": config.dataset}
     return [
         problem(
             "E377",
             option,
-            f"{option} is {text}, which is read as it goes, and "
-            + ("streaming is false." if option == "dataset" else "a set to evaluate on is read whole."),
+            tr("{option} is {text}, which is read as it goes, and ", option=option, text=text)
+            + (
+                tr("streaming is false.")
+                if option == "dataset"
+                else tr("a set to evaluate on is read whole.")
+            ),
             "",
             *((stream, table) if option == "dataset" else (table,)),
         )
@@ -81,6 +86,8 @@ def changed_objects(old: Any) -> bool:
 
 
 SAME_OBJECTS = Fix(
-    text="give the same objects as at the start; the checksum is of the weights of a model, or of the rows"
+    text=tr(
+        "give the same objects as at the start; the checksum is of the weights of a model, or of the rows"
+    )
 )
 """What to do where a resumed run is given other objects."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from covey.options.schema import Config
 from covey.plan.facts import Facts, PassRateFacts
 from covey.plan.problem import problem, warning
-from covey.plan.shape import counted
 from covey.plan.words import flags
+from covey.texts import counted, tr
 from covey.types import Fix, Problem
 
 READERS = ("min_pass_rate", "max_pass_rate", "curriculum")
@@ -74,10 +74,13 @@ def _streamed(config: Config, asked: Sequence[str]) -> Problem:
     return problem(
         "E348",
         asked[0],
-        f"streaming is on, where rows are read as they are needed, and so is {_set(config, asked)}.",
-        "Leaving rows out and ordering them asks for all rows before the run.",
-        Fix(text="read all rows before the run", edits={"streaming": False}),
-        Fix(text="leave rows out before: a file with those that are to be trained on"),
+        tr(
+            "streaming is on, where rows are read as they are needed, and so is {set}.",
+            set=_set(config, asked),
+        ),
+        tr("Leaving rows out and ordering them asks for all rows before the run."),
+        Fix(text=tr("read all rows before the run"), edits={"streaming": False}),
+        Fix(text=tr("leave rows out before: a file with those that are to be trained on")),
     )
 
 
@@ -85,11 +88,11 @@ def _unmeasured(config: Config, readers: Sequence[str]) -> Problem:
     return problem(
         "E115",
         readers[0],
-        f"There are no pass rates for {_set(config, readers)}.",
-        "What they are read from was left out.",
-        Fix(text="measure them: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`"),
-        Fix(text="what was measured: --pass_rates FILE, or a column: --pass_rate_column NAME"),
-        Fix(text="leave it out", edits=_usual(config, readers)),
+        tr("There are no pass rates for {set}.", set=_set(config, readers)),
+        tr("What they are read from was left out."),
+        Fix(text=tr("measure them: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`")),
+        Fix(text=tr("what was measured: --pass_rates FILE, or a column: --pass_rate_column NAME")),
+        Fix(text=tr("leave it out"), edits=_usual(config, readers)),
     )
 
 
@@ -97,10 +100,10 @@ def _two(config: Config) -> Problem:
     return problem(
         "E111",
         "pass_rate_column",
-        "pass_rates and pass_rate_column are set: a row would have two pass rates.",
-        "Two ways to say the same.",
-        Fix(text="the column", edits={"pass_rates": None}),
-        Fix(text="what was measured", edits={"pass_rate_column": None}),
+        tr("pass_rates and pass_rate_column are set: a row would have two pass rates."),
+        tr("Two ways to say the same."),
+        Fix(text=tr("the column"), edits={"pass_rates": None}),
+        Fix(text=tr("what was measured"), edits={"pass_rate_column": None}),
     )
 
 
@@ -109,9 +112,13 @@ def _crossed(config: Config) -> Problem:
     return problem(
         "E111",
         "min_pass_rate",
-        f"min_pass_rate {low:g} is above max_pass_rate {high:g}: no pass rate lies between them.",
-        "The two were mixed up.",
-        Fix(text="the other way round", edits={"min_pass_rate": high, "max_pass_rate": low}),
+        tr(
+            "min_pass_rate {low:g} is above max_pass_rate {high:g}: no pass rate lies between them.",
+            low=low,
+            high=high,
+        ),
+        tr("The two were mixed up."),
+        Fix(text=tr("the other way round"), edits={"min_pass_rate": high, "max_pass_rate": low}),
     )
 
 
@@ -119,10 +126,10 @@ def _idle(config: Config, source: str) -> Problem:
     return warning(
         "W108",
         source,
-        f"Nothing is left out or ordered by pass rate, and there is {_set(config, [source])}.",
-        "A measurement to look at, or bounds that were left out.",
-        Fix(text="leave out what is never or always solved: --min_pass_rate 0.1 --max_pass_rate 0.9"),
-        Fix(text="easy rows first", edits={"curriculum": "easy_to_hard"}),
+        tr("Nothing is left out or ordered by pass rate, and there is {set}.", set=_set(config, [source])),
+        tr("A measurement to look at, or bounds that were left out."),
+        Fix(text=tr("leave out what is never or always solved: --min_pass_rate 0.1 --max_pass_rate 0.9")),
+        Fix(text=tr("easy rows first"), edits={"curriculum": "easy_to_hard"}),
     )
 
 
@@ -131,11 +138,13 @@ def _unreadable(rates: PassRateFacts, source: str) -> Problem:
     return problem(
         "E348",
         source,
-        f"{rates.where} gives no pass rates: {rates.problem}.",
-        "Another column, or one of words." if is_column else "A misspelt path, or a file of another kind.",
-        Fix(text="a column of numbers from 0 to 1: --pass_rate_column NAME")
+        tr("{where} gives no pass rates: {problem}.", where=rates.where, problem=rates.problem),
+        tr("Another column, or one of words.")
         if is_column
-        else Fix(text="pass_rates.jsonl of `covey eval`, or the directory of a run with rollouts/"),
+        else tr("A misspelt path, or a file of another kind."),
+        Fix(text=tr("a column of numbers from 0 to 1: --pass_rate_column NAME"))
+        if is_column
+        else Fix(text=tr("pass_rates.jsonl of `covey eval`, or the directory of a run with rollouts/")),
     )
 
 
@@ -144,11 +153,17 @@ def _none_left(config: Config, rates: PassRateFacts) -> Problem:
     return problem(
         "E349",
         "min_pass_rate",
-        f"None of {counted(rates.num_rows, 'prompt')} has a pass rate from {config.min_pass_rate:g} to "
-        f"{config.max_pass_rate:g}. Rows by pass rate: {histogram(rates)}.",
-        "The model that was measured solves all of these rows, or none of them.",
-        Fix(text="every row", edits=_usual(config, ("min_pass_rate", "max_pass_rate"))),
-        Fix(text="other data, or a measurement with more completions a prompt"),
+        tr(
+            "None of {prompts} has a pass rate from {min_pass_rate:g} to {max_pass_rate:g}. Rows by "
+            "pass rate: {histogram}.",
+            prompts=counted(rates.num_rows, "prompt"),
+            min_pass_rate=config.min_pass_rate,
+            max_pass_rate=config.max_pass_rate,
+            histogram=histogram(rates),
+        ),
+        tr("The model that was measured solves all of these rows, or none of them."),
+        Fix(text=tr("every row"), edits=_usual(config, ("min_pass_rate", "max_pass_rate"))),
+        Fix(text=tr("other data, or a measurement with more completions a prompt")),
     )
 
 
@@ -160,12 +175,25 @@ def _few(rates: PassRateFacts, source: str) -> list[Problem]:
         warning(
             "W127",
             source,
-            f"{rates.where} has a pass rate for {rates.num_measured:,} of "
-            f"{counted(rates.num_rows, 'prompt')} ({share:.0%}). The others are kept.",
-            "It was measured on other rows, or under another system message: a prompt is known by its text."
+            tr(
+                "{where} has a pass rate for {num_measured:,} of {prompts} ({share:.0%}). The others "
+                "are kept.",
+                where=rates.where,
+                num_measured=rates.num_measured,
+                prompts=counted(rates.num_rows, "prompt"),
+                share=share,
+            ),
+            tr(
+                "It was measured on other rows, or under another system message: a prompt is known "
+                "by its text."
+            )
             if source == "pass_rates"
-            else "A column that most rows leave empty.",
-            Fix(text="measure these prompts: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`"),
+            else tr("A column that most rows leave empty."),
+            Fix(
+                text=tr(
+                    "measure these prompts: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`"
+                )
+            ),
         )
     ]
 
@@ -178,9 +206,13 @@ def _changed(config: Config, facts: Facts, rates: PassRateFacts) -> list[Problem
         problem(
             "E405",
             "pass_rates",
-            f"{rates.where} holds other pass rates than when {facts.resume.path} was made.",
-            "It was measured anew, or is a run that has gone on.",
-            Fix(text="go on with the change", edits={"allow_changes": True}),
-            Fix(text="the file as it was"),
+            tr(
+                "{where} holds other pass rates than when {path} was made.",
+                where=rates.where,
+                path=facts.resume.path,
+            ),
+            tr("It was measured anew, or is a run that has gone on."),
+            Fix(text=tr("go on with the change"), edits={"allow_changes": True}),
+            Fix(text=tr("the file as it was")),
         )
     ]

@@ -10,11 +10,12 @@ from covey.config.quantization import quantization_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 _BITSANDBYTES: dict[str, Any] = {"quant_bits": "4", "quant_method": "bnb"}
 _CALIBRATED = ("gptq", "awq", "fp8")
-_PLAIN = Fix(text="do not quantize: leave out --quant_bits and --quant_method")
+_PLAIN = Fix(text=tr("do not quantize: leave out --quant_bits and --quant_method"))
 
 
 def quantization_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -29,22 +30,26 @@ def quantized_model_fixes(facts: Facts) -> tuple[Fix, ...]:
     if facts.stored_quantization is None:
         return ()
     edits = {"tuner_type": "lora", **facts.stored_quantization}
-    return (Fix(text="train an adapter on the quantized weights (QLoRA)", edits=edits),)
+    return (Fix(text=tr("train an adapter on the quantized weights (QLoRA)"), edits=edits),)
 
 
 def _method(config: Config) -> Iterator[Problem]:
     if config.quant_method == "bnb" and config.quant_bits is None:
-        seen = "quant_method is bnb, and quant_bits is not set."
-        four = Fix(text="4 bits, as in QLoRA", edits={"quant_bits": "4"})
+        seen = tr("quant_method is bnb, and quant_bits is not set.")
+        four = Fix(text=tr("4 bits, as in QLoRA"), edits={"quant_bits": "4"})
         yield problem("E386", "quant_bits", seen, "", four, _PLAIN)
     if config.quant_method in (None, "bnb"):
         return
-    seen = f"quant_method is {config.quant_method}, and covey quantizes with bitsandbytes (bnb) only."
-    cause = "A command of ms-swift, which has other methods too."
+    seen = tr(
+        "quant_method is {quant_method}, and covey quantizes with bitsandbytes (bnb) only.",
+        quant_method=config.quant_method,
+    )
+    cause = tr("A command of ms-swift, which has other methods too.")
     if config.quant_method in _CALIBRATED:
-        cause = "In ms-swift it names how `swift export` quantizes, or how a model is stored."
+        cause = tr("In ms-swift it names how `swift export` quantizes, or how a model is stored.")
     bnb = Fix(
-        text="quantize with bitsandbytes, and name the unquantized model: --model DIR", edits=_BITSANDBYTES
+        text=tr("quantize with bitsandbytes, and name the unquantized model: --model DIR"),
+        edits=_BITSANDBYTES,
     )
     yield problem("E386", "quant_method", seen, cause, bnb, _PLAIN)
 
@@ -54,17 +59,19 @@ def _dtype(config: Config) -> Iterator[Problem]:
         yield problem(
             "E319",
             "bnb_4bit_compute_dtype",
-            "bnb_4bit_compute_dtype is float16, which this version does not train in.",
-            "A command for GPUs older than bfloat16; float16 gradients vanish without loss scaling.",
-            Fix(text="compute in torch_dtype", edits={"bnb_4bit_compute_dtype": "auto"}),
+            tr("bnb_4bit_compute_dtype is float16, which this version does not train in."),
+            tr("A command for GPUs older than bfloat16; float16 gradients vanish without loss scaling."),
+            Fix(text=tr("compute in torch_dtype"), edits={"bnb_4bit_compute_dtype": "auto"}),
         )
 
 
 def _of_model(config: Config, facts: Facts) -> Iterator[Problem]:
     """A model of a program, or one that is stored quantized in another way."""
     if is_live(config.model):
-        seen = "quant_bits is set, and model is an object of the program, whose weights are not quantized."
-        where = Fix(text="give the directory or id of the model, not the object: model='DIR_OR_ID'")
+        seen = tr(
+            "quant_bits is set, and model is an object of the program, whose weights are not quantized."
+        )
+        where = Fix(text=tr("give the directory or id of the model, not the object: model='DIR_OR_ID'"))
         yield problem("E386", "quant_bits", seen, "", where, _PLAIN)
     if facts.stored_quantization is None or quantization_of(config) is None:
         return
@@ -72,8 +79,13 @@ def _of_model(config: Config, facts: Facts) -> Iterator[Problem]:
     if others:
         shown = ", ".join(f"{n} {_shown(getattr(config, n))}" for n in others)
         held = ", ".join(f"{n} {_shown(v)}" for n, v in others.items())
-        seen = f"The weights of {config.model} are stored with {held}, and the options say {shown}."
-        yield problem("E386", next(iter(others)), seen, "", Fix(text="as they are stored", edits=others))
+        seen = tr(
+            "The weights of {model} are stored with {held}, and the options say {shown}.",
+            model=config.model,
+            held=held,
+            shown=shown,
+        )
+        yield problem("E386", next(iter(others)), seen, "", Fix(text=tr("as they are stored"), edits=others))
 
 
 def _of_run(config: Config, facts: Facts) -> Iterator[Problem]:
@@ -81,20 +93,30 @@ def _of_run(config: Config, facts: Facts) -> Iterator[Problem]:
     if quantization_of(config) is None:
         return
     if config.tuner_type != "lora":
-        seen = f"quant_bits is {config.quant_bits}, and tuner_type is {config.tuner_type}."
-        qlora = Fix(text="train an adapter on the quantized weights (QLoRA)", edits={"tuner_type": "lora"})
+        seen = tr(
+            "quant_bits is {quant_bits}, and tuner_type is {tuner_type}.",
+            quant_bits=config.quant_bits,
+            tuner_type=config.tuner_type,
+        )
+        qlora = Fix(
+            text=tr("train an adapter on the quantized weights (QLoRA)"), edits={"tuner_type": "lora"}
+        )
         yield problem("E387", "quant_bits", seen, "", qlora, _PLAIN)
     layout = facts.layout
     if layout.fsdp or layout.zero_stage:
         name = "fsdp" if layout.fsdp else "deepspeed"
-        what = "FSDP" if layout.fsdp else f"DeepSpeed (ZeRO-{layout.zero_stage})"
+        what = "FSDP" if layout.fsdp else tr("DeepSpeed (ZeRO-{zero_stage})", zero_stage=layout.zero_stage)
         yield problem(
             "E387",
             name,
-            f"quant_bits is {config.quant_bits}, and {what} splits the model over the processes.",
+            tr(
+                "quant_bits is {quant_bits}, and {what} splits the model over the processes.",
+                quant_bits=config.quant_bits,
+                what=what,
+            ),
             "",
-            Fix(text=f"keep the whole quantized model in each process: leave out --{name}"),
-            Fix(text="split a model that is not quantized: leave out --quant_bits"),
+            Fix(text=tr("keep the whole quantized model in each process: leave out --{name}", name=name)),
+            Fix(text=tr("split a model that is not quantized: leave out --quant_bits")),
         )
 
 

@@ -8,12 +8,12 @@ from covey.options.schema import Config
 from covey.plan.facts import Facts, LeftOut, MissingColumn
 from covey.plan.problem import problem, warning
 from covey.plan.reasons import REASONS, REFUSED
-from covey.plan.shape import counted
 from covey.plan.words import flags
+from covey.texts import counted, joined, plural, tr
 from covey.types import Fix, Problem
 
 _COUNTED_ELSEWHERE = ("too_long", "cut", "media", *REFUSED)
-_ROLES = "system, user (human), assistant (gpt, bot), tool (observation), function_call, developer"
+_ROLES = tr("system, user (human), assistant (gpt, bot), tool (observation), function_call, developer")
 
 
 def row_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -30,10 +30,18 @@ def row_problems(config: Config, facts: Facts) -> list[Problem]:
 
 def left_words(facts: Facts, where: str = "") -> str:
     """Return how many rows are left out for which reason, and the numbers of the first ones."""
-    return "; ".join(
-        f"{counted(rows.count, 'row')} {REASONS.get(rows.reason, rows.reason)}: {numbers(rows)}"
-        for rows in facts.left_out
-        if rows.where == where and rows.reason not in _COUNTED_ELSEWHERE
+    return joined(
+        "; ",
+        [
+            tr(
+                "{rows} {reasons}: {numbers}",
+                rows=counted(rows.count, "row"),
+                reasons=REASONS.get(rows.reason, rows.reason),
+                numbers=numbers(rows),
+            )
+            for rows in facts.left_out
+            if rows.where == where and rows.reason not in _COUNTED_ELSEWHERE
+        ],
     )
 
 
@@ -49,9 +57,12 @@ def _media(facts: Facts) -> list[Problem]:
         problem(
             "E312",
             "dataset",
-            f"The data holds images, audio or video: {', '.join(facts.media_columns)}.",
-            "A data set for vision models.",
-            Fix(text="use a data set without media, or remove these rows and columns"),
+            tr(
+                "The data holds images, audio or video: {media_columns}.",
+                media_columns=", ".join(facts.media_columns),
+            ),
+            tr("A data set for vision models."),
+            Fix(text=tr("use a data set without media, or remove these rows and columns")),
         )
     ]
 
@@ -59,22 +70,35 @@ def _media(facts: Facts) -> list[Problem]:
 def _refused(config: Config, left_out: LeftOut) -> Problem:
     """A kind of row that is refused: training without what stands there would be another task."""
     option = "val_dataset" if left_out.where else "dataset"
-    whose = f" of the set {left_out.where}" if left_out.where else ""
-    rows = f"{counted(left_out.count, 'row')}{whose} ({numbers(left_out)})"
-    first, code = f"row {left_out.rows[0]}", REFUSED[left_out.reason]
+    whose = tr(" of the set {where}", where=left_out.where) if left_out.where else ""
+    rows = tr(
+        "{rows}{whose} ({numbers})",
+        rows=counted(left_out.count, "row"),
+        whose=whose,
+        numbers=numbers(left_out),
+    )
+    first, code = tr("row {rows}", rows=left_out.rows[0]), REFUSED[left_out.reason]
     if left_out.reason == "lost":
-        seen = f"The chat template leaves out a message of {rows}. In {first}: the {left_out.detail}."
-        fixes = [Fix(text="a chat template that writes every message: --chat_template FILE")]
-        if left_out.detail.startswith("system ") and config.system is not None:
-            fixes.append(Fix(text="leave out --system, or put its words into the user's messages"))
-        elif left_out.detail.startswith("developer "):
-            fixes.append(Fix(text="give this message the role system"))
-        elif left_out.detail.startswith("system "):
-            fixes.append(Fix(text="put the words of this message into the user's message"))
+        seen = tr(
+            "The chat template leaves out a message of {rows}. In {first}: the {detail}.",
+            rows=rows,
+            first=first,
+            detail=left_out.detail,
+        )
+        fixes = [Fix(text=tr("a chat template that writes every message: --chat_template FILE"))]
+        if left_out.role == "system" and config.system is not None:
+            fixes.append(Fix(text=tr("leave out --system, or put its words into the user's messages")))
+        elif left_out.role == "developer":
+            fixes.append(Fix(text=tr("give this message the role system")))
+        elif left_out.role == "system":
+            fixes.append(Fix(text=tr("put the words of this message into the user's message")))
         return problem(code, option, seen, "", *fixes)
     if left_out.reason == "tools_lost":
-        seen = (
-            f"The chat template does not write the tools of {rows}. In {first}: the tool {left_out.detail!r}."
+        seen = tr(
+            "The chat template does not write the tools of {rows}. In {first}: the tool {detail!r}.",
+            rows=rows,
+            first=first,
+            detail=left_out.detail,
         )
         renamed = {**(config.columns or {}), _source(config, "tools"): "unused_tools"}
         return problem(
@@ -82,17 +106,23 @@ def _refused(config: Config, left_out: LeftOut) -> Problem:
             option,
             seen,
             "",
-            Fix(text="a chat template that writes tools: --chat_template FILE"),
-            Fix(text="train on these prompts without their tools", edits={"columns": renamed}),
+            Fix(text=tr("a chat template that writes tools: --chat_template FILE")),
+            Fix(text=tr("train on these prompts without their tools"), edits={"columns": renamed}),
         )
     if left_out.reason == "role":
-        others = "" if left_out.count == 1 else f"; {rows} have an unknown role"
-        seen = f"{first.capitalize()}{whose} has a message of the unknown role {left_out.detail!r}{others}."
-        fix = Fix(text=f"change the role in the data; the roles are {_ROLES}")
+        others = "" if left_out.count == 1 else tr("; {rows} have an unknown role", rows=rows)
+        seen = tr(
+            "{first}{whose} has a message of the unknown role {detail!r}{others}.",
+            first=first.capitalize(),
+            whose=whose,
+            detail=left_out.detail,
+            others=others,
+        )
+        fix = Fix(text=tr("change the role in the data; the roles are {roles}", roles=_ROLES))
         return problem(code, option, seen, "", fix)
-    seen = f"The column tools of {rows} holds no list of functions with names."
+    seen = tr("The column tools of {rows} holds no list of functions with names.", rows=rows)
     form = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
-    return problem(code, option, seen, "", Fix(text=f"tools are written as {form}"))
+    return problem(code, option, seen, "", Fix(text=tr("tools are written as {form}", form=form)))
 
 
 def _source(config: Config, name: str) -> str:
@@ -113,9 +143,9 @@ def _left_out(facts: Facts) -> list[Problem]:
             warning(
                 "W111",
                 "val_dataset" if where else "dataset",
-                f"{f'{where}: ' if where else ''}{shown}.",
+                tr("{words}{shown}.", words=tr("{where}: ", where=where) if where else "", shown=shown),
                 "",
-                Fix(text="mend these rows, or take them out"),
+                Fix(text=tr("mend these rows, or take them out")),
             )
         )
     return problems
@@ -124,15 +154,18 @@ def _left_out(facts: Facts) -> list[Problem]:
 def _unread(facts: Facts) -> list[Problem]:
     if not facts.unread_columns:
         return []
-    one = len(facts.unread_columns) == 1
     return [
         warning(
             "W140",
             "dataset",
-            f"{'The column' if one else 'The columns'} {', '.join(facts.unread_columns)} "
-            f"{'holds' if one else 'hold'} bytes; rewards are not given {'it' if one else 'them'}.",
+            plural(
+                len(facts.unread_columns),
+                "The column {names} holds bytes; rewards are not given it.",
+                "The columns {names} hold bytes; rewards are not given them.",
+                names=", ".join(facts.unread_columns),
+            ),
             "",
-            Fix(text="if it is text, write it as text (a string column) into the file"),
+            Fix(text=tr("if it is text, write it as text (a string column) into the file")),
         )
     ]
 
@@ -140,15 +173,18 @@ def _unread(facts: Facts) -> list[Problem]:
 def _unused(facts: Facts) -> list[Problem]:
     if not facts.unused_columns:
         return []
-    one = len(facts.unused_columns) == 1
     return [
         warning(
             "W141",
             "dataset",
-            f"{'The column' if one else 'The columns'} {', '.join(facts.unused_columns)} "
-            f"{'is' if one else 'are'} not used: a prompt string goes to the model as it is.",
+            plural(
+                len(facts.unused_columns),
+                "The column {names} is not used: a prompt string goes to the model as it is.",
+                "The columns {names} are not used: a prompt string goes to the model as it is.",
+                names=", ".join(facts.unused_columns),
+            ),
             "",
-            Fix(text="--apply_chat_template true makes each prompt a user message of the chat template"),
+            Fix(text=tr("--apply_chat_template true makes each prompt a user message of the chat template")),
         )
     ]
 
@@ -166,31 +202,44 @@ def _pairs(columns: tuple[str, ...]) -> Problem:
     return problem(
         "E363",
         "dataset",
-        f"The rows are pairs of a better and a worse answer. There are: {', '.join(columns)}.",
+        tr(
+            "The rows are pairs of a better and a worse answer. There are: {columns}.",
+            columns=", ".join(columns),
+        ),
         "",
-        Fix(text="rows with a prompt and an answer to compare with, in the columns question and solution"),
-        Fix(text="for pairs, a trainer of preferences (DPO), such as that of TRL or ms-swift"),
+        Fix(
+            text=tr("rows with a prompt and an answer to compare with, in the columns question and solution")
+        ),
+        Fix(text=tr("for pairs, a trainer of preferences (DPO), such as that of TRL or ms-swift")),
     )
 
 
 def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, Any]) -> Problem:
     *some, last = missing.column.split(" or ")
-    names = f"{', '.join(some)} or {last}" if some else last
-    there = f" There are: {', '.join(columns)}." if columns and not missing.where else ""
+    names = tr("{some} or {last}", some=", ".join(some), last=last) if some else last
+    there = tr(" There are: {columns}.", columns=", ".join(columns)) if columns and not missing.where else ""
     target = "question" if missing.needed_by == "every prompt" else missing.column.split(" or ")[0]
     if missing.rename is not None:
-        fixes = [Fix(text=f"rename {missing.rename[0]} to {target}", edits=edits)]
+        fixes = [
+            Fix(text=tr("rename {rename} to {target}", rename=missing.rename[0], target=target), edits=edits)
+        ]
     else:
         example = flags({"columns": {"NAME": target}})
         fixes = [
-            Fix(text=f"add a column {target}"),
-            Fix(text=f"if another column holds it, name it in place of NAME: {example}"),
+            Fix(text=tr("add a column {target}", target=target)),
+            Fix(text=tr("if another column holds it, name it in place of NAME: {example}", example=example)),
         ]
-    of = f" in the set {missing.where}" if missing.where else ""
+    of = tr(" in the set {where}", where=missing.where) if missing.where else ""
     return problem(
         "E303",
         "val_dataset" if missing.where else "dataset",
-        f"No column {names}{of}, which {missing.needed_by} needs.{there}",
+        tr(
+            "No column {names}{of}, which {needed_by} needs.{there}",
+            names=names,
+            of=of,
+            needed_by=missing.needed_by,
+            there=there,
+        ),
         "",
         *fixes,
     )

@@ -12,11 +12,11 @@ from covey.plan.layout import computes_low
 from covey.plan.problem import problem, warning
 from covey.plan.publish import is_here, takes_group
 from covey.plan.server_line import start_line
-from covey.plan.shape import counted
+from covey.texts import counted, tr
 from covey.types import Fix, Problem
 
 _OPTION = "rollout_servers"
-_HERE = Fix(text="leave out --rollout_servers; then the training processes sample")
+_HERE = Fix(text=tr("leave out --rollout_servers; then the training processes sample"))
 
 
 def server_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -45,73 +45,108 @@ def _groups(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]:
         return []
     problems = []
     if away := [address for address in config.rollout_servers if not is_here(address)]:
-        seen = f"{option} is given, and {', '.join(away)} can be on another machine."
-        fix = Fix(text=f"on a network that others use leave out --{option}; HTTP with TLS is encrypted")
+        seen = tr(
+            "{option} is given, and {away} can be on another machine.", option=option, away=", ".join(away)
+        )
+        fix = Fix(
+            text=tr(
+                "on a network that others use leave out --{option}; HTTP with TLS is encrypted", option=option
+            )
+        )
         problems.append(warning("W182", option, seen, "", fix))
     if without := [s.address for s in servers if not s.fault and not takes_group(s)]:
-        seen = f"{', '.join(without)} takes no process group."
-        cause = "`vllm serve`, or vLLM with several processes."
-        problems.append(warning("W183", option, seen, cause, Fix(text=f"leave out --{option}")))
+        seen = tr("{without} takes no process group.", without=", ".join(without))
+        cause = tr("`vllm serve`, or vLLM with several processes.")
+        problems.append(
+            warning("W183", option, seen, cause, Fix(text=tr("leave out --{option}", option=option)))
+        )
     return problems
 
 
 def _addresses(config: Config, addresses: Sequence[str]) -> list[Problem]:
     hosts, ports = config.vllm_server_host, config.vllm_server_port
     if len(hosts) > 1 and len(ports) > 1 and len(hosts) != len(ports):
-        seen = f"vllm_server_host has {len(hosts)} and vllm_server_port {len(ports)}; each host has its port."
-        fix = Fix(text="name each server: --rollout_servers http://HOST:PORT ...")
-        return [problem("E427", "vllm_server_port", seen, "A host that was added or taken away.", fix)]
+        seen = tr(
+            "vllm_server_host has {num_hosts} and vllm_server_port {num_ports}; each host has its port.",
+            num_hosts=len(hosts),
+            num_ports=len(ports),
+        )
+        fix = Fix(text=tr("name each server: --rollout_servers http://HOST:PORT ..."))
+        return [problem("E427", "vllm_server_port", seen, tr("A host that was added or taken away."), fix)]
     if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
-        seen = f"{', '.join(twice)} is named twice."
-        once = Fix(text="each once", edits={_OPTION: list(dict.fromkeys(addresses))})
-        return [problem("E427", _OPTION, seen, "A line that was copied.", once)]
+        seen = tr("{twice} is named twice.", twice=", ".join(twice))
+        once = Fix(text=tr("each once"), edits={_OPTION: list(dict.fromkeys(addresses))})
+        return [problem("E427", _OPTION, seen, tr("A line that was copied."), once)]
     return []
 
 
 def _quantized() -> Problem:
-    seen = "quant_bits quantizes the base of the run, and a server takes only weights that are not quantized."
-    whole = Fix(text="do not quantize the base", edits={"quant_bits": None})
+    seen = tr(
+        "quant_bits quantizes the base of the run, and a server takes only weights that are not quantized."
+    )
+    whole = Fix(text=tr("do not quantize the base"), edits={"quant_bits": None})
     return problem("E422", _OPTION, seen, "", whole, _HERE)
 
 
 def _no_token(config: Config, facts: Facts) -> Problem:
     if config.rollout_token_file is None:
-        seen, cause = "rollout_servers are named, and rollout_token_file is not.", ""
+        seen, cause = tr("rollout_servers are named, and rollout_token_file is not."), ""
     else:
-        seen = f"rollout_token_file cannot be used: {facts.token_problem}."
-        cause = "A misspelt path, or a server on another machine, whose file was not copied here."
-    path = Fix(text="--rollout_token_file FILE; `covey rollout` prints the path of the file when it starts")
+        seen = tr("rollout_token_file cannot be used: {token_problem}.", token_problem=facts.token_problem)
+        cause = tr("A misspelt path, or a server on another machine, whose file was not copied here.")
+    path = Fix(
+        text=tr("--rollout_token_file FILE; `covey rollout` prints the path of the file when it starts")
+    )
     return problem("E421", "rollout_token_file", seen, cause, path, _HERE)
 
 
 def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
     match server.fault:
         case "address":
-            fix = Fix(text="write the address as in --rollout_servers http://127.0.0.1:8000")
-            return [problem("E427", _OPTION, f"{server.address!r}: {server.said}.", "", fix)]
+            fix = Fix(text=tr("write the address as in --rollout_servers http://127.0.0.1:8000"))
+            seen = tr("{address!r}: {said}.", address=server.address, said=server.said)
+            return [problem("E427", _OPTION, seen, "", fix)]
         case "silent":
-            cause = "The server was not started or has ended, or another program has its port."
+            cause = tr("The server was not started or has ended, or another program has its port.")
             line = start_line(config, server.address, facts)
-            start = Fix(text=f"start the server with `{line}`; it prints its address when it is ready")
-            return [problem("E420", _OPTION, f"{server.address}: {server.said}.", cause, start, _HERE)]
+            start = Fix(
+                text=tr("start the server with `{line}`; it prints its address when it is ready", line=line)
+            )
+            seen = tr("{address}: {said}.", address=server.address, said=server.said)
+            return [problem("E420", _OPTION, seen, cause, start, _HERE)]
         case "token":
-            cause = "The token of another server, or of one that was started anew with another file."
-            fix = Fix(text="--rollout_token_file FILE, as this server printed it when it started")
-            seen = f"{server.address} refuses the token of {config.rollout_token_file}."
+            cause = tr("The token of another server, or of one that was started anew with another file.")
+            fix = Fix(text=tr("--rollout_token_file FILE, as this server printed it when it started"))
+            seen = tr(
+                "{address} refuses the token of {rollout_token_file}.",
+                address=server.address,
+                rollout_token_file=config.rollout_token_file,
+            )
             if config.rollout_token_file is None:
-                seen = f"{server.address} asks for a token, and rollout_token_file is not given."
+                seen = tr(
+                    "{address} asks for a token, and rollout_token_file is not given.", address=server.address
+                )
             return [problem("E421", "rollout_token_file", seen, cause, fix)]
         case "other":
-            cause = "A server of `trl vllm-serve`, `swift rollout` or SGLang, or another program on its port."
-            start = Fix(
-                text=f"start a server of covey instead: `{start_line(config, server.address, facts)}`"
+            cause = tr(
+                "A server of `trl vllm-serve`, `swift rollout` or SGLang, or another program on its port."
             )
-            seen = f"{server.address} answers, and is neither covey's server nor vLLM's: {server.said}."
+            start = Fix(
+                text=tr(
+                    "start a server of covey instead: `{start_line}`",
+                    start_line=start_line(config, server.address, facts),
+                )
+            )
+            seen = tr(
+                "{address} answers, and is neither covey's server nor vLLM's: {said}.",
+                address=server.address,
+                said=server.said,
+            )
             return [problem("E428", _OPTION, seen, cause, start, _HERE)]
     if server.run:
-        seen = f"{server.address} is used by the run {server.run}."
+        seen = tr("{address} is used by the run {run}.", address=server.address, run=server.run)
         other = start_line(config, "", facts)
-        wait = Fix(text=f"wait until that run has ended, or start another server: `{other}`")
+        wait = Fix(text=tr("wait until that run has ended, or start another server: `{other}`", other=other))
         return [problem("E424", _OPTION, seen, "", wait)]
     if server.vllm is not None and (problems := vllm_serve_problems(config, facts, server, server.vllm)):
         return problems
@@ -122,7 +157,7 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
     low = computes_low(config, cuda=bool(facts.cuda)) and facts.has_bfloat16 is not False
     pairs = (
         ("family", facts.model_type, server.model_type),
-        ("number of parameters", facts.num_parameters, server.num_parameters),
+        (tr("number of parameters"), facts.num_parameters, server.num_parameters),
         ("vocabulary", facts.embedding_rows, server.vocab),
         ("dtype", "bfloat16" if low else "float32", server.dtype),
     )
@@ -130,13 +165,15 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
     differ = [(name, own, its) for name, own, its in pairs if own is not None and its and own != its]
     if not differ:
         return []
-    words = ", ".join(f"{name} {its} (the run: {own})" for name, own, its in differ)
+    words = ", ".join(
+        tr("{name} {its} (the run: {own})", name=name, its=its, own=own) for name, own, its in differ
+    )
     line = start_line(config, server.address, facts)
     if differ[-1][0] == "dtype" and "--dtype" not in line:
-        line += f" --dtype {differ[-1][1]}"
-    start = Fix(text=f"start the server again with the model that the run trains: `{line}`")
-    seen = f"{server.address} has {server.model}: {words}."
-    return [problem("E422", _OPTION, seen, "A server that was started for another run.", start)]
+        line += tr(" --dtype {differ}", differ=differ[-1][1])
+    start = Fix(text=tr("start the server again with the model that the run trains: `{line}`", line=line))
+    seen = tr("{address} has {model}: {words}.", address=server.address, model=server.model, words=words)
+    return [problem("E422", _OPTION, seen, tr("A server that was started for another run."), start)]
 
 
 def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
@@ -145,11 +182,16 @@ def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem
     longest = facts.longest_prompt + config.max_completion_length
     if longest <= server.max_len:
         return []
-    seen = (
-        f"{server.address} takes {counted(server.max_len, 'token')}, and the longest prompt "
-        f"({facts.longest_prompt}) with a completion of {config.max_completion_length} has {longest}."
+    seen = tr(
+        "{address} takes {tokens}, and the longest prompt ({longest_prompt}) with a completion "
+        "of {max_completion_length} has {longest}.",
+        address=server.address,
+        tokens=counted(server.max_len, "token"),
+        longest_prompt=facts.longest_prompt,
+        max_completion_length=config.max_completion_length,
+        longest=longest,
     )
     fits = server.max_len - facts.longest_prompt
-    shorter = Fix(text="shorter completions", edits={"max_completion_length": fits})
-    other = Fix(text="a server whose model has more positions")
+    shorter = Fix(text=tr("shorter completions"), edits={"max_completion_length": fits})
+    other = Fix(text=tr("a server whose model has more positions"))
     return [problem("E423", _OPTION, seen, "", *([shorter] if fits > 0 else []), other)]

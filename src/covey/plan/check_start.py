@@ -10,6 +10,7 @@ from covey.options.schema import Config
 from covey.plan.facts import AdapterFacts, Facts, ResumeFacts
 from covey.plan.memory_training import has_kl
 from covey.plan.problem import problem, warning
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 
@@ -28,12 +29,12 @@ def is_settled(said: Problem, facts: Facts) -> bool:
 def reference_words(config: Config) -> str:
     """Return what the KL term of a run that starts from an adapter compares with."""
     if not has_kl(config):
-        return "no reference, since beta is 0"
+        return tr("no reference, since beta is 0")
     if config.ref_adapters == BASE:
-        return "reference: the model with the adapter off (--ref_adapters base)"
+        return tr("reference: the model with the adapter off (--ref_adapters base)")
     if config.ref_adapters == START:
-        return "reference: the adapter as it is at the start (--ref_adapters start)"
-    return f"reference: the adapter {config.ref_adapters}"
+        return tr("reference: the adapter as it is at the start (--ref_adapters start)")
+    return tr("reference: the adapter {ref_adapters}", ref_adapters=config.ref_adapters)
 
 
 def foreign_resume(resume: ResumeFacts) -> Problem:
@@ -43,11 +44,16 @@ def foreign_resume(resume: ResumeFacts) -> Problem:
     return problem(
         "E418",
         "resume_from_checkpoint",
-        f"{resume.path} {resume.problem}",
+        tr("{path} {problem}", path=resume.path, problem=resume.problem),
         "",
         Fix(
-            text=f"a new run from its {what}, in another directory and without --resume_from_checkpoint: "
-            f"--{option} {resume.path}"
+            text=tr(
+                "a new run from its {what}, in another directory and without "
+                "--resume_from_checkpoint: --{option} {path}",
+                what=what,
+                option=option,
+                path=resume.path,
+            )
         ),
     )
 
@@ -61,33 +67,44 @@ def _fit(config: Config, facts: Facts) -> list[Problem]:
         problem(
             "E383",
             "adapters",
-            f"The adapter {config.adapters} does not fit {config.model}: {facts.adapter.problem}.",
+            tr(
+                "The adapter {adapters} does not fit {model}: {problem}.",
+                adapters=config.adapters,
+                model=config.model,
+                problem=facts.adapter.problem,
+            ),
             "",
-            Fix(text="the model that the adapter was trained on: --model BASE"),
+            Fix(text=tr("the model that the adapter was trained on: --model BASE")),
         )
     ]
 
 
 def _other_base(config: Config, adapter: AdapterFacts) -> list[Problem]:
     if adapter.other_base:
-        seen = (
-            f"The adapter {config.adapters} was trained on {adapter.other_base}, and model is {config.model}."
+        seen = tr(
+            "The adapter {adapters} was trained on {other_base}, and model is {model}.",
+            adapters=config.adapters,
+            other_base=adapter.other_base,
+            model=config.model,
         )
-        same = [Fix(text="the adapter's own base", edits={"model": adapter.other_base})]
-        other = Fix(text="no action is needed if both names mean the same model")
+        same = [Fix(text=tr("the adapter's own base"), edits={"model": adapter.other_base})]
+        other = Fix(text=tr("no action is needed if both names mean the same model"))
     elif adapter.quantized:
         own = quantization_of(config)
-        now = "not quantized" if own is None else f"quantized to {own.in_words}"
-        seen = (
-            f"The adapter {config.adapters} was trained on a quantized base ({adapter.quantized}), and "
-            f"{config.model} is {now}."
+        now = tr("not quantized") if own is None else tr("quantized to {in_words}", in_words=own.in_words)
+        seen = tr(
+            "The adapter {adapters} was trained on a quantized base ({quantized}), and {model} is {now}.",
+            adapters=config.adapters,
+            quantized=adapter.quantized,
+            model=config.model,
+            now=now,
         )
         same = (
-            [Fix(text="quantize the base as it was", edits=adapter.quantization)]
+            [Fix(text=tr("quantize the base as it was"), edits=adapter.quantization)]
             if adapter.quantization
             else []
         )
-        other = Fix(text="no action is needed if small differences in the base weights are acceptable")
+        other = Fix(text=tr("no action is needed if small differences in the base weights are acceptable"))
     else:
         return []
     return [warning("W152", "adapters", seen, "", *same, other)]
@@ -96,8 +113,8 @@ def _other_base(config: Config, adapter: AdapterFacts) -> list[Problem]:
 def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
     where = config.ref_adapters
     is_word = where in (START, BASE)
-    start = Fix(text="the adapter as it is at the start", edits={"ref_adapters": START})
-    base = Fix(text="the model with the adapter off", edits={"ref_adapters": BASE})
+    start = Fix(text=tr("the adapter as it is at the start"), edits={"ref_adapters": START})
+    base = Fix(text=tr("the model with the adapter off"), edits={"ref_adapters": BASE})
     if config.adapters is None:
         if is_word:
             return []
@@ -105,30 +122,39 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
             problem(
                 "E384",
                 "ref_adapters",
-                f"ref_adapters is {where}, and adapters is not set: the policy would start from the base, "
-                "not from its reference.",
-                "In ms-swift both options name the adapter of the first training.",
-                Fix(text="start from that adapter too", edits={"adapters": where}),
-                Fix(text="leave out --ref_adapters"),
+                tr(
+                    "ref_adapters is {where}, and adapters is not set: the policy would start from "
+                    "the base, not from its reference.",
+                    where=where,
+                ),
+                tr("In ms-swift both options name the adapter of the first training."),
+                Fix(text=tr("start from that adapter too"), edits={"adapters": where}),
+                Fix(text=tr("leave out --ref_adapters")),
             )
         ]
     if not has_kl(config):
         if is_word or "ref_adapters" not in typed:
             return []
-        seen = f"ref_adapters is {where}, and beta is 0: there is no KL term, so no reference is held."
-        return [warning("W108", "ref_adapters", seen, "", Fix(text="leave out --ref_adapters"))]
+        seen = tr(
+            "ref_adapters is {where}, and beta is 0: there is no KL term, so no reference is held.",
+            where=where,
+        )
+        return [warning("W108", "ref_adapters", seen, "", Fix(text=tr("leave out --ref_adapters")))]
     if facts.adapter is not None and facts.adapter.reference_problem is not None:
         code, words = facts.adapter.reference_problem
-        return [problem(code, "ref_adapters", f"ref_adapters: {words}.", "", start, base)]
+        return [problem(code, "ref_adapters", tr("ref_adapters: {words}.", words=words), "", start, base)]
     if config.sync_ref_model and where == BASE:
         return [
             problem(
                 "E384",
                 "ref_adapters",
-                "ref_adapters is base and sync_ref_model is on, but only an adapter can follow the policy.",
+                tr(
+                    "ref_adapters is base and sync_ref_model is on, but only an adapter can follow "
+                    "the policy."
+                ),
                 "",
                 start,
-                Fix(text="leave the reference as it is", edits={"sync_ref_model": False}),
+                Fix(text=tr("leave the reference as it is"), edits={"sync_ref_model": False}),
             )
         ]
     return []
@@ -145,15 +171,21 @@ def _resumed(config: Config, facts: Facts) -> list[Problem]:
     if is_unread or is_asked or now == resume.reference:
         return []
     held = (
-        "no adapter is named now" if now is None else f"that of the adapter named now begins with {now[:12]}"
+        tr("no adapter is named now")
+        if now is None
+        else tr("that of the adapter named now begins with {now}", now=now[:12])
     )
     return [
         problem(
             "E419",
             "adapters",
-            f"{resume.path} was made with a reference adapter whose SHA-256 begins with "
-            f"{resume.reference[:12]}; {held}.",
-            "" if now is None else "The adapter's directory was written over, or another one is named.",
-            Fix(text="the adapter that the run began with: --adapters DIR"),
+            tr(
+                "{path} was made with a reference adapter whose SHA-256 begins with {reference}; {held}.",
+                path=resume.path,
+                reference=resume.reference[:12],
+                held=held,
+            ),
+            "" if now is None else tr("The adapter's directory was written over, or another one is named."),
+            Fix(text=tr("the adapter that the run began with: --adapters DIR")),
         )
     ]

@@ -9,13 +9,13 @@ from covey.config.names import nearest
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
-from covey.plan.shape import counted
 from covey.plan.task_rewards import called
+from covey.texts import counted, joined, tr
 from covey.types import Fix, Problem
 
 MOST_TASKS = 64
-_EXAMPLE = """each task with its rewards: --task_rewards '{"math": ["accuracy", "format"]}'"""
-_NAMED = "a source by its task, for rows without the column: --dataset math=FILE"
+_EXAMPLE = tr('each task with its rewards: --task_rewards \'{"math": ["accuracy", "format"]}\'')
+_NAMED = tr("a source by its task, for rows without the column: --dataset math=FILE")
 
 
 def task_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -31,10 +31,10 @@ def _without_column() -> Problem:
     return problem(
         "E347",
         "task_rewards",
-        "task_rewards is set, and no column says which task a row is of.",
-        "The option that names the column was left out.",
-        Fix(text="the column that holds it: --task_column NAME"),
-        Fix(text="leave out --task_rewards: every reward scores every row"),
+        tr("task_rewards is set, and no column says which task a row is of."),
+        tr("The option that names the column was left out."),
+        Fix(text=tr("the column that holds it: --task_column NAME")),
+        Fix(text=tr("leave out --task_rewards: every reward scores every row")),
     )
 
 
@@ -42,10 +42,13 @@ def _streamed(config: Config) -> Problem:
     return problem(
         "E346",
         "task_column",
-        f"task_column is {config.task_column} and streaming is on: the tasks are not known before the run.",
-        "Metrics and rewards of each task are checked against all rows, and a stream has no known end.",
-        Fix(text="read all rows before the run", edits={"streaming": False}),
-        Fix(text="leave out --task_column; a function of yours can give None for rows of other tasks"),
+        tr(
+            "task_column is {task_column} and streaming is on: the tasks are not known before the run.",
+            task_column=config.task_column,
+        ),
+        tr("Metrics and rewards of each task are checked against all rows, and a stream has no known end."),
+        Fix(text=tr("read all rows before the run"), edits={"streaming": False}),
+        Fix(text=tr("leave out --task_column; a function of yours can give None for rows of other tasks")),
     )
 
 
@@ -54,26 +57,48 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
     column = str(config.task_column)
     columns = [c for c in facts.columns or () if c != column]
     near = facts.task_column_guess
-    rename = [Fix(text="the nearest column", edits={"task_column": near})] if near else []
+    rename = [Fix(text=tr("the nearest column"), edits={"task_column": near})] if near else []
     if len(facts.tasks) > MOST_TASKS:
         shown = ", ".join(list(facts.tasks)[:3])
-        seen = f"The column {column} names {len(facts.tasks):,} tasks, more than {MOST_TASKS}: {shown} ..."
-        cause = "A column of questions or numbers, not of tasks."
-        return [problem("E346", "task_column", seen, cause, Fix(text="another column: --task_column NAME"))]
+        seen = tr(
+            "The column {column} names {num_tasks:,} tasks, more than {most_tasks}: {shown} ...",
+            column=column,
+            num_tasks=len(facts.tasks),
+            most_tasks=MOST_TASKS,
+            shown=shown,
+        )
+        cause = tr("A column of questions or numbers, not of tasks.")
+        return [
+            problem("E346", "task_column", seen, cause, Fix(text=tr("another column: --task_column NAME")))
+        ]
     if not facts.tasks and facts.taskless:
-        seen = f"No row has a task in the column {column}. There are: {', '.join(columns)}."
-        cause = "A misspelt name, or a column of another data set."
+        seen = tr(
+            "No row has a task in the column {column}. There are: {columns}.",
+            column=column,
+            columns=", ".join(columns),
+        )
+        cause = tr("A misspelt name, or a column of another data set.")
         return [problem("E346", "task_column", seen, cause, *rename, Fix(text=_NAMED))]
-    shown = "; ".join(
-        f"{counted(rows.count, 'row')}{f' of {rows.reason}' if rows.reason else ''}: "
-        f"{', '.join(map(str, rows.rows))}{' ...' if rows.count > len(rows.rows) else ''}"
-        for rows in facts.taskless
+    shown = joined(
+        "; ",
+        [
+            tr(
+                "{rows}{tr}: {rows2}{value}",
+                rows=counted(rows.count, "row"),
+                tr=tr(" of {reason}", reason=rows.reason) if rows.reason else "",
+                rows2=", ".join(map(str, rows.rows)),
+                value=" ..." if rows.count > len(rows.rows) else "",
+            )
+            for rows in facts.taskless
+        ],
     )
     if not shown:
         return []
-    seen = f"Rows without a task in the column {column}: {shown}."
-    cause = "Rows from a source without that column, or an empty cell."
-    return [problem("E346", "task_column", seen, cause, Fix(text="give these rows a task"), Fix(text=_NAMED))]
+    seen = tr("Rows without a task in the column {column}: {shown}.", column=column, shown=shown)
+    cause = tr("Rows from a source without that column, or an empty cell.")
+    return [
+        problem("E346", "task_column", seen, cause, Fix(text=tr("give these rows a task")), Fix(text=_NAMED))
+    ]
 
 
 def _rewards(config: Config, facts: Facts) -> list[Problem]:
@@ -116,18 +141,20 @@ def _with(
 
 def _unknown_reward(by_task: Mapping[str, Sequence[str]], task: str, name: str, config: Config) -> Problem:
     near = nearest(name, config.rewards)
-    fixes = [Fix(text=f"the rewards are {', '.join(config.rewards)}")]
+    fixes = [Fix(text=tr("the rewards are {rewards}", rewards=", ".join(config.rewards)))]
     if near:
         names = [near if n == name else n for n in by_task[task]]
-        fixes.insert(0, Fix(text="the nearest reward", edits=_with(by_task, {task: names})))
-    seen = f"The task {task} is to be scored by {name}, which is none of the rewards."
-    return _entry(seen, "A misspelt name, or a reward that was left out of --reward_funcs.", *fixes)
+        fixes.insert(0, Fix(text=tr("the nearest reward"), edits=_with(by_task, {task: names})))
+    seen = tr(
+        "The task {task} is to be scored by {name}, which is none of the rewards.", task=task, name=name
+    )
+    return _entry(seen, tr("A misspelt name, or a reward that was left out of --reward_funcs."), *fixes)
 
 
 def _empty(task: str) -> Problem:
-    seen = f"The task {task} has no reward."
+    seen = tr("The task {task} has no reward.", task=task)
     return _entry(
-        seen, "A list that was left empty; nothing can be learnt from its rows.", Fix(text=_EXAMPLE)
+        seen, tr("A list that was left empty; nothing can be learnt from its rows."), Fix(text=_EXAMPLE)
     )
 
 
@@ -135,30 +162,30 @@ def _unknown_task(
     by_task: Mapping[str, Sequence[str]], task: str, there: Sequence[str], near: str | None
 ) -> Problem:
     less = _with(by_task, {task: None})
-    fixes = [Fix(text="leave it out", edits=less)] if less["task_rewards"] else []
+    fixes = [Fix(text=tr("leave it out"), edits=less)] if less["task_rewards"] else []
     if near:
         renamed = {near if t == task else t: names for t, names in by_task.items()}
-        fixes = [Fix(text="the nearest task", edits=_with(renamed, {}))]
-    seen = f"No row is of the task {task}. There are: {', '.join(there)}."
-    return _entry(seen, "A misspelt name, or a source that was left out.", *fixes, Fix(text=_EXAMPLE))
+        fixes = [Fix(text=tr("the nearest task"), edits=_with(renamed, {}))]
+    seen = tr("No row is of the task {task}. There are: {there}.", task=task, there=", ".join(there))
+    return _entry(seen, tr("A misspelt name, or a source that was left out."), *fixes, Fix(text=_EXAMPLE))
 
 
 def _unlisted(by_task: Mapping[str, Sequence[str]], task: str, rewards: Sequence[str]) -> Problem:
     near = nearest(task, list(by_task))
     names = by_task[near] if near else rewards
-    words = f"score it as {near}" if near else "score it with these"
-    seen = f"Rows of the task {task} have no entry, so no reward would score them."
-    cause = "A task that was forgotten, or one with two spellings."
+    words = tr("score it as {near}", near=near) if near else tr("score it with these")
+    seen = tr("Rows of the task {task} have no entry, so no reward would score them.", task=task)
+    cause = tr("A task that was forgotten, or one with two spellings.")
     return _entry(seen, cause, Fix(text=words, edits=_with(by_task, {task: names})))
 
 
 def _idle(by_task: Mapping[str, Sequence[str]], idle: Sequence[str]) -> Problem:
     everywhere = {task: [*names, *idle] for task, names in by_task.items()}
     return _entry(
-        f"{', '.join(idle)} scores no task.",
-        "A reward that was forgotten in task_rewards, or is not needed.",
-        Fix(text="score every task with it too", edits=_with(everywhere, {})),
-        Fix(text="leave it out of --reward_funcs and --reward_weights"),
+        tr("{idle} scores no task.", idle=", ".join(idle)),
+        tr("A reward that was forgotten in task_rewards, or is not needed."),
+        Fix(text=tr("score every task with it too"), edits=_with(everywhere, {})),
+        Fix(text=tr("leave it out of --reward_funcs and --reward_weights")),
     )
 
 
@@ -171,9 +198,12 @@ def _emptied(facts: Facts) -> list[Problem]:
         warning(
             "W128",
             "task_column",
-            f"No row is left of: {', '.join(gone)}. All lie outside min_pass_rate and max_pass_rate.",
-            "A task that the model always solves, or never.",
-            Fix(text="other bounds: --min_pass_rate X, --max_pass_rate X"),
-            Fix(text="leave its rows out of the data"),
+            tr(
+                "No row is left of: {gone}. All lie outside min_pass_rate and max_pass_rate.",
+                gone=", ".join(gone),
+            ),
+            tr("A task that the model always solves, or never."),
+            Fix(text=tr("other bounds: --min_pass_rate X, --max_pass_rate X")),
+            Fix(text=tr("leave its rows out of the data")),
         )
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 
@@ -20,9 +21,9 @@ def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
         warning(
             "W109",
             "apply_chat_template",
-            "The model has a chat template, and it is not applied.",
-            "Prompts written out in full, as TRL takes them, or questions that were meant as messages.",
-            Fix(text="put each prompt into the template", edits={"apply_chat_template": True}),
+            tr("The model has a chat template, and it is not applied."),
+            tr("Prompts written out in full, as TRL takes them, or questions that were meant as messages."),
+            Fix(text=tr("put each prompt into the template"), edits={"apply_chat_template": True}),
         )
     ]
 
@@ -30,16 +31,19 @@ def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
 def _prompt(config: Config, facts: Facts) -> list[Problem]:
     if facts.prompt_problem is None or facts.prompts_are_text:
         return []
-    of_chatml = "<|im_start|>" in facts.prompt_problem
-    usual = Fix(text="the usual template of this form", edits={"chat_template": "chatml"})
+    of_chatml = "<|im_start|>" in facts.answer_opening
+    usual = Fix(text=tr("the usual template of this form"), edits={"chat_template": "chatml"})
     return [
         problem(
             "E323",
             "chat_template",
-            f"The chat template {facts.prompt_problem}.",
-            "A template that was edited by hand, put together of two, or made to show conversations alone.",
+            tr("The chat template {prompt_problem}.", prompt_problem=facts.prompt_problem),
+            tr(
+                "A template that was edited by hand, put together of two, or made to show "
+                "conversations alone."
+            ),
             *([usual] if of_chatml and config.chat_template != "chatml" else []),
-            Fix(text="the template that the model was trained with: --chat_template FILE.jinja"),
+            Fix(text=tr("the template that the model was trained with: --chat_template FILE.jinja")),
         )
     ]
 
@@ -54,10 +58,16 @@ def _unstoppable(config: Config, facts: Facts) -> list[Problem]:
         warning(
             "W118",
             "chat_template",
-            f"The template ends an answer with {mark}, which the tokenizer has no token for. Completions end "
-            f"at: {stop}.",
-            "A template of another model, or chatml for a tokenizer that does not know its tokens.",
-            Fix(text=f"a template that ends an answer with one of: {stop}; --chat_template FILE"),
-            Fix(text="a model whose tokenizer has the tokens of the template, such as an instruct model"),
+            tr(
+                "The template ends an answer with {mark}, which the tokenizer has no token for. "
+                "Completions end at: {stop}.",
+                mark=mark,
+                stop=stop,
+            ),
+            tr("A template of another model, or chatml for a tokenizer that does not know its tokens."),
+            Fix(
+                text=tr("a template that ends an answer with one of: {stop}; --chat_template FILE", stop=stop)
+            ),
+            Fix(text=tr("a model whose tokenizer has the tokens of the template, such as an instruct model")),
         )
     ]

@@ -8,6 +8,7 @@ from covey.config.derive import RULES
 from covey.options.declare import Bounds
 from covey.options.schema import FACTS, Config, default_of
 from covey.plan.problem import problem, warning
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 
@@ -35,16 +36,18 @@ def _followed(name: str) -> frozenset[str]:
 def _out_of_range(name: str, value: Any, allowed: Bounds) -> Problem:
     usual = FACTS[name].usual
     if usual is None:
-        fix = Fix(text=f"leave out --{name}", edits={name: None})
+        fix = Fix(text=tr("leave out --{name}", name=name), edits={name: None})
     else:
-        word = "default" if usual == default_of(name) else "usual value"
-        fix = Fix(text=f"the {word}", edits={name: usual})
+        word = "default" if usual == default_of(name) else tr("usual value")
+        fix = Fix(text=tr("the {word}", word=word), edits={name: usual})
     return Problem(
         code="E109",
         option=name,
-        seen=f"{name} is {_plain(value)}; it has to be {allowed.words}.",
+        seen=tr(
+            "{name} is {plain}; it has to be {words}.", name=name, plain=_plain(value), words=allowed.words
+        ),
         why=allowed.why,
-        cause="A typing error, or a value that means `not set` in another tool.",
+        cause=tr("A typing error, or a value that means `not set` in another tool."),
         fixes=(fix,),
     )
 
@@ -60,13 +63,18 @@ def _temperature(config: Config) -> list[Problem]:
         Problem(
             code="E110",
             option="temperature",
-            seen=f"temperature is {config.temperature:g}: sampling is greedy, and all completions of a "
-            "prompt are equal.",
-            why="Equal completions get equal rewards, every advantage is 0, and no weight moves.",
-            cause="A setting for evaluation; training needs completions that differ.",
+            seen=tr(
+                "temperature is {temperature:g}: sampling is greedy, and all completions of a "
+                "prompt are equal.",
+                temperature=config.temperature,
+            ),
+            why=tr("Equal completions get equal rewards, every advantage is 0, and no weight moves."),
+            cause=tr("A setting for evaluation; training needs completions that differ."),
             fixes=(
-                Fix(text="the model's own distribution, which is the default", edits={"temperature": 1.0}),
-                Fix(text="a little sharper, the default of ms-swift", edits={"temperature": 0.9}),
+                Fix(
+                    text=tr("the model's own distribution, which is the default"), edits={"temperature": 1.0}
+                ),
+                Fix(text=tr("a little sharper, the default of ms-swift"), edits={"temperature": 0.9}),
             ),
         )
     ]
@@ -79,11 +87,15 @@ def _warmup(config: Config) -> list[Problem]:
         problems.append(
             _contradiction(
                 "warmup_ratio",
-                f"warmup_steps is {config.warmup_steps} and warmup_ratio is {config.warmup_ratio:g}.",
-                "Both set the length of the warm-up, and only one can.",
+                tr(
+                    "warmup_steps is {warmup_steps} and warmup_ratio is {warmup_ratio:g}.",
+                    warmup_steps=config.warmup_steps,
+                    warmup_ratio=config.warmup_ratio,
+                ),
+                tr("Both set the length of the warm-up, and only one can."),
                 (
-                    Fix(text="keep the steps", edits={"warmup_ratio": 0.0}),
-                    Fix(text="keep the share of all steps", edits={"warmup_steps": 0}),
+                    Fix(text=tr("keep the steps"), edits={"warmup_ratio": 0.0}),
+                    Fix(text=tr("keep the share of all steps"), edits={"warmup_steps": 0}),
                 ),
             )
         )
@@ -92,15 +104,18 @@ def _warmup(config: Config) -> list[Problem]:
         problems.append(
             _contradiction(
                 name,
-                f"{name} is {getattr(config, name):g} and lr_scheduler_type is constant, which has no "
-                "warm-up.",
-                "The warm-up would be ignored.",
+                tr(
+                    "{name} is {getattr:g} and lr_scheduler_type is constant, which has no warm-up.",
+                    name=name,
+                    getattr=getattr(config, name),
+                ),
+                tr("The warm-up would be ignored."),
                 (
                     Fix(
-                        text="warm up, then stay constant",
+                        text=tr("warm up, then stay constant"),
                         edits={"lr_scheduler_type": "constant_with_warmup"},
                     ),
-                    Fix(text="no warm-up", edits={"warmup_steps": 0, "warmup_ratio": 0.0}),
+                    Fix(text=tr("no warm-up"), edits={"warmup_steps": 0, "warmup_ratio": 0.0}),
                 ),
             )
         )
@@ -108,7 +123,7 @@ def _warmup(config: Config) -> list[Problem]:
 
 
 def _contradiction(option: str, seen: str, why: str, fixes: tuple[Fix, ...]) -> Problem:
-    cause = "The default schedule here is constant; in TRL it is linear, in ms-swift cosine."
+    cause = tr("The default schedule here is constant; in TRL it is linear, in ms-swift cosine.")
     return Problem(code="E111", option=option, seen=seen, why=why, cause=cause, fixes=fixes)
 
 
@@ -119,9 +134,9 @@ def _warnings(config: Config) -> list[Problem]:
             warning(
                 "W103",
                 "learning_rate",
-                "learning_rate is 0.",
-                "A dry run, or a number that was rounded to 0.",
-                Fix(text="the default", edits={"learning_rate": 1e-6}),
+                tr("learning_rate is 0."),
+                tr("A dry run, or a number that was rounded to 0."),
+                Fix(text=tr("the default"), edits={"learning_rate": 1e-6}),
             )
         )
     if config.delta is not None and 0 < config.delta < 1 + config.epsilon_high:
@@ -130,9 +145,11 @@ def _warnings(config: Config) -> list[Problem]:
             warning(
                 "W104",
                 "delta",
-                f"delta is {config.delta:g}, below 1 + epsilon_high = {bound:g}.",
-                "delta bounds the ratio itself, not its distance from 1.",
-                Fix(text="well above the clipping range", edits={"delta": max(2.0, 2 * bound)}),
+                tr(
+                    "delta is {delta:g}, below 1 + epsilon_high = {bound:g}.", delta=config.delta, bound=bound
+                ),
+                tr("delta bounds the ratio itself, not its distance from 1."),
+                Fix(text=tr("well above the clipping range"), edits={"delta": max(2.0, 2 * bound)}),
             )
         )
     passes = config.num_iterations * config.steps_per_generation // max(1, config.gradient_accumulation_steps)
@@ -141,10 +158,10 @@ def _warnings(config: Config) -> list[Problem]:
             warning(
                 "W106",
                 "num_iterations",
-                f"{passes} optimizer steps train on the same rollout.",
-                "num_iterations, or a steps_per_generation far above gradient_accumulation_steps.",
+                tr("{passes} optimizer steps train on the same rollout.", passes=passes),
+                tr("num_iterations, or a steps_per_generation far above gradient_accumulation_steps."),
                 Fix(
-                    text="one step per rollout, on-policy",
+                    text=tr("one step per rollout, on-policy"),
                     edits={"num_iterations": 1, "gradient_accumulation_steps": config.steps_per_generation},
                 ),
             )
@@ -167,11 +184,15 @@ def _sources(config: Config) -> list[Problem]:
             problem(
                 "E109",
                 "interleave_prob",
-                f"interleave_prob is {' '.join(f'{p:g}' for p in probabilities)} for {num} sources; it takes "
-                "one probability each, which add up to 1.",
-                "A source was added or taken away.",
+                tr(
+                    "interleave_prob is {probabilities} for {num} sources; it takes one probability "
+                    "each, which add up to 1.",
+                    probabilities=" ".join(f"{p:g}" for p in probabilities),
+                    num=num,
+                ),
+                tr("A source was added or taken away."),
                 Fix(
-                    text="each source alike",
+                    text=tr("each source alike"),
                     edits={"interleave_prob": [*even, round(1 - sum(even), 6)]},
                 ),
             )
@@ -182,10 +203,10 @@ def _sources(config: Config) -> list[Problem]:
                 problem(
                     "E115",
                     "streaming",
-                    "streaming is on and max_steps is not set: nobody knows how many rows will come.",
-                    "An epoch of a stream ends where its rows do, which is known only then.",
-                    Fix(text="say how many optimizer steps to take", edits={"max_steps": 1000}),
-                    Fix(text="read all rows before the run", edits={"streaming": False}),
+                    tr("streaming is on and max_steps is not set: nobody knows how many rows will come."),
+                    tr("An epoch of a stream ends where its rows do, which is known only then."),
+                    Fix(text=tr("say how many optimizer steps to take"), edits={"max_steps": 1000}),
+                    Fix(text=tr("read all rows before the run"), edits={"streaming": False}),
                 )
             )
         for name in ("interleave_prob", "split_dataset_ratio"):
@@ -194,9 +215,9 @@ def _sources(config: Config) -> list[Problem]:
                     problem(
                         "E111",
                         name,
-                        f"{name} is set and streaming is on.",
-                        "Mixing and splitting need all rows; a stream has only the next ones.",
-                        Fix(text="read all rows before the run", edits={"streaming": False}),
+                        tr("{name} is set and streaming is on.", name=name),
+                        tr("Mixing and splitting need all rows; a stream has only the next ones."),
+                        Fix(text=tr("read all rows before the run"), edits={"streaming": False}),
                     )
                 )
     return problems

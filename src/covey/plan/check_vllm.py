@@ -7,10 +7,10 @@ from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import start_line
-from covey.plan.shape import counted
+from covey.texts import counted, plural, tr
 from covey.types import Fix, Problem
 
-UNTRIED = "vLLM on a GPU: not yet run on a GPU by us"
+UNTRIED = tr("vLLM on a GPU: not yet run on a GPU by us")
 """What is said of it wherever it is planned or started."""
 
 LEAST_TEMPERATURE = 0.01
@@ -28,7 +28,7 @@ OWNED: frozenset[str] = frozenset(
 """Arguments of vLLM that `vllm_engine_kwargs` may not set: each has an option of its own, or covey needs it
 as it is."""
 
-_OWN_ENGINE = Fix(text="covey's own engine", edits={"use_vllm": False})
+_OWN_ENGINE = Fix(text=tr("covey's own engine"), edits={"use_vllm": False})
 
 
 def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -40,7 +40,9 @@ def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
         problems += _colocated(config, facts)
     problems += _servers(config, facts)
     if facts.cuda and config.vllm_mode == "colocate":
-        seen = f"{UNTRIED}; what is sent to it is compared, and held to the model that trains."
+        seen = tr(
+            "{untried}; what is sent to it is compared, and held to the model that trains.", untried=UNTRIED
+        )
         problems.append(warning("W190", "use_vllm", seen, "", _OWN_ENGINE))
     return problems
 
@@ -49,20 +51,22 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
     """Servers without the mode for them, and the mode without servers."""
     has_servers, is_mode = bool(config.rollout_servers), config.vllm_mode == "server"
     colocate = Fix(
-        text="vLLM in the training process", edits={"vllm_mode": "colocate", "rollout_servers": []}
+        text=tr("vLLM in the training process"), edits={"vllm_mode": "colocate", "rollout_servers": []}
     )
     if is_mode and not has_servers and facts.layout.is_here:
-        seen = "vllm_mode is server, and no server is given."
+        seen = tr("vllm_mode is server, and no server is given.")
         line = start_line(config, "http://127.0.0.1:8000", facts)
         named = Fix(
-            text=f"start a server with `{line}`, and add to this command: "
-            "--rollout_servers http://127.0.0.1:8000 "
-            "--rollout_token_file rollout-8000.token"
+            text=tr(
+                "start a server with `{line}`, and add to this command: --rollout_servers "
+                "http://127.0.0.1:8000 --rollout_token_file rollout-8000.token",
+                line=line,
+            )
         )
         return [problem("E430", "vllm_mode", seen, "", named, _OWN_ENGINE)]
     if has_servers and not is_mode:
-        seen = "vllm_mode is colocate, and servers are given."
-        served = Fix(text="sample on the servers", edits={"vllm_mode": "server"})
+        seen = tr("vllm_mode is colocate, and servers are given.")
+        served = Fix(text=tr("sample on the servers"), edits={"vllm_mode": "server"})
         return [problem("E430", "vllm_mode", seen, "", served, colocate)]
     return []
 
@@ -76,39 +80,50 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
         facts.num_processes,
     )
     if spans > 1:
-        seen = (
-            f"vllm_tensor_parallel_size is {spans}, and vllm_mode is colocate: a vLLM over several training "
+        seen = tr(
+            "vllm_tensor_parallel_size is {spans}, and vllm_mode is colocate: a vLLM over several training "
+            "processes would hang where a signal ends one of them.",
+            spans=spans,
         )
-        seen += "processes would hang where a signal ends one of them."
-        one = Fix(text="a vLLM in each process", edits={"vllm_tensor_parallel_size": 1})
-        served = Fix(text="vLLM in a server on GPUs of its own: --vllm_mode server")
+        one = Fix(text=tr("a vLLM in each process"), edits={"vllm_tensor_parallel_size": 1})
+        served = Fix(text=tr("vLLM in a server on GPUs of its own: --vllm_mode server"))
         problems.append(problem("E430", "vllm_tensor_parallel_size", seen, "", one, served))
     if number not in (1, processes):
-        seen = f"vllm_data_parallel_size is {number}, and there {'are' if processes > 1 else 'is'} "
-        seen += f"{counted(processes, 'training process', 'es')}, each with a vLLM of its own."
+        seen = plural(
+            processes,
+            "vllm_data_parallel_size is {number}, and there is {processes}, each with a vLLM of its own.",
+            "vllm_data_parallel_size is {number}, and there are {processes}, each with a vLLM of its own.",
+            number=number,
+            processes=counted(processes, "training process"),
+        )
         alone = Fix(
-            text="one vLLM in each training process: leave out --vllm_data_parallel_size",
+            text=tr("one vLLM in each training process: leave out --vllm_data_parallel_size"),
             edits={"vllm_data_parallel_size": 1},
         )
         problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))
     if processes > 1 and not facts.cuda:
-        seen = f"vLLM on a CPU runs in one training process, and this run has {processes}."
-        one = Fix(text="one process", edits={"nproc_per_node": 1})
+        seen = tr(
+            "vLLM on a CPU runs in one training process, and this run has {processes}.", processes=processes
+        )
+        one = Fix(text=tr("one process"), edits={"nproc_per_node": 1})
         problems.append(problem("E430", "vllm_mode", seen, "", one, _OWN_ENGINE))
     return [*problems, *([] if facts.cuda else _on_cpu(config))]
 
 
 def _on_cpu(config: Config) -> list[Problem]:
     """Options that vLLM reads on GPUs alone."""
-    leave, cause = Fix(text="leave it out"), "A command for a GPU."
+    leave, cause = Fix(text=tr("leave it out")), tr("A command for a GPU.")
     problems = []
     if config.vllm_gpu_memory_utilization is not None:
-        seen = f"vllm_gpu_memory_utilization is {config.vllm_gpu_memory_utilization:g}, and vLLM runs on a "
-        seen += "CPU here: its cache has a place for each completion side by side."
+        seen = tr(
+            "vllm_gpu_memory_utilization is {vllm_gpu_memory_utilization:g}, and vLLM runs on a ",
+            vllm_gpu_memory_utilization=config.vllm_gpu_memory_utilization,
+        )
+        seen += tr("CPU here: its cache has a place for each completion side by side.")
         problems.append(warning("W108", "vllm_gpu_memory_utilization", seen, cause, leave))
     if config.vllm_enable_sleep_mode:
         name = "sleep_level" if config.sleep_level else "vllm_enable_sleep_mode"
-        seen = f"{name} is set, and vLLM runs on a CPU here, where it does not sleep."
+        seen = tr("{name} is set, and vLLM runs on a CPU here, where it does not sleep.", name=name)
         problems.append(warning("W108", name, seen, cause, leave))
     return problems
 
@@ -117,8 +132,10 @@ def _arguments(config: Config) -> list[Problem]:
     taken = sorted(OWNED & (config.vllm_engine_kwargs or {}).keys())
     if not taken:
         return []
-    seen = f"vllm_engine_kwargs sets {', '.join(taken)}."
-    fix = Fix(text="leave them out of the JSON; what has an option is typed as that: --vllm_max_model_len N")
+    seen = tr("vllm_engine_kwargs sets {taken}.", taken=", ".join(taken))
+    fix = Fix(
+        text=tr("leave them out of the JSON; what has an option is typed as that: --vllm_max_model_len N")
+    )
     return [problem("E431", "vllm_engine_kwargs", seen, "", fix)]
 
 
@@ -131,9 +148,14 @@ def _temperature(config: Config) -> list[Problem]:
         problem(
             "E432",
             name,
-            f"{name} is {value:g}; vLLM samples at {LEAST_TEMPERATURE:g} in the place of what is lower.",
+            tr(
+                "{name} is {value:g}; vLLM samples at {least_temperature:g} in the place of what is lower.",
+                name=name,
+                value=value,
+                least_temperature=LEAST_TEMPERATURE,
+            ),
             "",
-            Fix(text="the lowest of vLLM", edits={name: LEAST_TEMPERATURE}),
+            Fix(text=tr("the lowest of vLLM"), edits={name: LEAST_TEMPERATURE}),
             _OWN_ENGINE,
         )
         for name, value in named.items()
@@ -148,21 +170,35 @@ def _length(config: Config, facts: Facts) -> list[Problem]:
     needed = prompt + config.max_completion_length
     held = config.vllm_max_model_len or needed
     if held < needed:
-        seen = f"vllm_max_model_len is {held}; the longest prompt has {counted(prompt, 'token')}, and "
-        seen += f"max_completion_length is {config.max_completion_length}: {needed} together."
-        fix = Fix(text="as many as the run needs", edits={"vllm_max_model_len": needed})
-        return [problem("E433", "vllm_max_model_len", seen, "A length for other prompts.", fix)]
+        seen = tr(
+            "vllm_max_model_len is {held}; the longest prompt has {tokens}, and ",
+            held=held,
+            tokens=counted(prompt, "token"),
+        )
+        seen += tr(
+            "max_completion_length is {max_completion_length}: {needed} together.",
+            max_completion_length=config.max_completion_length,
+            needed=needed,
+        )
+        fix = Fix(text=tr("as many as the run needs"), edits={"vllm_max_model_len": needed})
+        return [problem("E433", "vllm_max_model_len", seen, tr("A length for other prompts."), fix)]
     if context is not None and held > context:
-        seen = f"vllm_max_model_len is {held}, and the model's context is {context}: vLLM holds {context}."
-        fix = Fix(text="leave it out")
-        return [warning("W108", "vllm_max_model_len", seen, "A length for another model.", fix)]
+        seen = tr(
+            "vllm_max_model_len is {held}, and the model's context is {context}: vLLM holds {context}.",
+            held=held,
+            context=context,
+        )
+        fix = Fix(text=tr("leave it out"))
+        return [warning("W108", "vllm_max_model_len", seen, tr("A length for another model."), fix)]
     return []
 
 
 def _packed(config: Config) -> list[Problem]:
     if quantization_of(config) is None:
         return []
-    seen = "The model's weights are packed by bitsandbytes, and vLLM samples from whole ones: the two would "
-    seen += "not be one policy."
-    whole = Fix(text="whole weights", edits={"quant_bits": None})
+    seen = tr(
+        "The model's weights are packed by bitsandbytes, and vLLM samples from whole ones: the two would "
+    )
+    seen += tr("not be one policy.")
+    whole = Fix(text=tr("whole weights"), edits={"quant_bits": None})
     return [problem("E430", "use_vllm", seen, "", _OWN_ENGINE, whole)]

@@ -16,6 +16,7 @@ from covey.plan.facts import Facts
 from covey.plan.fsdp import fsdp_states
 from covey.plan.layout import OFFLOAD_BLOCKS, PRESETS, Machine, States, computes_low
 from covey.plan.problem import problem, warning
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 # Settings of zero_optimization that change speed and memory, and no result.
@@ -147,26 +148,36 @@ def states_of(
 
 
 def _no_preset(word: str) -> Problem:
-    takes = f"one of {', '.join(PRESETS)}, or the path of a JSON file"
-    seen = f"deepspeed is {word}; it takes {takes}, and there is no such file."
-    cause = "A misspelt name, or a path relative to another directory."
-    return problem("E104", "deepspeed", seen, cause, Fix(text=f"--deepspeed takes {takes}"))
+    takes = tr("one of {presets}, or the path of a JSON file", presets=", ".join(PRESETS))
+    seen = tr("deepspeed is {word}; it takes {takes}, and there is no such file.", word=word, takes=takes)
+    cause = tr("A misspelt name, or a path relative to another directory.")
+    return problem("E104", "deepspeed", seen, cause, Fix(text=tr("--deepspeed takes {takes}", takes=takes)))
 
 
 def _both(config: Config) -> Problem:
-    seen = f"deepspeed is {config.deepspeed}, and fsdp is {config.fsdp}: only one can shard the model."
-    deepspeed = Fix(text="shard with DeepSpeed", edits={"fsdp": None})
-    fsdp = Fix(text="shard with FSDP", edits={"deepspeed": None})
-    return problem("E115", "fsdp", seen, "Two commands were merged.", deepspeed, fsdp)
+    seen = tr(
+        "deepspeed is {deepspeed}, and fsdp is {fsdp}: only one can shard the model.",
+        deepspeed=config.deepspeed,
+        fsdp=config.fsdp,
+    )
+    deepspeed = Fix(text=tr("shard with DeepSpeed"), edits={"fsdp": None})
+    fsdp = Fix(text=tr("shard with FSDP"), edits={"deepspeed": None})
+    return problem("E115", "fsdp", seen, tr("Two commands were merged."), deepspeed, fsdp)
 
 
 def _stage_2(asked: str) -> Problem:
-    seen = f"{asked} asks for ZeRO-1; in bfloat16 covey runs ZeRO-2 instead."
-    fix = Fix(text="no action is needed; this asks for what runs", edits={"deepspeed": "zero2"})
+    seen = tr("{asked} asks for ZeRO-1; in bfloat16 covey runs ZeRO-2 instead.", asked=asked)
+    fix = Fix(text=tr("no action is needed; this asks for what runs"), edits={"deepspeed": "zero2"})
     return warning("W119", "deepspeed", seen, "", fix)
 
 
 def _two_layouts(path: str, name: str, typed: int | str | None, of_file: int | str) -> Problem:
-    seen = f"{name} is {typed} (flag --{name}), and {path} says {of_file}."
-    fix = Fix(text=f"leave out --{name}, or change it in {path}")
-    return problem("E219", name, seen, "The flag and the file ask for two layouts.", fix)
+    seen = tr(
+        "{name} is {typed} (flag --{name}), and {path} says {of_file}.",
+        name=name,
+        typed=typed,
+        path=path,
+        of_file=of_file,
+    )
+    fix = Fix(text=tr("leave out --{name}, or change it in {path}", name=name, path=path))
+    return problem("E219", name, seen, tr("The flag and the file ask for two layouts."), fix)

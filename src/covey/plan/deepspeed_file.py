@@ -12,6 +12,7 @@ from typing import Any
 from covey.plan.layout import PRESETS, STAGES, DeepSpeedFile, Offload
 from covey.plan.problem import problem, warning
 from covey.plan.shape import in_range
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 TOTAL, ROWS, PASSES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -24,12 +25,12 @@ _SWITCHES = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_p
 _FORECAST = {"reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8}
 _ADAM = ("adam", "adamw", "torch_adam", "fusedadam")
 
-_FEWER_BITS = "it sends weights or gradients between processes in fewer bits, which changes the results"
-_OTHER_COPIES = "it keeps more copies of the weights, which covey neither saves nor restores"
-_OTHER_MODEL = "it changes the model during training"
-_SPLIT = "it splits layers or sequences over GPUs, which covey does not do"
-_CASTS = "it changes dtypes inside the forward pass, which covey computes in --torch_dtype"
-_STEPS_AHEAD = "it applies parts of an optimizer step later, and covey applies a step whole"
+_FEWER_BITS = tr("it sends weights or gradients between processes in fewer bits, which changes the results")
+_OTHER_COPIES = tr("it keeps more copies of the weights, which covey neither saves nor restores")
+_OTHER_MODEL = tr("it changes the model during training")
+_SPLIT = tr("it splits layers or sequences over GPUs, which covey does not do")
+_CASTS = tr("it changes dtypes inside the forward pass, which covey computes in --torch_dtype")
+_STEPS_AHEAD = tr("it applies parts of an optimizer step later, and covey applies a step whole")
 
 REFUSED: Mapping[str, str] = {
     f"{ZERO}.zero_hpz_partition_size": _OTHER_COPIES,
@@ -79,7 +80,9 @@ def from_content(content: Any, path: str) -> FromFile:
     for a stage or a device that DeepSpeed does not have, E220 for what covey cannot run, W117 for what the
     forecast leaves out."""
     if not isinstance(content, Mapping):
-        return FromFile(file=DeepSpeedFile(path=path), problems=(unreadable(path, "it is no JSON object"),))
+        return FromFile(
+            file=DeepSpeedFile(path=path), problems=(unreadable(path, tr("it is no JSON object")),)
+        )
     problems: list[Problem] = []
     numbers = {name: _number(content, name, path, problems) for name in (TOTAL, ROWS, PASSES)}
     zero = _part(content, ZERO, path, problems)
@@ -101,7 +104,7 @@ def from_content(content: Any, path: str) -> FromFile:
     offload: Offload = "params" if has_params and not alone else "optimizer" if has_optimizer else "none"
     problems += _refused(content, path, kinds, devices)
     left_out = [f"{ZERO}.{name}" for name, most in _FORECAST.items() if _above(zero, name, most)]
-    left_out += ["offload_param without offload_optimizer"] if alone else []
+    left_out += [tr("offload_param without offload_optimizer")] if alone else []
     if left_out:
         problems.append(_left_out(path, left_out))
     return FromFile(
@@ -126,15 +129,17 @@ def _refused(
 ) -> list[Problem]:
     """What would make another run of it, or one that nobody has tried, one problem each."""
     found = [(name, why) for name, why in REFUSED.items() if is_on(name, setting(content, name))]
-    nvme = "covey offloads to CPU memory, not to disks"
+    nvme = tr("covey offloads to CPU memory, not to disks")
     found += [(f"{ZERO}.{n}.device", nvme) for n, device in devices.items() if device == "nvme"]
     if kinds["offload_optimizer"].get("ratio", 1) not in (1, "auto"):
-        found.append((f"{ZERO}.offload_optimizer.ratio", "covey offloads all of the optimizer or none of it"))
+        found.append(
+            (f"{ZERO}.offload_optimizer.ratio", tr("covey offloads all of the optimizer or none of it"))
+        )
     kind = setting(content, "optimizer.type")
     if isinstance(kind, str) and kind.lower() not in _ADAM:
-        found.append(("optimizer.type", "covey trains with AdamW"))
+        found.append(("optimizer.type", tr("covey trains with AdamW")))
     if setting(content, "optimizer.params.adam_w_mode") is False:
-        found.append(("optimizer.params.adam_w_mode", "covey's weight decay is decoupled"))
+        found.append(("optimizer.params.adam_w_mode", tr("covey's weight decay is decoupled")))
     return [_cannot_run(path, name, setting(content, name), why) for name, why in found]
 
 
@@ -151,7 +156,7 @@ def _part(content: Mapping[str, Any], name: str, path: str, problems: list[Probl
     value = content.get(name)
     if value is None or isinstance(value, Mapping):
         return value or {}
-    problems.append(unreadable(path, f"{name} is {value!r}, not a JSON object"))
+    problems.append(unreadable(path, tr("{name} is {value!r}, not a JSON object", name=name, value=value)))
     return {}
 
 
@@ -161,7 +166,9 @@ def _number(content: Mapping[str, Any], name: str, path: str, problems: list[Pro
         return None
     if type(value) is int and in_range(value):
         return value
-    problems.append(unreadable(path, f'{name} is {value!r}, neither a count nor "auto"'))
+    problems.append(
+        unreadable(path, tr('{name} is {value!r}, neither a count nor "auto"', name=name, value=value))
+    )
     return None
 
 
@@ -184,26 +191,42 @@ def unreadable(path: str, words: str) -> Problem:
     return problem(
         "E217",
         "deepspeed",
-        f"{path} cannot be read as a configuration of DeepSpeed: {words}.",
-        "Another file was named, or this one was cut short or edited.",
-        Fix(text='a JSON object such as {"zero_optimization": {"stage": 3}}'),
-        Fix(text=f"one of the names {', '.join(PRESETS)}"),
+        tr("{path} cannot be read as a configuration of DeepSpeed: {words}.", path=path, words=words),
+        tr("Another file was named, or this one was cut short or edited."),
+        Fix(text=tr('a JSON object such as {"zero_optimization": {"stage": 3}}')),
+        Fix(text=tr("one of the names {presets}", presets=", ".join(PRESETS))),
     )
 
 
 def _unknown(path: str, name: str, value: Any, choices: tuple[str, ...]) -> Problem:
-    seen = f"{path}: {name} is {value!r}; DeepSpeed has {', '.join(choices)}."
-    fix = Fix(text=f"one of {', '.join(choices)} in {path}")
-    return problem("E218", "deepspeed", seen, "A typing error, or the spelling of another tool.", fix)
+    seen = tr(
+        "{path}: {name} is {value!r}; DeepSpeed has {choices}.",
+        path=path,
+        name=name,
+        value=value,
+        choices=", ".join(choices),
+    )
+    fix = Fix(text=tr("one of {choices} in {path}", choices=", ".join(choices), path=path))
+    return problem("E218", "deepspeed", seen, tr("A typing error, or the spelling of another tool."), fix)
 
 
 def _cannot_run(path: str, name: str, value: Any, why: str) -> Problem:
-    seen = f"{path}: {name} is {value!r}. covey does not run with it: {why}."
-    fix = f'set {name} to "cpu" in {path}' if name.endswith(".device") else f"take {name} out of {path}"
-    return problem("E220", "deepspeed", seen, "The file was written for another trainer.", Fix(text=fix))
+    seen = tr(
+        "{path}: {name} is {value!r}. covey does not run with it: {why}.",
+        path=path,
+        name=name,
+        value=value,
+        why=why,
+    )
+    fix = (
+        tr('set {name} to "cpu" in {path}', name=name, path=path)
+        if name.endswith(".device")
+        else tr("take {name} out of {path}", name=name, path=path)
+    )
+    return problem("E220", "deepspeed", seen, tr("The file was written for another trainer."), Fix(text=fix))
 
 
 def _left_out(path: str, names: list[str]) -> Problem:
-    seen = f"{path} has {', '.join(names)}, which the forecast leaves out."
-    fix = Fix(text="no action is needed; the forecast is that of a file without them")
+    seen = tr("{path} has {names}, which the forecast leaves out.", path=path, names=", ".join(names))
+    fix = Fix(text=tr("no action is needed; the forecast is that of a file without them"))
     return warning("W117", ZERO, seen, "", fix)

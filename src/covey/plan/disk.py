@@ -7,6 +7,7 @@ from typing import Any
 
 from covey.options.schema import Config
 from covey.plan.facts import Facts
+from covey.texts import tr
 
 _SPARE = 1
 
@@ -35,11 +36,21 @@ class DiskPlan:
         if self.checkpoint_bytes is None or self.model_bytes is None or self.peak_bytes is None:
             return []
         rest = self.checkpoint_bytes - self.model_bytes
-        resume = f" + {size(rest)} for a resume, in the newest" if rest else ""
-        free = "" if self.free_bytes is None else f"; {size(self.free_bytes)} are free"
+        resume = tr(" + {size} for a resume, in the newest", size=size(rest)) if rest else ""
+        free = "" if self.free_bytes is None else tr("; {size} are free", size=size(self.free_bytes))
         return [
-            f"one checkpoint {size(self.checkpoint_bytes)} = model {size(self.model_bytes)}{resume}",
-            f"{self.num_kept} kept and the next one: {size(self.peak_bytes)} at most{free}",
+            tr(
+                "one checkpoint {size} = model {size2}{resume}",
+                size=size(self.checkpoint_bytes),
+                size2=size(self.model_bytes),
+                resume=resume,
+            ),
+            tr(
+                "{num_kept} kept and the next one: {size} at most{free}",
+                num_kept=self.num_kept,
+                size=size(self.peak_bytes),
+                free=free,
+            ),
         ]
 
 

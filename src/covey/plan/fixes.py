@@ -13,7 +13,8 @@ from math import gcd, isqrt, log2
 from typing import Any
 
 from covey.config.derive import ACCUMULATION, GENERATION_BATCH, PER_DEVICE, PER_GENERATION, derive_batch
-from covey.plan.shape import COUNTS, Shape, counted, faults, in_range, with_product
+from covey.plan.shape import COUNTS, Shape, faults, in_range, with_product
+from covey.texts import counted, tr
 from covey.types import Fix
 
 _SHOWN = 3
@@ -276,11 +277,14 @@ def _distance(number: int, other: int) -> float:
 def _words(old: Shape, new: Shape) -> str:
     steps = new.num_iterations * new.steps_per_generation // new.gradient_accumulation_steps
     prompts = new.completions_per_rollout // new.num_generations
-    words = (
-        f"{counted(prompts, 'prompt')} x {new.num_generations} completions per rollout, "
-        f"{counted(steps, 'optimizer step')} of {counted(new.completions_per_step, 'completion')}"
+    words = tr(
+        "{prompts} x {num_generations} completions per rollout, {steps} of {completions}",
+        prompts=counted(prompts, "prompt"),
+        num_generations=new.num_generations,
+        steps=counted(steps, "optimizer step"),
+        completions=counted(new.completions_per_step, "completion"),
     )
     factor = new.per_device_train_batch_size / max(1, old.per_device_train_batch_size)
     if factor == 1:
-        return f"{words}; the same memory"
-    return f"{words}; about {factor:.2g} times the memory of a forward pass"
+        return tr("{words}; the same memory", words=words)
+    return tr("{words}; about {factor:.2g} times the memory of a forward pass", words=words, factor=factor)

@@ -8,6 +8,7 @@ from typing import Any
 from covey.options.schema import Config
 from covey.plan.layout import States
 from covey.plan.problem import problem
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 STRATEGIES: Mapping[str, int] = {
@@ -86,27 +87,34 @@ def _settings(written: Mapping[str, Any]) -> tuple[dict[str, str], list[Problem]
     odd += [n for n in _XLA if settings.get(n, "false") not in ("false", "{}")]
     if not odd:
         return settings, []
-    seen = f"fsdp_config has {', '.join(sorted(odd))}, which covey does not know."
-    words = f"leave it out; the settings that covey reads are {', '.join(sorted(known))}"
-    cause = "Settings of another tool, or XLA's."
+    seen = tr("fsdp_config has {odd}, which covey does not know.", odd=", ".join(sorted(odd)))
+    words = tr("leave it out; the settings that covey reads are {known}", known=", ".join(sorted(known)))
+    cause = tr("Settings of another tool, or XLA's.")
     return settings, [problem("E104", "fsdp_config", seen, cause, Fix(text=words))]
 
 
 def _recompute() -> Problem:
-    seen = f"fsdp_config asks for {_RECOMPUTE}. Here that is gradient_checkpointing, which is off."
-    on = Fix(text="recompute activations in the backward pass", edits={"gradient_checkpointing": "true"})
-    return problem("E115", "gradient_checkpointing", seen, "Settings of another tool.", on)
+    seen = tr(
+        "fsdp_config asks for {recompute}. Here that is gradient_checkpointing, which is off.",
+        recompute=_RECOMPUTE,
+    )
+    on = Fix(text=tr("recompute activations in the backward pass"), edits={"gradient_checkpointing": "true"})
+    return problem("E115", "gradient_checkpointing", seen, tr("Settings of another tool."), on)
 
 
 def _unknown(words: list[str]) -> Problem:
     takes = ", ".join(STRATEGIES)
-    seen = f"fsdp has {' '.join(words)}; it takes one of {takes}, and auto_wrap and offload beside it."
-    fix = Fix(text="shard weights, gradients and optimizer state", edits={"fsdp": "full_shard"})
-    return problem("E104", "fsdp", seen, "A typing error, or the spelling of another tool.", fix)
+    seen = tr(
+        "fsdp has {words}; it takes one of {takes}, and auto_wrap and offload beside it.",
+        words=joined(" ", words),
+        takes=takes,
+    )
+    fix = Fix(text=tr("shard weights, gradients and optimizer state"), edits={"fsdp": "full_shard"})
+    return problem("E104", "fsdp", seen, tr("A typing error, or the spelling of another tool."), fix)
 
 
 def _nothing_to_offload() -> Problem:
-    seen = "fsdp_offload is on, and fsdp is off, so there are no shards to offload."
-    sharded = Fix(text="shard the model", edits={"fsdp": "full_shard"})
-    whole = Fix(text="do not shard it", edits={"fsdp_offload": False})
-    return problem("E115", "fsdp_offload", seen, "--fsdp is missing from the command.", sharded, whole)
+    seen = tr("fsdp_offload is on, and fsdp is off, so there are no shards to offload.")
+    sharded = Fix(text=tr("shard the model"), edits={"fsdp": "full_shard"})
+    whole = Fix(text=tr("do not shard it"), edits={"fsdp_offload": False})
+    return problem("E115", "fsdp_offload", seen, tr("--fsdp is missing from the command."), sharded, whole)

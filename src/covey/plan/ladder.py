@@ -43,6 +43,7 @@ from covey.plan.memory import MemoryPlan, memory_plan, recompute_of
 from covey.plan.recompute import KINDS, Recompute
 from covey.plan.shape import COUNTS, shape_of, with_product
 from covey.plan.words import flags
+from covey.texts import joined, tr
 from covey.types import Fix
 
 SHORTEST = 16
@@ -70,16 +71,16 @@ _BY_FSDP: dict[Offload, Edits] = {
 _BEFORE_ZERO_3 = 0.5
 _OF_HALF_LENGTH, _OFFERED = 200.0, 3
 _WORDS = {
-    "dtype": "half the bytes for weights and activations",
-    "passes": "the same run in smaller forward passes",
-    "recompute": "the same run, whose backward pass computes activations again",
-    "offload_reference": "keep the reference in CPU memory except while it is used",
-    "offload_model": "during rollouts, move to CPU memory what they do not need",
-    "offload_optimizer": "keep the optimizer state in CPU memory except during each step",
-    "optim": "8-bit moments, whose rounding changes the results",
-    "tuner": "adapters alone are trained",
-    "quantized": "adapters are trained on quantized weights",
-    "length": "shorter completions",
+    "dtype": tr("half the bytes for weights and activations"),
+    "passes": tr("the same run in smaller forward passes"),
+    "recompute": tr("the same run, whose backward pass computes activations again"),
+    "offload_reference": tr("keep the reference in CPU memory except while it is used"),
+    "offload_model": tr("during rollouts, move to CPU memory what they do not need"),
+    "offload_optimizer": tr("keep the optimizer state in CPU memory except during each step"),
+    "optim": tr("8-bit moments, whose rounding changes the results"),
+    "tuner": tr("adapters alone are trained"),
+    "quantized": tr("adapters are trained on quantized weights"),
+    "length": tr("shorter completions"),
     "states": "",
     "engine": "",
     "sleep": "",
@@ -104,7 +105,7 @@ class Change:
     @property
     def words(self) -> str:
         """What the change is, for people."""
-        return "; ".join(_WORDS[kind] for kind in self.kind.split("+"))
+        return joined("; ", [_WORDS[kind] for kind in self.kind.split("+")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +123,14 @@ class Rung:
 
     def in_words(self) -> str:
         """The layout as one line, without what is typed."""
-        verdict = "fits" if self.fits else "does not fit"
-        return f"{size(self.peak_bytes)} in {self.binding}, {self.share:.0%}: {verdict}"
+        verdict = "fits" if self.fits else tr("does not fit")
+        return tr(
+            "{size} in {binding}, {share:.0%}: {verdict}",
+            size=size(self.peak_bytes),
+            binding=self.binding,
+            share=self.share,
+            verdict=verdict,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +159,14 @@ class Ladder:
 
     def in_words(self) -> list[str]:
         """Return the layouts as lines, the fastest first."""
-        rungs = [("faster", r) for r in reversed(self.up)] + [("as planned", self.here)]
-        rungs += [("less memory", r) for r in self.down]
+        rungs = [("faster", r) for r in reversed(self.up)] + [(tr("as planned"), self.here)]
+        rungs += [(tr("less memory"), r) for r in self.down]
         lines = [f"{name:<12}{r.in_words():<45}{flags(r.typed)}".rstrip() for name, r in rungs]
         if self.here.fits:
-            return [*lines, "the plan fits as it is"]
+            return [*lines, tr("the plan fits as it is")]
         if self.smallest is None:
-            return [*lines, "no change of one or two of these fits"]
-        return [*lines, f"the smallest change that fits: {flags(self.smallest.typed)}"]
+            return [*lines, tr("no change of one or two of these fits")]
+        return [*lines, tr("the smallest change that fits: {flags}", flags=flags(self.smallest.typed))]
 
 
 def ladder(config: Config, facts: Facts, typed: Collection[str] | None = None) -> Ladder | None:

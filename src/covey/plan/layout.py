@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from covey.options.schema import Config
+from covey.texts import tr
 
 Offload = Literal["none", "optimizer", "params"]
 Engine = Literal["own", "colocate", "server"]
@@ -155,21 +156,36 @@ class Layout:
         """The layout without its machine: `ZeRO-3, optimizer and weights offloaded`."""
         words = {
             "none": "",
-            "optimizer": ", optimizer offloaded",
-            "params": ", optimizer and weights offloaded",
+            "optimizer": tr(", optimizer offloaded"),
+            "params": tr(", optimizer and weights offloaded"),
         }
-        sleeps = ", asleep while the model trains" if self.engine_sleeps else ""
-        spans = f" over {self.engine_parallel} GPUs" if self.engine_parallel > 1 else ""
+        sleeps = tr(", asleep while the model trains") if self.engine_sleeps else ""
+        spans = (
+            tr(" over {engine_parallel} GPUs", engine_parallel=self.engine_parallel)
+            if self.engine_parallel > 1
+            else ""
+        )
         engine = {
             "own": "",
-            "colocate": f"; vLLM on {self.engine_share:g} of each GPU{spans}{sleeps}",
-            "server": "; sampled on servers, which have none of these",
+            "colocate": tr(
+                "; vLLM on {engine_share:g} of each GPU{spans}{sleeps}",
+                engine_share=self.engine_share,
+                spans=spans,
+                sleeps=sleeps,
+            ),
+            "server": tr("; sampled on servers, which have none of these"),
         }
         stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
         if self.fsdp:
-            stage = f"FSDP over {self.shard_gpus} of them" if self.shard_gpus else "FSDP"
-            stage += "" if self.zero_stage == 3 else ", weights kept from forward to backward"
-        return f"{stage}{words[self.offload]}{engine[self.engine]}"
+            stage = (
+                tr("FSDP over {shard_gpus} of them", shard_gpus=self.shard_gpus)
+                if self.shard_gpus
+                else "FSDP"
+            )
+            stage += "" if self.zero_stage == 3 else tr(", weights kept from forward to backward")
+        return tr(
+            "{stage}{words}{engine}", stage=stage, words=words[self.offload], engine=engine[self.engine]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,13 +35,14 @@ from covey.plan.memory_training import (
     weights_of,
 )
 from covey.plan.recompute import IN_WORDS, KINDS, Recompute, choose_recompute
+from covey.texts import joined, tr
 
 LIBRARIES = 500_000_000
 """Python, torch and transformers in one process."""
 
 STATES = (
-    *("weights", "gathered weights", "adapters", "masters", "moments", "gradients"),
-    *("optimizer state of some layers", *REFERENCE),
+    *("weights", tr("gathered weights"), "adapters", "masters", "moments", "gradients"),
+    *(tr("optimizer state of some layers"), *REFERENCE),
 )
 """Parts that a run holds whatever its batch and its lengths are."""
 
@@ -136,19 +137,32 @@ class MemoryPlan:
         if not self.phases:
             return []
         binding = self.binding
-        phases = ", ".join(f"{p.name} {size(p.num_bytes) if p.num_bytes else 'nothing'}" for p in self.phases)
-        large = {n: b for n, b in binding.parts.items() if b >= _SHOWN * binding.num_bytes}
-        parts = " + ".join(
-            f"{name} {size(b)}" for name, b in sorted(large.items(), key=lambda part: -part[1])
+        phases = joined(
+            ", ",
+            [
+                tr("{name} {size}", name=p.name, size=size(p.num_bytes) if p.num_bytes else tr("nothing"))
+                for p in self.phases
+            ],
         )
+        large = {n: b for n, b in binding.parts.items() if b >= _SHOWN * binding.num_bytes}
+        by_size = sorted(large.items(), key=lambda part: -part[1])
+        parts = joined(" + ", [tr("{name} {size}", name=name, size=size(b)) for name, b in by_size])
         again = [] if self.recompute == "none" else [IN_WORDS[self.recompute]]
-        rests = ["the KV cache is let go before each update, which needs its memory"] if self.rests else []
-        return [phases, f"the most in {binding.name}: {parts}", *again, *rests, self.total_in_words()]
+        rests = (
+            [tr("the KV cache is let go before each update, which needs its memory")] if self.rests else []
+        )
+        return [
+            phases,
+            tr("the most in {name}: {parts}", name=binding.name, parts=parts),
+            *again,
+            *rests,
+            self.total_in_words(),
+        ]
 
     def total_in_words(self) -> str:
         """Return the peak, and what is free, as one line."""
-        free = "" if self.free_bytes is None else f"; {size(self.free_bytes)} are free"
-        return f"about {size(self.needed_bytes)} with Python and its libraries{free}"
+        free = "" if self.free_bytes is None else tr("; {size} are free", size=size(self.free_bytes))
+        return tr("about {size} with Python and its libraries{free}", size=size(self.needed_bytes), free=free)
 
 
 def memory_plan(config: Config, facts: Facts) -> MemoryPlan:

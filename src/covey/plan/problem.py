@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covey.codes import CODES
+from covey.texts import tr
 from covey.types import Fix, Problem, Severity
 
 
@@ -25,6 +26,7 @@ def warning(code: str, option: str, seen: str, cause: str, *fixes: Fix) -> Probl
 
 
 START_ANYWAY = Fix(
-    text="start all the same, where you know better than the forecast", edits={"ignore_memory_forecast": True}
+    text=tr("start all the same, where you know better than the forecast"),
+    edits={"ignore_memory_forecast": True},
 )
 """The way past what is refused by an estimate."""

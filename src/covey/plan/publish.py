@@ -20,7 +20,7 @@ from covey.plan.facts import Facts, ServerFacts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import planned_layout, requests_of
 from covey.plan.memory_vllm import adapter_room, completion_bytes, held_tokens, side_by_side, weight_bytes
-from covey.plan.shape import counted
+from covey.texts import counted, tr
 
 Way = Literal["process", "gpu", "files", "loopback", "network", "gloo", "nccl"]
 
@@ -39,13 +39,13 @@ _LEAST_S = 0.05
 # What a network of 10 Gbit/s carries, for all servers behind it together.
 _LINE_RATE = 1.25e9
 _WORDS: dict[Way, str] = {
-    "process": "copied within the process",
-    "gpu": "copied on the GPU, which we have not measured",
-    "files": "through files in the servers' --publish_directory",
-    "loopback": "over HTTP on this machine",
-    "network": "over a network of 10 Gbit/s",
-    "gloo": "through a process group (gloo)",
-    "nccl": "through a process group (NCCL), not yet run on a GPU by us",
+    "process": tr("copied within the process"),
+    "gpu": tr("copied on the GPU, which we have not measured"),
+    "files": tr("through files in the servers' --publish_directory"),
+    "loopback": tr("over HTTP on this machine"),
+    "network": tr("over a network of 10 Gbit/s"),
+    "gloo": tr("through a process group (gloo)"),
+    "nccl": tr("through a process group (NCCL), not yet run on a GPU by us"),
 }
 # From so many seconds on, a faster way is named.
 _SLOW_S = 10.0
@@ -88,27 +88,51 @@ class PublishPlan:
 
     def in_words(self) -> list[str]:
         """Return the publish as lines for people."""
-        added = ", the adapter added," if self.adds_adapter else ""
-        more = f" and {len(self.engines) - _NAMED} more" if len(self.engines) > _NAMED else ""
-        to = ("each of " if len(self.engines) > 1 else "") + ", ".join(self.engines[:_NAMED]) + more
-        what = "of weights"
+        added = tr(", the adapter added,") if self.adds_adapter else ""
+        more = (
+            tr(" and {num_engines} more", num_engines=len(self.engines) - _NAMED)
+            if len(self.engines) > _NAMED
+            else ""
+        )
+        to = (tr("each of ") if len(self.engines) > 1 else "") + ", ".join(self.engines[:_NAMED]) + more
+        what = tr("of weights")
         if self.base_bytes:
-            what = f"of the adapter, and once {size(self.base_bytes)} of its base,"
+            what = tr("of the adapter, and once {size} of its base,", size=size(self.base_bytes))
         lines = [
-            f"before each rollout {size(self.num_bytes)} {what} in {self.dtype}{added} go to {to}",
-            f"about {_in_words(self.seconds)} s with its checks, an estimate: {_WORDS[self.way]}",
+            tr(
+                "before each rollout {size} {what} in {dtype}{added} go to {to}",
+                size=size(self.num_bytes),
+                what=what,
+                dtype=self.dtype,
+                added=added,
+                to=to,
+            ),
+            tr(
+                "about {seconds} s with its checks, an estimate: {words}",
+                seconds=_in_words(self.seconds),
+                words=_WORDS[self.way],
+            ),
         ]
         if self.group_seconds is not None:
             quick = _in_words(self.group_seconds)
-            lines.append(f"about {quick} s through a process group: --vllm_server_group_port {_PORT}")
+            lines.append(
+                tr(
+                    "about {quick} s through a process group: --vllm_server_group_port {port}",
+                    quick=quick,
+                    port=_PORT,
+                )
+            )
         return lines
 
     def memory_in_words(self) -> str:
         """Return the memory of one engine as a line for people."""
-        who = "the engine's part of it" if self.on_device else "beside it in each server"
-        return (
-            f"{who}: {size(self.weight_bytes)} of weights, and up to {size(self.cache_bytes)} of KV cache "
-            f"for {counted(self.side_by_side, 'completion')} side by side"
+        who = tr("the engine's part of it") if self.on_device else tr("beside it in each server")
+        return tr(
+            "{who}: {size} of weights, and up to {size2} of KV cache for {completions} side by side",
+            who=who,
+            size=size(self.weight_bytes),
+            size2=size(self.cache_bytes),
+            completions=counted(self.side_by_side, "completion"),
         )
 
 
@@ -148,7 +172,7 @@ def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
         num_bytes=num_bytes,
         base_bytes=base_bytes,
         dtype="float32" if how.element == FLOAT else "bfloat16",
-        engines=tuple(servers) or ("vLLM in each training process",),
+        engines=tuple(servers) or (tr("vLLM in each training process"),),
         way=way,
         seconds=seconds(way),
         group_seconds=quick,

@@ -1,21 +1,28 @@
-"""Words for why a row is left out."""
+"""Why a row is left out, in words, and why data cannot be read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
+
+from covey.texts import tr
+
+DataFault = Literal["", "line", "encoding", "one_file", "surrogate", "arrow_type", "offline"]
+"""Why data cannot be read, where more is known than its words: a line of its file, its encoding, a part asked
+of a file that has none, half of a surrogate pair, a column of a type that no table has, or HF_HUB_OFFLINE."""
 
 REASONS: Mapping[str, str] = {
-    "no_prompt": "without a prompt",
-    "too_long": "longer than max_length",
-    "cut": "cut on the left to max_length",
-    "wrong_type": "with a prompt that is neither text nor a list of messages",
-    "history": "with a history that is no list of pairs or messages",
-    "surrogate": "with half of a surrogate pair, which no tokenizer reads",
-    "media": "with images, audio or video",
-    "role": "with a message of an unknown role",
-    "tools": "with tools that are no list of functions",
-    "lost": "with a message that the chat template leaves out",
-    "tools_lost": "with tools that the chat template leaves out",
+    "no_prompt": tr("without a prompt"),
+    "too_long": tr("longer than max_length"),
+    "cut": tr("cut on the left to max_length"),
+    "wrong_type": tr("with a prompt that is neither text nor a list of messages"),
+    "history": tr("with a history that is no list of pairs or messages"),
+    "surrogate": tr("with half of a surrogate pair, which no tokenizer reads"),
+    "media": tr("with images, audio or video"),
+    "role": tr("with a message of an unknown role"),
+    "tools": tr("with tools that are no list of functions"),
+    "lost": tr("with a message that the chat template leaves out"),
+    "tools_lost": tr("with tools that the chat template leaves out"),
 }
 """Words for why a row is left out, by the key that the data gives."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from covey.texts import tr
+
 Recompute = Literal["none", "selective", "full"]
 """Which activations are computed again: none; all but matrix products and attention; all of a layer."""
 
@@ -12,9 +14,9 @@ KINDS: tuple[Recompute, ...] = ("none", "selective", "full")
 """Fastest first."""
 
 IN_WORDS: Mapping[Recompute, str] = {
-    "none": "activations are kept",
-    "selective": "activations are computed again, but for matrix products and attention",
-    "full": "activations are computed again, layer by layer",
+    "none": tr("activations are kept"),
+    "selective": tr("activations are computed again, but for matrix products and attention"),
+    "full": tr("activations are computed again, layer by layer"),
 }
 
 _ASKED: Mapping[str, Recompute] = {"true": "full", "false": "none", "selective": "selective"}

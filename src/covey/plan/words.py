@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from covey.texts import joined, padded, tr
+from covey.texts.catalogue import columns, is_wide
+from covey.texts.language import spoken
 from covey.types import Problem
 
 WIDTH = 100
@@ -42,11 +44,6 @@ def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
     return "\n".join([*lines, line])
 
 
-def columns(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
-    return len(text) if text.isascii() else sum(2 if _is_wide(char) else 1 for char in text)
-
-
 # No line begins with one of the first, or ends in one of the second.
 _CLOSING = frozenset("，。；：！？、）》」』】”’…,.;:!?)]}'\"%")
 _OPENING = frozenset("（《「『【“‘([{")
@@ -57,7 +54,7 @@ def _pieces(word: str) -> list[str]:
     pieces = [""]
     for unit in _UNIT.findall(word):
         before, after = pieces[-1][-1:], unit[0]
-        is_edge = bool(before) and (_is_wide(before) or _is_wide(after))
+        is_edge = bool(before) and (is_wide(before) or is_wide(after))
         if is_edge and before not in _OPENING and after not in _CLOSING:
             pieces.append(unit)
         else:
@@ -65,28 +62,25 @@ def _pieces(word: str) -> list[str]:
     return pieces
 
 
-def _is_wide(char: str) -> bool:
-    return unicodedata.east_asian_width(char) in "WF"
-
-
 def sentence(text: str) -> str:
     """Return a text with a full stop where it ends in a word, a number, a quotation mark or a bracket."""
     stops = (".", "!", "?", ":", "…", "。", "！", "？", "：")
-    return text if not text or text.endswith(stops) else f"{text}."
+    return text if not text or text.endswith(stops) else tr("{text}.", text=text)
 
 
 def coded(code: str, text: str) -> list[str]:
-    """Return a text as a few lines behind its code."""
-    first, *others = wrapped(text, " " * _NOTE).splitlines()
-    return [f"{code:<{_NOTE}}{first.lstrip()}", *others]
+    """Return a text as a few lines behind its code, in the language of this process."""
+    first, *others = wrapped(spoken(text), " " * _NOTE).splitlines()
+    return [f"{spoken(padded(code, _NOTE))}{first.lstrip()}", *others]
 
 
 def note_lines(problem: Problem) -> list[str]:
-    """Return a warning or a note as a few lines: code, what was seen, and the first way out."""
-    lines = coded(problem.code, f"{sentence(problem.seen)} {problem.why}")
+    """Return a warning or a note as a few lines in the language of this process: code, what was seen, and the
+    first way out."""
+    lines = coded(problem.code, joined(" ", [sentence(problem.seen), tr(problem.why)]))
     for fix in problem.fixes[:1]:
-        words = f"{flags(fix.edits)}: {fix.text}" if fix.edits else fix.text
-        lines += wrapped(words, " " * _NOTE).splitlines()
+        words = tr("{typed}: {text}", typed=flags(fix.edits), text=fix.text) if fix.edits else fix.text
+        lines += wrapped(spoken(words), " " * _NOTE).splitlines()
     return lines
 
 

@@ -23,6 +23,7 @@ from covey.plan.ladder import Edits, smaller_passes
 from covey.plan.layout import Layout, States, layout_of
 from covey.plan.memory import MemoryPlan, memory_plan
 from covey.plan.words import flags
+from covey.texts import tr
 from covey.types import Problem, Severity
 
 _GPUS_OF_A_MACHINE = 8
@@ -48,9 +49,13 @@ class FittingLayout:
 
     def in_words(self) -> str:
         """Return the peak of a GPU, and what lies in the machine's memory."""
-        host = f"; {size(self.plan.host_bytes)} of the machine's memory" if self.plan.host_bytes else ""
-        peak = f"{size(self.plan.needed_bytes)} in {self.plan.binding.name}"
-        return f"{peak}, {self.plan.share:.0%} of a GPU{host}"
+        host = (
+            tr("; {size} of the machine's memory", size=size(self.plan.host_bytes))
+            if self.plan.host_bytes
+            else ""
+        )
+        peak = tr("{size} in {name}", size=size(self.plan.needed_bytes), name=self.plan.binding.name)
+        return tr("{peak}, {share:.0%} of a GPU{host}", peak=peak, share=self.plan.share, host=host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +73,15 @@ class Works:
 
     def in_words(self) -> list[str]:
         """Return the layouts as lines."""
-        lines = ["no layout, smaller pass or tuner that was tried makes this a run of `covey train`"]
+        lines = [tr("no layout, smaller pass or tuner that was tried makes this a run of `covey train`")]
         if self.today is not None:
-            lines = [f"`covey train` can run this: {self.today.in_words()}", self.today.command]
+            lines = [
+                tr("`covey train` can run this: {in_words}", in_words=self.today.in_words()),
+                self.today.command,
+            ]
         if self.with_vllm is not None:
             words = self.with_vllm.in_words()
-            lines += [f"with vLLM: {words}", self.with_vllm.command]
+            lines += [tr("with vLLM: {words}", words=words), self.with_vllm.command]
         return lines
 
 
@@ -188,6 +196,10 @@ class _Search:
             if is_layout and edits[name] in (None, False, default_of(name)):
                 del values[name]
         if layout.engine == "own":
-            return f"covey {self.verb} {flags(values)}"
-        gpus = f"--plan_gpus {layout.num_gpus} --plan_gpu_memory {layout.gpu_bytes >> 20}MiB"
-        return f"covey plan {self.verb} {flags(values)} {gpus}"
+            return tr("covey {verb} {flags}", verb=self.verb, flags=flags(values))
+        gpus = tr(
+            "--plan_gpus {num_gpus} --plan_gpu_memory {gpu_bytes}MiB",
+            num_gpus=layout.num_gpus,
+            gpu_bytes=layout.gpu_bytes >> 20,
+        )
+        return tr("covey plan {verb} {flags} {gpus}", verb=self.verb, flags=flags(values), gpus=gpus)

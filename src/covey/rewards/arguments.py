@@ -12,6 +12,7 @@ from typing import Any
 
 from covey.rewards.callee import Wants
 from covey.rewards.protocol import Form, Scored
+from covey.texts import tr
 from covey.types import Finish
 
 # What a function may name whatever the data holds; the last three are made where the function is called.
@@ -72,7 +73,9 @@ def as_json(arguments: Mapping[str, Sequence[Any]]) -> dict[str, str]:
         try:
             texts[name] = json.dumps(values, default=_plain)
         except (TypeError, ValueError) as error:
-            raise Unsendable(f"the column {name} cannot be sent to a reward: {error}") from error
+            raise Unsendable(
+                tr("the column {name} cannot be sent to a reward: {error}", name=name, error=error)
+            ) from error
     return texts
 
 
@@ -96,4 +99,6 @@ def _plain(value: Any) -> Any:
     tolist = getattr(value, "tolist", None)
     if callable(tolist):
         return tolist()
-    raise TypeError(f"it holds a {type(value).__module__}.{type(value).__name__}")
+    raise TypeError(
+        tr("it holds a {module}.{name}", module=type(value).__module__, name=type(value).__name__)
+    )

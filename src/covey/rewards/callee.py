@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from covey.rewards.protocol import TrainerState
-from covey.types import Status
+from covey.texts import counted, packed, tr, unpacked
+from covey.types import RewardCause, Status
 
-# `{"rows": [[value, status, message], …], "extras": {column: […]}, "metrics": {name: […]}}`, or
-# `{"raised": words}` for a call that raised, or `{"failed": words, "status": "timeout"}` for one with no end.
+# `{"rows": [[value, status, message, cause], …], "extras": {column: […]}, "metrics": {name: […]}}`, or
+# `{"raised": words}` for a call that raised, or `{"failed": words, "status": "timeout", "cause": ""}` for one
+# with no end.
 Reply = dict[str, Any]
 _OWN_FILES = (str(Path(__file__).parent), importlib.__file__)
 
@@ -42,6 +44,7 @@ class RowFault:
     """What a reward of covey's own gives in place of a number where one row failed."""
 
     words: str
+    cause: RewardCause = ""
 
 
 class Callee:
@@ -78,6 +81,22 @@ class Callee:
         return thread.submit(runner.run, _awaited(result)).result()
 
 
+def packed_reply(reply: Reply) -> Reply:
+    """A reply as JSON holds it, with the templates of its texts."""
+    return _each_text(reply, packed)
+
+
+def unpacked_reply(reply: Reply) -> Reply:
+    """The reply that `packed_reply` made this of."""
+    return _each_text(reply, unpacked)
+
+
+def _each_text(reply: Reply, change: Callable[[Any], Any]) -> Reply:
+    words: Reply = {name: change(reply[name]) for name in ("raised", "failed") if name in reply}
+    rows = [[value, status, change(text), cause] for value, status, text, cause in reply.get("rows", ())]
+    return {**reply, **words, **({"rows": rows} if "rows" in reply else {})}
+
+
 def wants_of(function: Callable[..., Any]) -> Wants:
     """The arguments of a function; any arguments where its signature is not known. A positional-only one is a
     TypeError."""
@@ -87,7 +106,9 @@ def wants_of(function: Callable[..., Any]) -> Wants:
         return Wants(names=(), demands=(), takes_all=True)
     for p in parameters:
         if p.kind is p.POSITIONAL_ONLY and p.default is p.empty:
-            raise TypeError(f"takes {p.name} by position only, and rewards are called by keyword")
+            raise TypeError(
+                tr("takes {name} by position only, and rewards are called by keyword", name=p.name)
+            )
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return Wants(
         names=tuple(p.name for p in named),
@@ -110,8 +131,17 @@ def describe(error: BaseException, file: str | None) -> str:
     own = [f for f in frames if f.filename == file] or [
         f for f in frames if not f.filename.startswith(foreign)
     ]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})" if own else ""
-    return f"{type(error).__name__}: {error!s:.500}{where}"
+    where = (
+        tr(
+            " ({name}, line {lineno}: {line})",
+            name=Path(own[-1].filename).name,
+            lineno=own[-1].lineno,
+            line=own[-1].line,
+        )
+        if own
+        else ""
+    )
+    return tr("{name}: {error!s:.500}{where}", name=type(error).__name__, error=error, where=where)
 
 
 def plain(value: Any) -> Any:
@@ -131,7 +161,9 @@ class _Notes:
         """One value a row, written beside the completion."""
         values = list(values)
         if len(values) != self._count:
-            raise ValueError(f"log_extra({column!r}) {_gave(len(values), self._count)}")
+            raise ValueError(
+                tr("log_extra({column!r}) {gave}", column=column, gave=_gave(len(values), self._count))
+            )
         self.extras[str(column)] = plain(values)
 
     def log_metric(self, name: str, value: float) -> None:
@@ -145,27 +177,35 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 def _rows(values: Any, count: int) -> list[list[Any]]:
     if not isinstance(values, list):
-        words = f"gave {values!r:.80} where a list of one number per completion is due"
-        return [[None, Status.ERROR.value, words]] * count
+        words = tr("gave {values!r:.80} where a list of one number per completion is due", values=values)
+        return [_failed(Status.ERROR, words, "no_number")] * count
     if len(values) != count:
-        return [[None, Status.ERROR.value, _gave(len(values), count)]] * count
+        return [_failed(Status.ERROR, _gave(len(values), count), "num_values")] * count
     return [_row(value) for value in values]
 
 
 def _row(value: Any) -> list[Any]:
     if value is None:
-        return [None, Status.OK.value, ""]
+        return [None, Status.OK.value, "", ""]
     if isinstance(value, RowFault):
-        return [None, Status.ERROR.value, value.words]
+        return _failed(Status.ERROR, value.words, value.cause)
     if isinstance(value, list | tuple) or getattr(value, "ndim", None):
         return _steps(list(value))
     number = _number(value)
     if number is None:
-        words = f"gave a {type(value).__name__} where a number or None is due: {value!r:.80}"
-        return [None, Status.INVALID.value, words]
+        words = tr(
+            "gave a {name} where a number or None is due: {value!r:.80}",
+            name=type(value).__name__,
+            value=value,
+        )
+        return _failed(Status.INVALID, words, "no_number")
     if not math.isfinite(number):
-        return [None, Status.INVALID.value, f"gave {number} for this row"]
-    return [number, Status.OK.value, ""]
+        return _failed(Status.INVALID, tr("gave {number} for this row", number=number), "not_finite")
+    return [number, Status.OK.value, "", ""]
+
+
+def _failed(status: Status, words: str, cause: RewardCause) -> list[Any]:
+    return [None, status.value, words, cause]
 
 
 def _steps(values: Sequence[Any]) -> list[Any]:
@@ -174,11 +214,20 @@ def _steps(values: Sequence[Any]) -> list[Any]:
     for i, (value, number) in enumerate(zip(values, numbers, strict=True), start=1):
         if number is None:
             kind = type(value).__name__
-            words = f"gave a {kind} for step {i} of {len(values)}, where a number is due: {value!r:.80}"
-            return [None, Status.INVALID.value, words]
+            words = tr(
+                "gave a {kind} for step {i} of {num_values}, where a number is due: {value!r:.80}",
+                kind=kind,
+                i=i,
+                num_values=len(values),
+                value=value,
+            )
+            return _failed(Status.INVALID, words, "no_step_number")
         if not math.isfinite(number):
-            return [None, Status.INVALID.value, f"gave {number} for step {i} of {len(values)}"]
-    return [numbers, Status.OK.value, ""]
+            words = tr(
+                "gave {number} for step {i} of {num_values}", number=number, i=i, num_values=len(values)
+            )
+            return _failed(Status.INVALID, words, "not_finite")
+    return [numbers, Status.OK.value, "", ""]
 
 
 def _number(value: Any) -> float | None:
@@ -189,8 +238,10 @@ def _number(value: Any) -> float | None:
 
 
 def _gave(values: int, count: int) -> str:
-    return (
-        f"gave {values} value{'' if values == 1 else 's'} for {count} completion{'' if count == 1 else 's'}"
+    return tr(
+        "gave {values} for {completions}",
+        values=counted(values, "value"),
+        completions=counted(count, "completion"),
     )
 
 

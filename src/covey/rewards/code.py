@@ -14,6 +14,7 @@ from covey.rewards.code_tests import CodeTest, UnreadableTests, read_tests
 from covey.rewards.fenced import program_of
 from covey.rewards.sandbox.host import endings
 from covey.rewards.sandbox.layers import Isolation, isolate
+from covey.texts import tr
 
 # All tests of a program together, in seconds, and as a share of what one call of a reward may take.
 _TOTAL_S, _TOTAL_SHARE = 30.0, 0.6
@@ -62,7 +63,7 @@ class CodeReward:
             return None, str(error)
         code = program_of(text)
         if code is None:
-            return 0.0, "no program"
+            return 0.0, tr("no program")
         return grade(self._isolation, code, tests, self._total_s)
 
 
@@ -78,6 +79,8 @@ def grade(isolation: Isolation, code: str, tests: Sequence[CodeTest], total_s: f
         is_passed = ending.ended == "exit 0" and test.is_passed(ending.output)
         passed += is_passed
         if not is_passed and not first:
-            how = "another output" if ending.ended == "exit 0" else ending.ended
-            first = f"; test {number}: {how}"
-    return passed / len(tests), f"{passed} of {len(tests)}{first}"
+            how = tr("another output") if ending.ended == "exit 0" else ending.ended
+            first = tr("; test {number}: {how}", number=number, how=how)
+    return passed / len(tests), tr(
+        "{passed} of {num_tests}{first}", passed=passed, num_tests=len(tests), first=first
+    )

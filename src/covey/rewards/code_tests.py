@@ -10,6 +10,7 @@ from typing import Any
 
 from covey.errors import CoveyError
 from covey.rewards.golds import GoldReport
+from covey.texts import tr
 
 _PYTHON = ("python", "python3", "py")
 _TOLERANCE = 1e-6
@@ -54,16 +55,16 @@ def read_tests(verification_info: Any = None, test_cases: Any = None) -> tuple[C
     """
     info = _parsed(verification_info)
     if info is not None and not isinstance(info, Mapping):
-        raise UnreadableTests(f"verification_info is a {type(info).__name__}, not an object")
+        raise UnreadableTests(tr("verification_info is a {name}, not an object", name=type(info).__name__))
     info = info or {"test_cases": test_cases}
     language = str(info.get("language") or "python").strip().lower()
     if language not in _PYTHON:
-        raise UnreadableTests(f"the language is {language}, and only Python is run")
+        raise UnreadableTests(tr("the language is {language}, and only Python is run", language=language))
     cases = _parsed(info.get("test_cases"))
     if isinstance(cases, Mapping):
         cases = _paired(cases)
     if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
-        raise UnreadableTests("there are no test_cases")
+        raise UnreadableTests(tr("there are no test_cases"))
     return tuple(_test(number, case, info.get("fn_name")) for number, case in enumerate(cases, start=1))
 
 
@@ -83,14 +84,14 @@ def check_tests(rows: Iterable[tuple[Any, Any]]) -> GoldReport:
 def _paired(cases: Mapping[str, Any]) -> list[dict[str, Any]]:
     inputs, outputs = cases.get("inputs"), cases.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise UnreadableTests("test_cases has no inputs and outputs of one length")
+        raise UnreadableTests(tr("test_cases has no inputs and outputs of one length"))
     name = cases.get("fn_name")
     return [{"input": i, "output": o, "fn_name": name} for i, o in zip(inputs, outputs, strict=True)]
 
 
 def _test(number: int, case: Any, name: Any) -> CodeTest:
     if not isinstance(case, Mapping) or case.get("input") is None or case.get("output") is None:
-        raise UnreadableTests(f"test {number} has no input and output")
+        raise UnreadableTests(tr("test {number} has no input and output", number=number))
     name = case.get("fn_name") or name
     kind = case.get("type") or ("function_call" if name else "stdin_stdout")
     stdin, expected = case["input"], case["output"]
@@ -98,17 +99,21 @@ def _test(number: int, case: Any, name: Any) -> CodeTest:
         return CodeTest(ask={"input": _text(number, stdin)}, expected=_text(number, expected))
     if kind != "function_call":
         raise UnreadableTests(
-            f"test {number} is of the type {kind}; there are stdin_stdout and function_call"
+            tr(
+                "test {number} is of the type {kind}; there are stdin_stdout and function_call",
+                number=number,
+                kind=kind,
+            )
         )
     if not isinstance(name, str) or not name.isidentifier():
-        raise UnreadableTests(f"test {number} calls a function and has no fn_name")
+        raise UnreadableTests(tr("test {number} calls a function and has no fn_name", number=number))
     return CodeTest(ask={"call": name, "arguments": _arguments(number, stdin)}, expected=expected)
 
 
 def _text(number: int, value: Any) -> str:
     text = "\n".join(map(str, value)) if isinstance(value, list) else str(value)
     if not text.isascii() and text.encode("utf-8", "replace").decode() != text:
-        raise UnreadableTests(f"test {number} holds half a character")
+        raise UnreadableTests(tr("test {number} holds half a character", number=number))
     return text
 
 
@@ -119,7 +124,9 @@ def _arguments(number: int, value: Any) -> list[Any]:
     try:
         return [json.loads(line) for line in str(value).splitlines() if line.strip()]
     except ValueError:
-        raise UnreadableTests(f"test {number} calls a function, and its input is no JSON") from None
+        raise UnreadableTests(
+            tr("test {number} calls a function, and its input is no JSON", number=number)
+        ) from None
 
 
 def _readings(expected: Any) -> list[Any]:

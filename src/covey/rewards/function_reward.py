@@ -8,12 +8,12 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from covey.plan.shape import counted
 from covey.rewards.arguments import STANDARD, Unsendable, arguments_of
 from covey.rewards.callee import Reply, Wants
 from covey.rewards.pool import chunks
 from covey.rewards.protocol import Form, Judgement, RowWord, Scored, TrainerState
 from covey.rewards.steps import STEP_SEPARATOR
+from covey.texts import counted, tr
 from covey.types import ScorePart, Status
 
 # Starts a call with these arguments on so many rows; the function that comes back waits for the reply.
@@ -99,24 +99,28 @@ class FunctionReward:
             status = Status(reply.get("status", Status.ERROR))
             message = str(reply.get("raised", reply.get("failed")))
             part = ScorePart(name=self.name, value=None, status=status, message=message)
-            return Judgement(rows=(RowWord(part=part, extras={}),) * len(rows), metrics={})
+            word = RowWord(part=part, extras={}, cause=reply.get("cause", ""))
+            return Judgement(rows=(word,) * len(rows), metrics={})
         words = [
-            RowWord(
-                part=self._part(row, *said),
-                extras={column: values[i] for column, values in reply["extras"].items()},
-            )
+            self._word(row, said, {column: values[i] for column, values in reply["extras"].items()})
             for i, (row, said) in enumerate(zip(rows, reply["rows"], strict=True))
         ]
         return Judgement(rows=tuple(words), metrics={n: tuple(v) for n, v in reply["metrics"].items()})
 
-    def _part(self, row: Scored, value: Any, status: str, message: str) -> ScorePart:
+    def _word(self, row: Scored, said: Sequence[Any], extras: Mapping[str, Any]) -> RowWord:
+        value, status, message, cause = said
         if not isinstance(value, list):
-            return ScorePart(name=self.name, value=value, status=Status(status), message=message)
+            part = ScorePart(name=self.name, value=value, status=Status(status), message=message)
+            return RowWord(part=part, extras=extras, cause=cause)
         due = len(row.steps(self._separator))
         if len(value) != due:
-            message = (
-                f"gave {counted(len(value), 'number')} for {counted(due, 'step')} of a completion "
-                f"(prompt_id {row.prompt.id})"
+            message = tr(
+                "gave {numbers} for {steps} of a completion (prompt_id {id})",
+                numbers=counted(len(value), "number"),
+                steps=counted(due, "step"),
+                id=row.prompt.id,
             )
-            return ScorePart(name=self.name, value=None, status=Status.ERROR, message=message)
-        return ScorePart(name=self.name, value=fmean(value) if value else None, steps=tuple(value))
+            part = ScorePart(name=self.name, value=None, status=Status.ERROR, message=message)
+            return RowWord(part=part, extras=extras, cause="num_steps")
+        part = ScorePart(name=self.name, value=fmean(value) if value else None, steps=tuple(value))
+        return RowWord(part=part, extras=extras)

@@ -13,6 +13,7 @@ from typing import Any
 from covey.rewards.algebra import ALGEBRA, LONGEST_FORMULA
 from covey.rewards.answers import column_text, extract_gold
 from covey.rewards.values import Kind, Value, read
+from covey.texts import tr
 
 _LONGEST_PROSE = 200
 _SENTENCES = re.compile(r"\w[.。]\s*[A-Z\u4e00-\u9fff].*\s.*\w[.。]?\s*$", re.DOTALL)
@@ -83,33 +84,33 @@ def check_golds(golds: Iterable[Any], budget_s: float = 5.0) -> GoldReport:
 def _plain_problem(gold: str, value: Value) -> str | None:
     """What is wrong with a gold that can be seen without math-verify."""
     if not gold:
-        return "it is empty"
+        return tr("it is empty")
     is_words = value.kind is Kind.WORDS or all(i.kind is Kind.WORDS for i in value.items or [value])
     is_prose = is_words and (len(gold) > _LONGEST_PROSE or _SENTENCES.search(gold))
     if len(gold) > LONGEST_FORMULA or is_prose:
-        return f"it is {len(gold)} characters of text, in which no answer is marked"
+        return tr("it is {num_gold} characters of text, in which no answer is marked", num_gold=len(gold))
     if gold.strip(" .。").casefold() in _NO_GOLDS:
-        return "it says that there is a proof and gives no answer"
+        return tr("it says that there is a proof and gives no answer")
     if value.kind is Kind.NOTHING or any(i.kind is Kind.NOTHING for i in value.items):
-        return "it holds no letter or digit"
+        return tr("it holds no letter or digit")
     if value.text in ("nan", "null"):
-        return "it is a missing value"
+        return tr("it is a missing value")
     bare = re.sub(r"\\.", "", gold.replace("\\left", "").replace("\\right", ""))
     if bare.count("{") != bare.count("}"):
-        return "its braces do not close"
+        return tr("its braces do not close")
     if gold.count("\\left") - gold.count("\\leftarrow") != gold.count("\\right") - gold.count("\\rightarrow"):
-        return r"it holds \left without \right"
+        return tr("it holds \\left without \\right")
     if re.search(r"\\frac\s*(?:\{[^{}]*\}|\d)?\s*$", gold):
-        return r"it ends in \frac without its two parts"
+        return tr("it ends in \\frac without its two parts")
     if re.search(r"[-+*/^_=<>]$", value.text):
-        return "it ends in an operator"
+        return tr("it ends in an operator")
     return None
 
 
 def _unread(value: Value) -> str | None:
     formulas = (f for f in _formulas(value) if not _AS_TEXT.fullmatch(f))
     unread = next((f for f in formulas if not ALGEBRA.parses(f)), None)
-    return None if unread is None else f"math-verify reads nothing in {unread:.80}"
+    return None if unread is None else tr("math-verify reads nothing in {unread:.80}", unread=unread)
 
 
 def _formulas(value: Value) -> list[str]:

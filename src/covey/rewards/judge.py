@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from covey.rewards.callee import RowFault
 from covey.rewards.judge_text import NoReward, reward_in, reward_pattern, row_limit_s
+from covey.texts import replaced, tr
 
 # What openai's client asks for where no key is needed.
 _NO_KEY = "none"
@@ -76,14 +77,19 @@ class Judge:
                 body = reply.http_response.json()
                 text = body["choices"][0]["message"]["content"]
             except TimeoutError:
-                return RowFault(f"the judge gave no answer within {limit_s:g} s")
+                return _no_answer(tr("the judge gave no answer within {limit_s:g} s", limit_s=limit_s))
             except openai.OpenAIError as error:
-                return RowFault(self._without_key(f"the judge: {type(error).__name__}: {error!s:.{_SHOWN}}"))
+                words = tr("the judge: {name}: {error!s:.80}", name=type(error).__name__, error=error)
+                return _no_answer(self._without_key(words))
             except (ValueError, LookupError, TypeError) as error:
-                words = f"the judge answered with no chat completion: {type(error).__name__}: {error!s:.80}"
-                return RowFault(self._without_key(words))
+                words = tr(
+                    "the judge answered with no chat completion: {name}: {error!s:.80}",
+                    name=type(error).__name__,
+                    error=error,
+                )
+                return _no_answer(self._without_key(words))
         if not isinstance(text, str):
-            return RowFault("the judge answered with a chat completion without text")
+            return _no_answer(tr("the judge answered with a chat completion without text"))
         return self._without_key(text)
 
     def _reward(self, answer: str | RowFault) -> float | RowFault:
@@ -92,8 +98,12 @@ class Judge:
         try:
             return reward_in(answer, self._pattern)
         except NoReward as error:
-            return RowFault(str(error))
+            return RowFault(str(error), cause="verdict")
 
     def _without_key(self, text: str) -> str:
         """The text; a service may repeat the key that it was given."""
-        return text if self._key == _NO_KEY else text.replace(self._key, "***")
+        return text if self._key == _NO_KEY else replaced(text, self._key, "***")
+
+
+def _no_answer(words: str) -> RowFault:
+    return RowFault(words, cause="judge")

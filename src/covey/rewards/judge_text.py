@@ -15,6 +15,7 @@ from typing import Any
 import regex
 
 from covey.errors import CoveyError
+from covey.texts import tr
 
 SEARCHED = 20_000
 """Characters at the end of an answer that the pattern is looked for in."""
@@ -67,9 +68,11 @@ def reward_pattern(pattern: str) -> regex.Pattern[str]:
     try:
         compiled = regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise BadPattern(f"it is no regular expression: {error}") from error
+        raise BadPattern(tr("it is no regular expression: {error}", error=error)) from error
     if compiled.groups != 1:
-        raise BadPattern(f"it has {compiled.groups} groups, and the reward is what its one group has")
+        raise BadPattern(
+            tr("it has {groups} groups, and the reward is what its one group has", groups=compiled.groups)
+        )
     return compiled
 
 
@@ -80,15 +83,21 @@ def reward_in(answer: str, pattern: regex.Pattern[str]) -> float:
         for match in pattern.finditer(answer[-SEARCHED:], timeout=SEARCH_LIMIT_S):
             number_text = match[1]
     except TimeoutError:
-        raise NoReward(f"the search of judge_regex took more than {SEARCH_LIMIT_S:g} s") from None
+        raise NoReward(
+            tr("the search of judge_regex took more than {search_limit_s:g} s", search_limit_s=SEARCH_LIMIT_S)
+        ) from None
     if number_text is None:
-        raise NoReward(f"judge_regex finds no reward in the answer {answer[-200:]!r}")
+        raise NoReward(tr("judge_regex finds no reward in the answer {answer!r}", answer=answer[-200:]))
     try:
         value = float(number_text)
     except ValueError:
-        raise NoReward(f"judge_regex finds {number_text[:80]!r}, which is no number") from None
+        raise NoReward(
+            tr("judge_regex finds {number_text!r}, which is no number", number_text=number_text[:80])
+        ) from None
     if not math.isfinite(value):
-        raise NoReward(f"judge_regex finds {number_text[:80]!r}, which is no finite number")
+        raise NoReward(
+            tr("judge_regex finds {number_text!r}, which is no finite number", number_text=number_text[:80])
+        )
     return value
 
 

@@ -15,16 +15,31 @@ from covey.errors import CoveyError
 from covey.rewards import swift_standin
 from covey.rewards.builtin import BUILT_IN
 from covey.rewards.callee import Callee, describe, file_of
-from covey.rewards.protocol import FaultKind
+from covey.rewards.protocol import FaultKind, RewardFault
 from covey.rewards.targets import Target, callable_name
+from covey.texts import tr
+from covey.types import RewardCause
 
 
 class Unloadable(CoveyError):
-    """A function that is not there or cannot be used."""
+    """A function that is not there or cannot be used; what it has beside its words is said of RewardFault."""
 
-    def __init__(self, kind: FaultKind, words: str) -> None:
-        self.kind = kind
+    def __init__(
+        self, kind: FaultKind, words: str, *, cause: RewardCause = "", subject: str = "", near: str = ""
+    ) -> None:
+        self.kind, self.cause, self.subject, self.near = kind, cause, subject, near
         super().__init__(words)
+
+    def of(self, reward: str) -> RewardFault:
+        """The fault of the reward that it was raised for."""
+        return RewardFault(
+            reward=reward,
+            kind=self.kind,
+            words=str(self),
+            cause=self.cause,
+            subject=self.subject,
+            near=self.near,
+        )
 
 
 class Loader:
@@ -64,7 +79,7 @@ class Loader:
         value: Any = module
         for part in target.name.split("."):
             if not hasattr(value, part):
-                raise Unloadable("missing", _missing(module, target))
+                raise _missing(module, target)
             value = getattr(value, part)
         return value
 
@@ -85,7 +100,7 @@ class Loader:
         if file in self._files:
             return self._files[file]
         if not file.is_file():
-            raise Unloadable("import", f"there is no file {file}")
+            raise Unloadable("import", tr("there is no file {file}", file=file), cause="no_file")
         folder = str(file.parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -112,7 +127,12 @@ def built(reward_class: Callable[..., Any], options: Mapping[str, Any]) -> Any:
         return reward_class(args=SimpleNamespace(**options)) if "args" in names else reward_class()
     except (Exception, SystemExit) as error:
         words = describe(error, file_of(reward_class))
-        raise Unloadable("import", f"the class {reward_class.__name__} could not be made: {words}") from error
+        raise Unloadable(
+            "import",
+            tr("the class {name} could not be made: {words}", name=reward_class.__name__, words=words),
+            cause="no_module" if isinstance(error, ModuleNotFoundError) else "unmade",
+            subject=reward_class.__name__,
+        ) from error
 
 
 def callee_of(reward: Any, options: Mapping[str, Any]) -> tuple[Callee, bool]:
@@ -122,23 +142,38 @@ def callee_of(reward: Any, options: Mapping[str, Any]) -> tuple[Callee, bool]:
     if inspect.isclass(reward):
         reward = built(reward, options)
     if not callable(reward):
-        raise Unloadable("not_callable", f"{name} is no function, nor an object that can be called")
+        raise Unloadable(
+            "not_callable",
+            tr("{name} is no function, nor an object that can be called", name=name),
+            subject=name,
+        )
     try:
         return Callee(reward), is_live
     except TypeError as error:
-        raise Unloadable("signature", f"{name} {error}") from error
+        raise Unloadable("signature", tr("{name} {error}", name=name, error=error), subject=name) from error
 
 
 def _import_fault(what: str, error: BaseException, file: str | None) -> Unloadable:
-    return Unloadable("import", f"{what} cannot be imported: {describe(error, file)}")
+    return Unloadable(
+        "import",
+        tr("{what} cannot be imported: {describe}", what=what, describe=describe(error, file)),
+        cause="no_module" if isinstance(error, ModuleNotFoundError) else "import",
+        subject=what,
+    )
 
 
-def _missing(module: ModuleType, target: Target) -> str:
+def _missing(module: ModuleType, target: Target) -> Unloadable:
     # The configuration's schema takes longer to import than most workers take to start.
     from covey.config.names import nearest
 
     names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
     own = [n for n in names if getattr(vars(module)[n], "__module__", None) == module.__name__]
     near = nearest(target.name, names)
-    hint = f"the nearest name is {near}" if near else f"it has {', '.join(own[:8]) or 'no function'}"
-    return f"{Path(target.file).name if target.file else target.module} has no {target.name}; {hint}"
+    hint = (
+        tr("the nearest name is {near}", near=near)
+        if near
+        else tr("it has {own}", own=", ".join(own[:8]) or tr("no function"))
+    )
+    where = Path(target.file).name if target.file else str(target.module)
+    words = tr("{name} has no {name2}; {hint}", name=where, name2=target.name, hint=hint)
+    return Unloadable("missing", words, subject=where, near=near or "")

@@ -57,7 +57,7 @@ class OwnWorker:
         if self._loaded is None:
             loaded = self._pool.load(self._target)
             if isinstance(loaded, RewardFault):
-                return {"failed": loaded.words, "status": "error"}
+                return {"failed": loaded.words, "status": "error", "cause": loaded.cause}
             self._loaded = loaded
         limit_s = self._limit_of(count)
         return awaited(self._pool.call(self._loaded.number, arguments, count, state, limit_s))

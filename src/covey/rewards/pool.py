@@ -11,10 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from covey.rewards.callee import Reply, Wants
+from covey.rewards.callee import Reply, Wants, unpacked_reply
 from covey.rewards.process import WorkerGone, WorkerProcess
-from covey.rewards.protocol import RewardFault, TrainerState
+from covey.rewards.protocol import RewardFault, TrainerState, unpacked_fault
 from covey.rewards.targets import Target
+from covey.texts import joined, tr
 from covey.types import Status
 
 T = TypeVar("T")
@@ -103,21 +104,19 @@ class Pool:
             worker, opened = self._start()
         except WorkerGone as gone:
             entry = " ".join(self.plan.plugins)
-            return (), (RewardFault(reward=entry, kind="import", words=f"{entry}: the import {gone}"),)
+            return (), (_without_end(entry, entry, gone),)
         self._idle.put(worker)
-        faults = (RewardFault(reward=file, kind="import", words=words) for file, words in opened["faults"])
-        return tuple(opened["orms"]), tuple(faults)
+        return tuple(opened["orms"]), tuple(unpacked_fault(fault) for fault in opened["faults"])
 
     def _load(self, target: Target) -> Loaded | RewardFault:
         try:
             worker = self._take()
             reply = self._ask_to_load(worker, target)
         except WorkerGone as gone:
-            words = f"{target.file or target.module or target.entry}: the import {gone}"
-            return RewardFault(reward=target.entry, kind="import", words=words)
+            return _without_end(target.entry, target.file or target.module or target.entry, gone)
         self._idle.put(worker)
-        if "kind" in reply:
-            return RewardFault(reward=target.entry, kind=reply["kind"], words=reply["words"])
+        if "fault" in reply:
+            return unpacked_fault(reply["fault"])
         self._targets.append(target)
         number = len(self._targets) - 1
         if reply["is_async"]:
@@ -135,7 +134,7 @@ class Pool:
         except WorkerGone as gone:
             return {"failed": str(gone), "status": gone.status.value}
         self._idle.put(worker)
-        return reply
+        return unpacked_reply(reply)
 
     def _take(self) -> WorkerProcess:
         """A worker that waits for work, or a new one with every function loaded."""
@@ -144,13 +143,14 @@ class Pool:
         except queue.Empty:
             pass
         worker, opened = self._start()
-        words = [words for _, words in opened["faults"]]
+        faults = list(opened["faults"])
         for target in self._targets:
             reply = self._ask_to_load(worker, target)
-            words.extend([reply["words"]] if "kind" in reply else [])
-        if words:
+            faults.extend([reply["fault"]] if "fault" in reply else [])
+        if faults:
             self._end(worker)
-            raise WorkerGone(Status.ERROR, f"could not be loaded in a new worker: {'; '.join(words)}")
+            words = joined("; ", [unpacked_fault(fault).words for fault in faults])
+            raise WorkerGone(Status.ERROR, tr("could not be loaded in a new worker: {words}", words=words))
         return worker
 
     def _start(self) -> tuple[WorkerProcess, dict[str, Any]]:
@@ -160,7 +160,7 @@ class Pool:
             is_closed = self._is_closed
         if is_closed:
             self._end(worker)
-            raise WorkerGone(Status.ERROR, "was not called, the run is ending")
+            raise WorkerGone(Status.ERROR, tr("was not called, the run is ending"))
         limit_s = self.plan.load_limit_s
         what = {"do": "open", "path": sys.path, "plugins": self.plan.plugins, "options": self.plan.options}
         return worker, self._ask(worker, json.dumps({**what, "limit_s": limit_s}, default=str), limit_s)
@@ -181,6 +181,11 @@ class Pool:
         worker.kill()
         with self._lock:
             self._running.discard(worker)
+
+
+def _without_end(reward: str, what: str, gone: WorkerGone) -> RewardFault:
+    words = tr("{what}: the import {gone}", what=what, gone=gone)
+    return RewardFault(reward=reward, kind="import", words=words, subject=what)
 
 
 def awaited(future: Future[T]) -> T:

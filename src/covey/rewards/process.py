@@ -12,6 +12,7 @@ import threading
 from typing import Any
 
 from covey.errors import CoveyError
+from covey.texts import tr
 from covey.types import Status
 
 _GRACE_S = 0.2
@@ -73,7 +74,7 @@ class WorkerProcess:
                 self._process.wait(_GRACE_S)
         self.kill()
         if self._is_late:
-            raise WorkerGone(Status.TIMEOUT, f"gave no answer within {limit_s:g} s")
+            raise WorkerGone(Status.TIMEOUT, tr("gave no answer within {limit_s:g} s", limit_s=limit_s))
         raise WorkerGone(Status.ERROR, _ending(self._process.returncode))
 
     def _read(self, line: bytes) -> dict[str, Any]:
@@ -81,7 +82,9 @@ class WorkerProcess:
             return dict(json.loads(line))
         except (ValueError, TypeError):
             self.kill()
-            raise WorkerGone(Status.ERROR, f"wrote {line[:40]!r} into its worker's pipe") from None
+            raise WorkerGone(
+                Status.ERROR, tr("wrote {line!r} into its worker's pipe", line=line[:40])
+            ) from None
 
     def kill(self) -> None:
         """End the process and those that reward functions have started in it."""
@@ -104,7 +107,7 @@ class WorkerProcess:
 
 def _ending(code: int) -> str:
     if code >= 0:
-        return f"ended the worker process with exit code {code}"
+        return tr("ended the worker process with exit code {code}", code=code)
     name = signal.Signals(-code).name
-    cause = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-    return f"the worker process was ended by {name}{cause}"
+    cause = tr(", as the system does when memory runs out") if name == "SIGKILL" else ""
+    return tr("the worker process was ended by {name}{cause}", name=name, cause=cause)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 from covey.rewards.steps import steps_of
-from covey.types import Metric, Prompt, ScorePart, Trajectory
+from covey.texts import packed, unpacked
+from covey.types import Metric, Prompt, RewardCause, ScorePart, Trajectory
 
 Form = Literal["text", "messages"]
 FaultKind = Literal["unknown", "twice", "import", "missing", "not_callable", "signature", "trial"]
@@ -42,19 +43,47 @@ class TrainerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFault:
-    """Why a reward cannot be used: `RewardFault(reward="r.py:f", kind="missing", words="r.py has no f")`."""
+    """Why a reward cannot be used: `RewardFault(reward="r.py:f", kind="missing", words="r.py has no f")`.
+
+    cause       what is known beyond the kind, or ""
+    subject     the name that the words begin with, which may be the reward's; "" where it is none
+    near        the name nearest to one that is not there
+    lacking     the arguments that nothing gives
+    row         the row of a trial, and `completion` what answered it there
+    said        what the reward said of that row, or what was said of its answer
+    """
 
     reward: str
     kind: FaultKind
     words: str
+    cause: RewardCause = ""
+    subject: str = ""
+    near: str = ""
+    lacking: tuple[str, ...] = ()
+    row: int | None = None
+    completion: str = ""
+    said: str = ""
+
+
+def packed_fault(fault: RewardFault) -> dict[str, Any]:
+    """A fault as JSON holds it, with the template of its words."""
+    return {**asdict(fault), "words": packed(fault.words)}
+
+
+def unpacked_fault(value: Mapping[str, Any]) -> RewardFault:
+    """The fault that `packed_fault` made this of."""
+    return RewardFault(
+        **{**value, "words": unpacked(value["words"]), "lacking": tuple(value.get("lacking", ()))}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWord:
-    """One reward's result for one row, and what it noted beside it (`log_extra`)."""
+    """One reward's result for one row, what it noted beside it (`log_extra`), and why it failed."""
 
     part: ScorePart
     extras: Mapping[str, Any]
+    cause: RewardCause = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +96,12 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRow:
-    """One row: a part per reward, in the order of the rewards, and what they noted of it, JSON by name."""
+    """One row: a part per reward, in the order of the rewards, what they noted of it, JSON by name, and why
+    each failed."""
 
     parts: tuple[ScorePart, ...]
     extras: Mapping[str, Any]
+    causes: tuple[RewardCause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

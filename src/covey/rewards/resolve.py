@@ -20,6 +20,7 @@ from covey.rewards.pool import Pool, awaited
 from covey.rewards.protocol import Form, RewardFault, TrainerState
 from covey.rewards.steps import STEP_SEPARATOR
 from covey.rewards.targets import Target, callable_name, target_of, target_of_callable
+from covey.texts import tr
 
 Entry = str | Callable[..., Any]
 
@@ -140,7 +141,7 @@ def _here(function: Callable[..., Any], why: str, pool: Pool) -> ResolvedReward 
     try:
         callee, is_live = callee_of(function, pool.plan.options)
     except Unloadable as fault:
-        return RewardFault(reward=name, kind=fault.kind, words=str(fault))
+        return fault.of(name)
     return ResolvedReward(
         plain=name,
         source=getattr(function, "__module__", None),
@@ -148,7 +149,7 @@ def _here(function: Callable[..., Any], why: str, pool: Pool) -> ResolvedReward 
         wants=callee.wants,
         ask=_ask_here(callee),
         calls=int(callee.is_async),
-        note=f"The reward {name} runs in this process, without a time limit: {why}.",
+        note=tr("The reward {name} runs in this process, without a time limit: {why}.", name=name, why=why),
     )
 
 
@@ -162,10 +163,14 @@ def _ask_here(callee: Callee) -> Ask:
 
 def _unknown(entry: str, orms: Sequence[str]) -> RewardFault:
     if entry.endswith(".py"):
-        words = f"{entry} is a file; name the function in it: {entry}:my_reward"
-        return RewardFault(reward=entry, kind="unknown", words=words)
+        words = tr("{entry} is a file; name the function in it: {entry}:my_reward", entry=entry)
+        return RewardFault(reward=entry, kind="unknown", words=words, cause="bare_file", subject=entry)
     names = sorted({*BUILT_IN, *IN_WORKERS, JUDGE, *orms})
     near = nearest(entry, names)
-    hint = f"the nearest name is {near}" if near else f"there are {', '.join(names)}"
-    words = f"there is no reward {entry}; {hint}; a function of yours is FILE.py:name or package.module.name"
-    return RewardFault(reward=entry, kind="unknown", words=words)
+    hint = (
+        tr("the nearest name is {near}", near=near)
+        if near
+        else tr("there are {names}", names=", ".join(names))
+    )
+    words = tr("there is no reward {entry}; {hint}", entry=entry, hint=hint)
+    return RewardFault(reward=entry, kind="unknown", words=words, subject=entry, near=near or "")

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from covey.errors import CoveyError
 from covey.rewards.callee import RowFault
+from covey.texts import tr
 
 Conversation = str | list[dict[str, Any]]
 
@@ -49,9 +50,21 @@ class RewardModel:
         )
         if report["missing_keys"]:
             names = ", ".join(sorted(report["missing_keys"])[:3])
-            raise UnusableModel(f"{args.directory} has no weights for {names}: it was not trained to score")
+            raise UnusableModel(
+                tr(
+                    "{directory} has no weights for {names}: it was not trained to score",
+                    directory=args.directory,
+                    names=names,
+                )
+            )
         if model.config.num_labels != 1:
-            raise UnusableModel(f"{args.directory} has {model.config.num_labels} labels, and a reward is one")
+            raise UnusableModel(
+                tr(
+                    "{directory} has {num_labels} labels, and a reward is one",
+                    directory=args.directory,
+                    num_labels=model.config.num_labels,
+                )
+            )
         self._model = model.to(self._device).eval()
         self._context = getattr(model.config, "max_position_embeddings", None)
 
@@ -76,8 +89,14 @@ class RewardModel:
 
     def _fault(self, ids: Sequence[int]) -> RowFault:
         if not ids:
-            return RowFault("prompt and completion are no token for the reward model")
-        return RowFault(f"{len(ids)} tokens are more than the {self._context} of the reward model's context")
+            return RowFault(tr("prompt and completion are no token for the reward model"))
+        return RowFault(
+            tr(
+                "{num_ids} tokens are more than the {context} of the reward model's context",
+                num_ids=len(ids),
+                context=self._context,
+            )
+        )
 
     def _passes(self, order: Sequence[int], rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """Rows of about one length together, as many as a pass holds."""

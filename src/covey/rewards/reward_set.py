@@ -26,6 +26,7 @@ from covey.rewards.protocol import (
 )
 from covey.rewards.resolve import Entry, ResolvedReward, names_of, resolve_reward
 from covey.rewards.steps import STEP_SEPARATOR
+from covey.texts import joined, tr
 from covey.types import Metric, ScorePart
 
 _LOAD_LIMIT_S = 60.0
@@ -137,7 +138,7 @@ class RewardSet:
     def missing(self, columns: Sequence[str]) -> list[RewardFault]:
         """A fault for every reward that demands what neither covey nor these columns of the data give."""
         return [
-            RewardFault(reward=r.name, kind="signature", words=_lack(lacking, columns))
+            RewardFault(reward=r.name, kind="signature", words=_lack(lacking, columns), lacking=lacking)
             for r in self._rewards
             if (lacking := r.lacks(columns))
         ]
@@ -197,7 +198,11 @@ class RewardSet:
             for column, value in judgement.rows[i].extras.items():
                 # Two rewards may note under one name; neither is lost.
                 extras[f"{name}.{column}" if column in extras else column] = value
-        return JudgedRow(parts=tuple(j.rows[i].part for j in judgements), extras=extras)
+        return JudgedRow(
+            parts=tuple(j.rows[i].part for j in judgements),
+            extras=extras,
+            causes=tuple(j.rows[i].cause for j in judgements),
+        )
 
 
 def _spread(judgement: Judgement | None, name: str, asked: Sequence[int], count: int) -> Judgement:
@@ -228,21 +233,34 @@ def _metrics(judgements: Sequence[Judgement]) -> dict[str, Metric]:
 
 def _twice(entries: Sequence[Entry | ModelEntry]) -> list[RewardFault]:
     again = [e for i, e in enumerate(entries) if e in entries[:i]]
-    words = "is named twice; a weight says how much it counts"
-    return [RewardFault(reward=str(e), kind="twice", words=f"{e} {words}") for e in again]
+    words = tr("is named twice; a weight says how much it counts")
+    return [
+        RewardFault(reward=str(e), kind="twice", words=tr("{e} {words}", e=e, words=words), subject=str(e))
+        for e in again
+    ]
 
 
 def _lack(lacking: Sequence[str], columns: Sequence[str]) -> str:
     near = nearest(lacking[0], list(columns))
-    hint = f"the nearest is {near}" if near else f"there are {', '.join(columns) or 'none'}"
-    arguments = " and ".join(lacking)
-    return f"demands {arguments}, which is no column of the data ({hint}) and nothing that covey gives"
+    hint = (
+        tr("the nearest is {near}", near=near)
+        if near
+        else tr("there are {columns}", columns=", ".join(columns) or tr("none"))
+    )
+    arguments = joined(tr(" and "), lacking)
+    return tr(
+        "demands {arguments}, which is no column of the data ({hint}) and nothing that covey gives",
+        arguments=arguments,
+        hint=hint,
+    )
 
 
 def _refuse_in_a_worker() -> None:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name == "covey.rewards.worker":
         raise RuntimeError(
-            "a file that holds a reward starts a run when it is imported; put that under "
-            'if __name__ == "__main__":'
+            tr(
+                "a file that holds a reward starts a run when it is imported; put that under if "
+                '__name__ == "__main__":'
+            )
         )

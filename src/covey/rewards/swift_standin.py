@@ -17,6 +17,7 @@ from typing import Any
 
 from covey.rewards.builtin import BUILT_IN, BuiltIn
 from covey.rewards.callee import wants_of
+from covey.texts import tr
 
 _HOMES = ("swift.rewards", "swift.plugin")
 # What ms-swift has below its packages of rewards; another name there is a misspelt one.
@@ -43,7 +44,7 @@ class ORM:
         self.args = args
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:
-        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+        raise NotImplementedError(tr("{name} has no __call__", name=type(self).__name__))
 
 
 class AsyncORM:
@@ -53,7 +54,7 @@ class AsyncORM:
         self.args = args
 
     async def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:
-        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+        raise NotImplementedError(tr("{name} has no __call__", name=type(self).__name__))
 
 
 def _orm_of(name: str, built_in: BuiltIn) -> type[ORM]:
@@ -121,16 +122,23 @@ class _StandIn(ModuleType):
     """A module that has any name of ms-swift: classes and functions that say what they are when used."""
 
     def __getattr__(self, name: str) -> Any:
-        words = f"{self.__name__}.{name} is ms-swift's own: it needs ms-swift (pip install ms-swift)"
+        words = tr(
+            "{name}.{name2} is ms-swift's own: it needs ms-swift (pip install ms-swift)",
+            name=self.__name__,
+            name2=name,
+        )
         if name.startswith("__"):
-            raise AttributeError(f"{self.__name__} has no {name}")
+            raise AttributeError(tr("{name} has no {name2}", name=self.__name__, name2=name))
         if name[0].isupper():
             vars(self)[name] = _class_named(name, self.__name__, words)
         elif self.__name__ == "swift" or name in _PARTS:
             # The import system takes this for "no such name" and looks for a module of it.
-            raise AttributeError(f"{self.__name__} has no {name}")
+            raise AttributeError(tr("{name} has no {name2}", name=self.__name__, name2=name))
         elif self.__name__.startswith(_HOMES):
-            raise ImportError(f"{self.__name__} has no {name} here: {words}", name=self.__name__)
+            raise ImportError(
+                tr("{name} has no {name2} here: {words}", name=self.__name__, name2=name, words=words),
+                name=self.__name__,
+            )
         else:
             vars(self)[name] = _function_named(words)
         return vars(self)[name]

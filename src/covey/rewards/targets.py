@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.texts import tr
+
 _FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+(?:\.\w+)*)")
 _COLON = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
 _HUBS = ("hf::", "ms::")
@@ -76,16 +78,16 @@ def target_of_callable(function: Callable[..., Any]) -> Target | str:
     """Where a worker finds a Python callable; or, in words, why only this process can call it."""
     name = getattr(function, "__qualname__", None)
     if name is None or "<" in name:
-        return "it has no name at the top of a module"
+        return tr("it has no name at the top of a module")
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
     if module is None or _lookup(module, name) is not function:
-        return f"it is not what {function.__module__} has under its name"
+        return tr("it is not what {module} has under its name", module=function.__module__)
     if file is None or not file.endswith(".py"):
-        return "it was defined in a notebook or an interpreter, and no file holds it"
+        return tr("it was defined in a notebook or an interpreter, and no file holds it")
     # A worker imports the file: a script that trains as soon as it is imported would start over in there.
     if function.__module__ == "__main__" and not _has_guard(Path(file)):
-        return 'its script has no `if __name__ == "__main__":` before it trains'
+        return tr('its script has no `if __name__ == "__main__":` before it trains')
     dotted = module.__name__ if module.__name__ != "__main__" and module.__package__ else None
     return Target(entry=callable_name(function), name=name, module=dotted, file=str(Path(file).absolute()))
 

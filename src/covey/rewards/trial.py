@@ -11,7 +11,19 @@ from covey.rewards.answers import extract_gold
 from covey.rewards.protocol import JudgedRow, RewardFault, Scored, TrainerState
 from covey.rewards.registry import total
 from covey.rewards.reward_set import RewardSet
-from covey.types import Finish, NoiseKey, Prompt, SamplingParams, Segment, Source, Status, Trajectory
+from covey.texts import tr
+from covey.types import (
+    Finish,
+    NoiseKey,
+    Prompt,
+    RewardCause,
+    SamplingParams,
+    ScorePart,
+    Segment,
+    Source,
+    Status,
+    Trajectory,
+)
 
 GOLD_COLUMNS = ("solution", "answer", "ground_truth", "gold", "label", "target", "reference")
 """Columns that hold a gold answer by their name; a reward that names several is tried with the first."""
@@ -74,11 +86,9 @@ def trial(rewards: RewardSet, rows: Sequence[Scored]) -> Tried:
     judged = rewards.score(rows, TrainerState(max_steps=1))
     of_steps = {p.name for said in judged.rows for p in said.parts if p.steps is not None}
     faults = [
-        RewardFault(
-            reward=part.name, kind="trial", words=f"on row {row.prompt.id}, {_shown(row)}: {part.message}"
-        )
+        _fault(row, part, cause)
         for row, said in zip(rows, judged.rows, strict=True)
-        for part in said.parts
+        for part, cause in zip(said.parts, said.causes, strict=True)
         if part.status not in (Status.OK, Status.TIMEOUT)
     ]
     return Tried(faults=faults, of_steps=tuple(name for name in rewards.names if name in of_steps))
@@ -223,5 +233,16 @@ def _plain(value: Any) -> str | None:
     return str(value) if isinstance(value, int | float) else None
 
 
-def _shown(row: Scored) -> str:
-    return f"whose completion is {row.text!r:.60}" if row.text else "with an empty completion"
+def _fault(row: Scored, part: ScorePart, cause: RewardCause) -> RewardFault:
+    shown = (
+        tr("whose completion is {text!r:.60}", text=row.text) if row.text else tr("with an empty completion")
+    )
+    return RewardFault(
+        reward=part.name,
+        kind="trial",
+        words=tr("on row {row}, {shown}: {said}", row=row.prompt.id, shown=shown, said=part.message),
+        cause=cause,
+        row=row.prompt.id,
+        completion=row.text,
+        said=part.message,
+    )

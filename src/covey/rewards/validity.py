@@ -9,6 +9,7 @@ from typing import Any
 from xml.parsers import expat
 
 from covey.rewards.tags import answer_tag
+from covey.texts import tr
 
 _FENCE = re.compile(r"```\w*[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 
@@ -46,14 +47,14 @@ def _is_json(text: str) -> bool:
 
 
 def _refuse(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(tr("{word} is no JSON", word=word))
 
 
 def _is_xml(text: str) -> bool:
     parser = expat.ParserCreate()
 
     def refuse(*declaration: Any) -> None:
-        raise ValueError("a document type can define entities that grow without end")
+        raise ValueError(tr("a document type can define entities that grow without end"))
 
     parser.StartDoctypeDeclHandler = refuse
     try:

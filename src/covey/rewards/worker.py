@@ -4,9 +4,9 @@ A request is one JSON line on standard input, its reply one JSON line on standar
 has its time limit, `limit_s`:
 
     {"do": "open", "path": […], "plugins": ["p.py"], "options": {…}}
-        {"orms": ["name"], "faults": [["p.py", "why it cannot be imported"]]}
+        {"orms": ["name"], "faults": [{"reward": "p.py", "kind": "import", "words": …, …}]}
     {"do": "load", "target": {…}}
-        {"wants": {…}, "is_live": false, "is_async": false}, or {"kind": "missing", "words": "…"}
+        {"wants": {…}, "is_live": false, "is_async": false}, or {"fault": {"kind": "missing", …}}
     {"do": "call", "reward": 0, "count": 8, "state": {…}, "arguments": {…}}
         a `covey.rewards.callee.Reply`
 
@@ -27,9 +27,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from covey.rewards.callee import Callee, describe
+from covey.rewards.callee import Callee, describe, packed_reply
 from covey.rewards.loading import Loader, Unloadable
-from covey.rewards.protocol import TrainerState
+from covey.rewards.protocol import TrainerState, packed_fault
 from covey.rewards.targets import Target
 
 # The parent ends a late worker; this much later one whose parent is gone ends itself.
@@ -52,7 +52,8 @@ class Worker:
                 return self._load(Target(**request["target"]))
             case _:
                 callee = self._callees[request["reward"]]
-                return callee.call(request["arguments"], request["count"], TrainerState(**request["state"]))
+                state = TrainerState(**request["state"])
+                return packed_reply(callee.call(request["arguments"], request["count"], state))
 
     def _open(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._loader = Loader(request["path"], request["options"])
@@ -62,7 +63,7 @@ class Worker:
             try:
                 self._loader.run_plugin(file)
             except Unloadable as fault:
-                faults.append([file, str(fault)])
+                faults.append(packed_fault(fault.of(file)))
         return {"orms": sorted(self._loader.orms()), "faults": faults}
 
     def _load(self, target: Target) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Worker:
         try:
             callee, is_live = self._loader.load(target)
         except Unloadable as fault:
-            return {"kind": fault.kind, "words": str(fault)}
+            return {"fault": packed_fault(fault.of(target.entry))}
         self._callees.append(callee)
         return {"wants": asdict(callee.wants), "is_live": is_live, "is_async": callee.is_async}
 
@@ -87,7 +88,7 @@ def main() -> None:
             with _limit(request["limit_s"]):
                 reply = worker.answer(request)
         except Exception as error:  # noqa: BLE001 - a worker that ends takes its words with it
-            reply = {"failed": describe(error, None), "status": "error"}
+            reply = packed_reply({"failed": describe(error, None), "status": "error"})
         if os.getpid() != number:
             # A function has forked, and this is the child: the answer is its parent's to give.
             os._exit(0)

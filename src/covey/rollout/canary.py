@@ -19,6 +19,7 @@ from torch import Tensor
 
 from covey.rollout.engine import Engine
 from covey.rollout.noise import draws, row_key, token_table
+from covey.texts import tr
 from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
 
 # The first new token follows the prompt, the second a step of decoding; a further one would read all weights
@@ -89,7 +90,13 @@ def sample_canary(engine: Engine, requests: Sequence[GenerationRequest]) -> list
     found = {completion.request_id: completion for completion in engine.results()}
     lost = [n for n in numbers if n not in found or not found[n].token_ids]
     if lost:
-        raise ValueError(f"{len(lost)} of {len(numbers)} completions of the canary have no token")
+        raise ValueError(
+            tr(
+                "{num_lost} of {num_numbers} completions of the canary have no token",
+                num_lost=len(lost),
+                num_numbers=len(numbers),
+            )
+        )
     return [found[n] for n in numbers]
 
 
@@ -147,9 +154,12 @@ class Comparison:
         if not wrong.numel():
             return ""
         first = int(wrong[0, 0])
-        return (
-            f"it drew token {int(token_R[first])} where the learner, with the same noise, draws "
-            f"{int(drawn_R[first])}, by {float(margin_R[first]):.3g}"
+        return tr(
+            "it drew token {token_r} where the learner, with the same noise, draws {drawn_r}, by "
+            "{margin_r:.3g}",
+            token_r=int(token_R[first]),
+            drawn_r=int(drawn_R[first]),
+            margin_r=float(margin_R[first]),
         )
 
 

@@ -17,6 +17,7 @@ from covey.errors import RunFailed
 from covey.rollout.canary import Canary, Comparison, sample_canary
 from covey.rollout.engine import Engine, NamedWeights, SharedEngine
 from covey.rollout.receipts import Sent, check_canary, check_receipt, check_sampled_by
+from covey.texts import tr
 from covey.types import Completion
 
 if TYPE_CHECKING:
@@ -206,9 +207,9 @@ class Publisher:
     def _who(self, member: str) -> str:
         """An engine in words, by the name that it has among others."""
         if member:
-            return f"server {member}"
+            return tr("server {member}", member=member)
         is_alone = self._comm.world == 1 or self._engine.capabilities.is_shared
-        return "the engine" if is_alone else f"the engine of rank {self._comm.rank}"
+        return tr("the engine") if is_alone else tr("the engine of rank {rank}", rank=self._comm.rank)
 
     def _run_canary(self, canary: Canary, version: int) -> float:
         """Sample the canary from every engine, and hold it to the learner; returns the largest gap."""

@@ -12,14 +12,17 @@ from covey.checksums import checksum
 from covey.codes import CODES
 from covey.errors import GuardStop
 from covey.rollout.canary import Bound, Outcome
+from covey.texts import joined, tr
 from covey.types import Finding, Fix, Receipt
 
 _NAMED = 3
-_AGAIN = Fix(text="start the engine anew, then go on with --resume_from_checkpoint latest")
-_SAME_DTYPE = Fix(text="have the engine load the model in the dtype that the run computes in")
+_AGAIN = Fix(text=tr("start the engine anew, then go on with --resume_from_checkpoint latest"))
+_SAME_DTYPE = Fix(text=tr("have the engine load the model in the dtype that the run computes in"))
 _ONE_RUN = Fix(
-    text="start rollout servers for this run alone, name them in --rollout_servers, and go on with "
-    "--resume_from_checkpoint latest"
+    text=tr(
+        "start rollout servers for this run alone, name them in --rollout_servers, and go on "
+        "with --resume_from_checkpoint latest"
+    )
 )
 
 
@@ -67,11 +70,11 @@ def check_receipt(
     if not (missing or extra or differing):
         return
     parts = [
-        f"{what}: {_listed([_with_tie(n, known.get(n, n)) for n in own])}"
+        tr("{what}: {listed}", what=what, listed=_listed([_with_tie(n, known.get(n, n)) for n in own]))
         for what, own in (
             ("missing", missing),
-            ("held though not sent", extra),
-            ("held with other bits", differing),
+            (tr("held though not sent"), extra),
+            (tr("held with other bits"), differing),
         )
         if own
     ]
@@ -81,7 +84,9 @@ def check_receipt(
         "F151",
         engine,
         sent.version,
-        f"{len(expected)} tensors were sent; {'; '.join(parts)}",
+        tr(
+            "{num_expected} tensors were sent; {parts}", num_expected=len(expected), parts=joined("; ", parts)
+        ),
         cause,
         fix,
     )
@@ -97,35 +102,51 @@ def _cause(
 ) -> tuple[str, Fix]:
     if old and before is not None:
         if len(old) < len(differing):
-            kept = f"{len(old)} of {len(differing)} are still those of version {before.version}"
+            kept = tr(
+                "{num_old} of {num_differing} are still those of version {version}",
+                num_old=len(old),
+                num_differing=len(differing),
+                version=before.version,
+            )
         else:
-            kept = f"{len(old)} are still those of version {before.version}"
-        return f"{kept}: they were not replaced.", _AGAIN
+            kept = tr(
+                "{num_old} are still those of version {version}", num_old=len(old), version=before.version
+            )
+        return tr("{kept}: they were not replaced.", kept=kept), _AGAIN
     if differing and len(differing) >= len(names):
-        return "The engine holds another dtype than was sent, or the weights of another model.", _SAME_DTYPE
+        return tr(
+            "The engine holds another dtype than was sent, or the weights of another model."
+        ), _SAME_DTYPE
     if differing:
         return (
-            "They are of no version of this run: they were rounded on the way, or another run publishes to "
-            "the same engine.",
+            tr(
+                "They are of no version of this run: they were rounded on the way, or another run "
+                "publishes to the same engine."
+            ),
             _ONE_RUN,
         )
     if missing:
-        return "They were lost on the way, or the engine has no place for them.", _AGAIN
-    return "The engine serves another model.", _AGAIN
+        return tr("They were lost on the way, or the engine has no place for them."), _AGAIN
+    return tr("The engine serves another model."), _AGAIN
 
 
 def _refuse_version(engine: str, served: int, version: int, before: Sent | None) -> None:
     if before is None or served in (before.version, -1):
-        was = "no version" if served < 0 else f"version {served}"
+        was = tr("no version") if served < 0 else tr("version {served}", served=served)
         raise _stop(
-            "F150", engine, version, f"it serves {was}", "It took the weights and goes on as before.", _AGAIN
+            "F150",
+            engine,
+            version,
+            tr("it serves {was}", was=was),
+            tr("It took the weights and goes on as before."),
+            _AGAIN,
         )
     raise _stop(
         "F155",
         engine,
         version,
-        f"it serves version {served}, which this run has not just published",
-        "Another run publishes to the same engine.",
+        tr("it serves version {served}, which this run has not just published", served=served),
+        tr("Another run publishes to the same engine."),
         _ONE_RUN,
     )
 
@@ -139,9 +160,13 @@ def check_sampled_by(engine: str, versions: set[int], version: int) -> None:
             "F154",
             engine,
             version,
-            f"it confirmed the weights, and right after sampled by version {was}",
-            "Its process was started again with the weights that it began with.",
-            Fix(text="see in the engine's log why it ended, then go on with --resume_from_checkpoint latest"),
+            tr("it confirmed the weights, and right after sampled by version {was}", was=was),
+            tr("Its process was started again with the weights that it began with."),
+            Fix(
+                text=tr(
+                    "see in the engine's log why it ended, then go on with --resume_from_checkpoint latest"
+                )
+            ),
         )
 
 
@@ -149,18 +174,27 @@ def check_canary(engine: str, found: Outcome, bound: Bound, version: int) -> Non
     """Raise GuardStop where an engine's logprobs (F152) or tokens (F153) are not the learner's."""
     if not found.gap <= bound.value:
         explained = (
-            f"rounding explains {bound.value:.2g}, learned at the first publish"
+            tr("rounding explains {value:.2g}, learned at the first publish", value=bound.value)
             if bound.is_learned
-            else f"no rounding explains more than {bound.value:g}"
+            else tr("no rounding explains more than {value:g}", value=bound.value)
         )
         raise _stop(
             "F152",
             engine,
             version,
-            f"its logprobs of the canary are up to {found.gap:.3g} away from the learner's (token {found.at} "
-            f"of {found.num_tokens}); {explained}",
-            "It holds the right tensors and computes with others: a head that is tied to the embedding or "
-            "packed beforehand, an adapter that is not applied, or a prefix cache of former weights.",
+            tr(
+                "its logprobs of the canary are up to {gap:.3g} away from the learner's (token {at} "
+                "of {num_tokens}); {explained}",
+                gap=found.gap,
+                at=found.at,
+                num_tokens=found.num_tokens,
+                explained=explained,
+            ),
+            tr(
+                "It holds the right tensors and computes with others: a head that is tied to the "
+                "embedding or packed beforehand, an adapter that is not applied, or a prefix cache "
+                "of former weights."
+            ),
             _AGAIN,
         )
     if found.wrong_token:
@@ -168,8 +202,8 @@ def check_canary(engine: str, found: Outcome, bound: Bound, version: int) -> Non
             "F153",
             engine,
             version,
-            f"{found.wrong_token}; its logprobs are the learner's",
-            "It draws with another seed, noise or order of the vocabulary, or filters what may be drawn.",
+            tr("{wrong_token}; its logprobs are the learner's", wrong_token=found.wrong_token),
+            tr("It draws with another seed, noise or order of the vocabulary, or filters what may be drawn."),
             _AGAIN,
         )
 
@@ -178,7 +212,9 @@ def _stop(code: str, engine: str, version: int, seen: str, cause: str, *fixes: F
     return GuardStop(
         Finding(
             code=code,
-            seen=f"publish of version {version} to {engine}: {seen}",
+            seen=tr(
+                "publish of version {version} to {engine}: {seen}", version=version, engine=engine, seen=seen
+            ),
             why=CODES[code].why,
             cause=cause,
             fixes=fixes,
@@ -188,9 +224,9 @@ def _stop(code: str, engine: str, version: int, seen: str, cause: str, *fixes: F
 
 
 def _with_tie(name: str, sent_as: str) -> str:
-    return name if name == sent_as else f"{name} (tied to {sent_as})"
+    return name if name == sent_as else tr("{name} (tied to {sent_as})", name=name, sent_as=sent_as)
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
+    more = tr(" and {num_names} more", num_names=len(names) - _NAMED) if len(names) > _NAMED else ""
+    return tr("{names}{more}", names=", ".join(names[:_NAMED]), more=more)

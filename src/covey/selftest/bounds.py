@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from covey.selftest.subject import LOSS_TYPES
+from covey.texts import tr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,79 +27,104 @@ class Bound:
         return self.cpu if is_cpu and (is_built_in or self.cpu == 0.0) else self.other
 
 
-_ORDER = (
-    "In float32 only the order of sums differs, which is 1e-7 to 1e-6 of a gradient; a lost row or a wrong "
-    "weight is above 1e-3. Deeper models and the kernels of a GPU round more."
+_ORDER = tr(
+    "In float32 only the order of sums differs, which is 1e-7 to 1e-6 of a gradient; a lost row "
+    "or a wrong weight is above 1e-3. Deeper models and the kernels of a GPU round more."
 )
-_SAMPLER = (
-    "Engine and learner do the same sums in another order. In float32 that is near 1e-6. In bfloat16 it is "
-    "near 1e-2 in the mean, and up to 2e-1 for a token whose experts or attention change sides; a wrong "
-    "temperature or cache is above 1e-1 in the mean."
+_SAMPLER = tr(
+    "Engine and learner do the same sums in another order. In float32 that is near 1e-6. In "
+    "bfloat16 it is near 1e-2 in the mean, and up to 2e-1 for a token whose experts or attention "
+    "change sides; a wrong temperature or cache is above 1e-1 in the mean."
 )
-_SAME = "The same sums in the same order: any difference is a fault."
+_SAME = tr("The same sums in the same order: any difference is a fault.")
 # Sums that many threads of a GPU add to in no fixed order differ in their last bits.
-_ATOMIC = "On a CPU the same sums in the same order; on a GPU some sums are added up in no fixed order."
+_ATOMIC = tr("On a CPU the same sums in the same order; on a GPU some sums are added up in no fixed order.")
 
 BOUNDS: Mapping[str, Bound] = {
     "micro-batches: gradient": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part="the cut of a step into forward passes, or its denominators"
+        cpu=5e-6,
+        other=2e-5,
+        reason=_ORDER,
+        part=tr("the cut of a step into forward passes, or its denominators"),
     ),
     "packing: gradient": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part="the layout of packed rows, or their attention"
+        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the layout of packed rows, or their attention")
     ),
     "prompt sharing: gradient": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part="the layout of rows that share a prompt, or their attention"
+        cpu=5e-6,
+        other=2e-5,
+        reason=_ORDER,
+        part=tr("the layout of rows that share a prompt, or their attention"),
     ),
     **{
-        f"loss {loss_type}: gradient": Bound(
-            cpu=5e-6, other=2e-5, reason=_ORDER, part=f"the loss {loss_type}, or what it divides by"
+        tr("loss {loss_type}: gradient", loss_type=loss_type): Bound(
+            cpu=5e-6,
+            other=2e-5,
+            reason=_ORDER,
+            part=tr("the loss {loss_type}, or what it divides by", loss_type=loss_type),
         )
         for loss_type in LOSS_TYPES
     },
     "head in blocks: logprobs": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part="the forward pass of the chunked head"
+        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the forward pass of the chunked head")
     ),
     "head in blocks: gradient": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part="the backward pass of the chunked head"
+        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the backward pass of the chunked head")
     ),
     "sampler, float32: largest difference": Bound(
-        cpu=1e-4, other=1e-4, reason=_SAMPLER, part="the engine: its cache, its sampling or its short step"
+        cpu=1e-4,
+        other=1e-4,
+        reason=_SAMPLER,
+        part=tr("the engine: its cache, its sampling or its short step"),
     ),
     "sampler, float32: mean difference": Bound(
-        cpu=1e-5, other=1e-5, reason=_SAMPLER, part="the engine: its cache, its sampling or its short step"
+        cpu=1e-5,
+        other=1e-5,
+        reason=_SAMPLER,
+        part=tr("the engine: its cache, its sampling or its short step"),
     ),
     "on-policy: ratio - 1": Bound(
-        cpu=0.0, other=0.0, reason=_SAME, part="the pass that annotates, which has to be the one that trains"
+        cpu=0.0,
+        other=0.0,
+        reason=_SAME,
+        part=tr("the pass that annotates, which has to be the one that trains"),
     ),
     "unchanged reference: KL": Bound(
-        cpu=0.0, other=0.0, reason=_SAME, part="the reference model, or the pass that annotates with it"
+        cpu=0.0, other=0.0, reason=_SAME, part=tr("the reference model, or the pass that annotates with it")
     ),
     "determinism: tokens that differ": Bound(
         cpu=0.0,
         other=0.0,
         reason=_SAME,
-        part="the noise of sampling, or a kernel that adds in no fixed order",
+        part=tr("the noise of sampling, or a kernel that adds in no fixed order"),
     ),
     "determinism: gradient": Bound(
-        cpu=0.0, other=2e-5, reason=_ATOMIC, part="a random number, or a kernel with no fixed order of sums"
+        cpu=0.0,
+        other=2e-5,
+        reason=_ATOMIC,
+        part=tr("a random number, or a kernel with no fixed order of sums"),
     ),
     "sampler, bfloat16: largest difference": Bound(
-        cpu=1.0, other=1.0, reason=_SAMPLER, part="the engine: its cache, its sampling or its short step"
+        cpu=1.0, other=1.0, reason=_SAMPLER, part=tr("the engine: its cache, its sampling or its short step")
     ),
     "sampler, bfloat16: mean difference": Bound(
-        cpu=0.05, other=0.05, reason=_SAMPLER, part="the engine: its cache, its sampling or its short step"
+        cpu=0.05,
+        other=0.05,
+        reason=_SAMPLER,
+        part=tr("the engine: its cache, its sampling or its short step"),
     ),
     "LoRA, micro-batches: gradient": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part="the backward pass through adapted layers"
+        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the backward pass through adapted layers")
     ),
     "LoRA, prompt sharing: gradient": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part="adapted layers on rows that share a prompt"
+        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("adapted layers on rows that share a prompt")
     ),
     "resume: weights": Bound(
         cpu=0.0,
         other=1e-3,
-        reason=_ATOMIC + " AdamW makes them larger where a gradient is small. The share is of the update.",
-        part="what a checkpoint keeps of the optimizer and of the rollout",
+        reason=_ATOMIC
+        + tr(" AdamW makes them larger where a gradient is small. The share is of the update."),
+        part=tr("what a checkpoint keeps of the optimizer and of the rollout"),
     ),
 }
 """Every check by its name, in the order in which they run."""

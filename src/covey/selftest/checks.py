@@ -39,6 +39,7 @@ from covey.selftest.subject import (
     rows_of,
     sample,
 )
+from covey.texts import tr
 from covey.token_streams import Row, StreamKind
 from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
 from covey.types import ScoredGroup, TrainSample
@@ -48,7 +49,7 @@ _BLOCK_TOKENS, _VOCABULARY_BLOCKS = 24, 4
 _LEARNING_RATE = 1e-4
 # What many checks look at: the groups of the first rollout, in forward passes of about two rows.
 _FEW_GROUPS, _PASS_TOKENS = 2, 64
-_OF_ITS_OWN = "this model is trained on rows of its own (F105)"
+_OF_ITS_OWN = tr("this model is trained on rows of its own (F105)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ def _all(subject: Subject) -> Values:
     _release(subject)
     yield from _adapter(subject, groups)
     _release(subject)
-    yield "resume: weights", _resume(subject, groups), ""
+    yield tr("resume: weights"), _resume(subject, groups), ""
 
 
 def _release(subject: Subject) -> None:
@@ -123,12 +124,16 @@ def _layouts(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGr
     policy.use_stream("padded")
     rows = rows_of(groups, backend, plan_of(policy), old=False, reference=False)
     whole = gradient(backend, rows, plan_of(policy))
-    yield "micro-batches: gradient", far(gradient(backend, rows, plan_of(policy, max_tokens=1)), whole), ""
-    streams: tuple[tuple[str, StreamKind], ...] = (("packing", "packed"), ("prompt sharing", "prefix"))
+    yield (
+        tr("micro-batches: gradient"),
+        far(gradient(backend, rows, plan_of(policy, max_tokens=1)), whole),
+        "",
+    )
+    streams: tuple[tuple[str, StreamKind], ...] = (("packing", "packed"), (tr("prompt sharing"), "prefix"))
     for name, stream in streams:
         policy.use_stream(stream)
         unused = "" if subject.is_used(stream) else _OF_ITS_OWN
-        yield f"{name}: gradient", far(gradient(backend, rows, plan_of(policy)), whole), unused
+        yield tr("{name}: gradient", name=name), far(gradient(backend, rows, plan_of(policy)), whole), unused
 
 
 def _losses(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
@@ -141,7 +146,11 @@ def _losses(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
     for loss_type in LOSS_TYPES:
         loss = loss_of(loss_type)
         whole = gradient(backend, rows, plan, loss)
-        yield f"loss {loss_type}: gradient", far(gradient(backend, rows, cut, loss), whole), ""
+        yield (
+            tr("loss {loss_type}: gradient", loss_type=loss_type),
+            far(gradient(backend, rows, cut, loss), whole),
+            "",
+        )
 
 
 def _adapter(subject: Subject, groups: Sequence[ScoredGroup]) -> Values:
@@ -151,11 +160,11 @@ def _adapter(subject: Subject, groups: Sequence[ScoredGroup]) -> Values:
     rows = rows_of(groups[:_FEW_GROUPS], backend, _few(policy), old=False, reference=False)
     whole = gradient(backend, rows, _few(policy))
     cut = gradient(backend, rows, _few(policy, max_tokens=_PASS_TOKENS))
-    yield "LoRA, micro-batches: gradient", far(cut, whole), ""
+    yield tr("LoRA, micro-batches: gradient"), far(cut, whole), ""
     policy.use_stream("prefix")
     shared = gradient(backend, rows, _few(policy))
     unused = "" if subject.is_used("prefix") else _OF_ITS_OWN
-    yield "LoRA, prompt sharing: gradient", far(shared, whole), unused
+    yield tr("LoRA, prompt sharing: gradient"), far(shared, whole), unused
 
 
 def _few(policy: Policy, **limits: int) -> PackPlan:
@@ -176,8 +185,8 @@ def _head(policy: Policy, groups: Sequence[ScoredGroup]) -> Values:
     policy.head = replace(own, block=(_BLOCK_TOKENS, cells))
     chunked = by_policy(policy, rows)
     policy.head = own
-    yield "head in blocks: logprobs", relative(chunked[0], plain[0]), ""
-    yield "head in blocks: gradient", relative(chunked[1], plain[1]), ""
+    yield tr("head in blocks: logprobs"), relative(chunked[0], plain[0]), ""
+    yield tr("head in blocks: gradient"), relative(chunked[1], plain[1]), ""
 
 
 # -- what was sampled
@@ -195,15 +204,19 @@ def _logprobs(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Tensor:
 def _sampler(dtype: str, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
     sampled = torch.tensor([x for s in to_samples(groups) for x in s.sampler_logprobs])
     gap = (sampled - _logprobs(backend, groups)).abs()
-    yield f"sampler, {dtype}: largest difference", float(gap.max()), ""
-    yield f"sampler, {dtype}: mean difference", float(gap.mean()), ""
+    yield tr("sampler, {dtype}: largest difference", dtype=dtype), float(gap.max()), ""
+    yield tr("sampler, {dtype}: mean difference", dtype=dtype), float(gap.mean()), ""
 
 
 def _in_bfloat16(subject: Subject, policy: Policy) -> Values:
     """The sampler's rows with engine and learner in bfloat16, which `policy` is cast to."""
     if not has_bfloat16(subject.device):
         for which in ("largest", "mean"):
-            yield f"sampler, bfloat16: {which} difference", math.nan, "this GPU has no bfloat16"
+            yield (
+                tr("sampler, bfloat16: {which} difference", which=which),
+                math.nan,
+                tr("this GPU has no bfloat16"),
+            )
         return
     policy.use_stream(subject.stream)
     backend = backend_of(policy, dtype=torch.bfloat16)
@@ -229,8 +242,8 @@ def _on_policy(subject: Subject, policy: Policy, groups: Sequence[ScoredGroup]) 
         assert micro.old_logprob_N is not None and micro.ref_logprob_N is not None
         ratio = max(ratio, float((torch.exp(logprob_N - micro.old_logprob_N) - 1.0).abs().max()))
         kl = max(kl, float(k3(logprob_N, micro.ref_logprob_N).abs().max()))
-    yield "on-policy: ratio - 1", ratio, ""
-    yield "unchanged reference: KL", kl, ""
+    yield tr("on-policy: ratio - 1"), ratio, ""
+    yield tr("unchanged reference: KL"), kl, ""
 
 
 def _determinism(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
@@ -239,11 +252,11 @@ def _determinism(subject: Subject, backend: SingleBackend, groups: Sequence[Scor
     again = sample(backend, subject)
     pairs = zip(to_samples(groups), to_samples(again), strict=True)
     differing = sum(a != b for x, y in pairs for a, b in zip(x.token_ids, y.token_ids, strict=True))
-    yield "determinism: tokens that differ", float(differing), ""
+    yield tr("determinism: tokens that differ"), float(differing), ""
     plan = plan_of(backend.policy)
     rows = rows_of(groups, backend, plan, old=False, reference=False)
     first = gradient(backend, rows, plan)
-    yield "determinism: gradient", far(gradient(backend, rows, plan), first), ""
+    yield tr("determinism: gradient"), far(gradient(backend, rows, plan), first), ""
 
 
 # -- resume

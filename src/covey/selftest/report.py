@@ -14,15 +14,16 @@ import torch
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.checks import Measured
 from covey.selftest.subject import Subject
+from covey.texts import counted, joined, tr
 from covey.token_streams import StreamKind
 from covey.types import Finding, Fix
 
 _WIDTH = max(len(name) for name in BOUNDS)
 
 _LAYOUTS: Mapping[StreamKind, str] = {
-    "prefix": "streams of rows that share prompts",
-    "packed": "streams of packed rows",
-    "padded": "padded rows, as the model mixes packed ones (F105)",
+    "prefix": tr("streams of rows that share prompts"),
+    "packed": tr("streams of packed rows"),
+    "padded": tr("padded rows, as the model mixes packed ones (F105)"),
 }
 
 # Everybody's home, and everything from a word on that looks like the name of a secret.
@@ -49,11 +50,30 @@ def header(tested: Subject, model: str) -> list[str]:
     device, threads = tested.device, torch.get_num_threads()
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return [
-        f"covey {version('covey')}, python {platform.python_version()}, {libraries}",
-        f"device  {device.type}: {named}, {threads} thread{'s' if threads > 1 else ''}",
-        redacted(f"system  {platform.platform()}"),
-        f"model   {redacted(model)}: {tested.family}, {tested.parameters / 1e6:.2f} M parameters, float32",
-        f"layout  {_LAYOUTS[tested.stream]}, {tested.attention} attention",
+        tr(
+            "covey {version}, python {python_version}, {libraries}",
+            version=version("covey"),
+            python_version=platform.python_version(),
+            libraries=libraries,
+        ),
+        tr(
+            "device  {type}: {named}, {threads}",
+            type=device.type,
+            named=named,
+            threads=counted(threads, "thread"),
+        ),
+        redacted(tr("system  {platform}", platform=platform.platform())),
+        tr(
+            "model   {redacted}: {family}, {parameters:.2f} M parameters, float32",
+            redacted=redacted(model),
+            family=tested.family,
+            parameters=tested.parameters / 1e6,
+        ),
+        tr(
+            "layout  {layouts}, {attention} attention",
+            layouts=_LAYOUTS[tested.stream],
+            attention=tested.attention,
+        ),
         "",
         f"{'check':<{_WIDTH}}  measured     bound",
     ]
@@ -65,7 +85,7 @@ def _processor() -> str:
 
 def line(row: Measured) -> str:
     """One check."""
-    verdict = f"not used: {row.unused}" if row.unused else "FAIL" if row.failed else "pass"
+    verdict = tr("not used: {unused}", unused=row.unused) if row.unused else "FAIL" if row.failed else "pass"
     return f"{row.name:<{_WIDTH}}  {_number(row.value):>8}  {_number(row.limit):>8}  {verdict}"
 
 
@@ -78,24 +98,47 @@ def verdict(rows: Sequence[Measured]) -> str:
     """One line on all of it."""
     failed = sum(row.failed for row in rows)
     count = sum(not row.unused for row in rows)
-    return f"FAILED: {failed} of {count} checks" if failed else f"passed: {count} of {count} checks"
+    return (
+        tr("FAILED: {failed} of {count} checks", failed=failed, count=count)
+        if failed
+        else tr("passed: {count} of {count} checks", count=count)
+    )
 
 
 def finding(rows: Sequence[Measured], device: torch.device) -> Finding:
     """What failed, in four parts."""
     failed = [row for row in rows if row.failed]
-    seen = "; ".join(f"{r.name} is {_number(r.value)}, at most {_number(r.limit)} is right" for r in failed)
+    seen = joined(
+        "; ",
+        [
+            tr(
+                "{name} is {number}, at most {number2} is right",
+                name=r.name,
+                number=_number(r.value),
+                number2=_number(r.limit),
+            )
+            for r in failed
+        ],
+    )
     first = BOUNDS[failed[0].name]
     elsewhere = "cpu" if device.type == "cuda" else "auto"
     return Finding(
         code="F120",
         seen=seen,
-        why=f"{first.reason} Training on this machine would not be what the configuration says, and no curve "
-        "would show it.",
-        cause=f"A fault of covey, of a library or of the hardware in {first.part}.",
+        why=tr(
+            "{reason} Training on this machine would not be what the configuration says, and no "
+            "curve would show it.",
+            reason=first.reason,
+        ),
+        cause=tr("A fault of covey, of a library or of the hardware in {part}.", part=first.part),
         fixes=(
-            Fix(text="paste the table into an issue"),
-            Fix(text="install the versions of constraints.txt, and run it again"),
-            Fix(text=f"`covey selftest --device {elsewhere}` says whether the device matters"),
+            Fix(text=tr("paste the table into an issue")),
+            Fix(text=tr("install the versions of constraints.txt, and run it again")),
+            Fix(
+                text=tr(
+                    "`covey selftest --device {elsewhere}` says whether the device matters",
+                    elsewhere=elsewhere,
+                )
+            ),
         ),
     )

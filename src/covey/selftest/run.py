@@ -14,6 +14,7 @@ from covey.quickstart.task import MODEL_DIR
 from covey.selftest import report
 from covey.selftest.checks import Measured, checks
 from covey.selftest.subject import refuse, subject, write_random_model
+from covey.texts import tr
 from covey.training.facts.model import QUICKSTART
 from covey.training.process import own_device
 from covey.types import Fix, Problem
@@ -64,9 +65,9 @@ def _ran_out(error: torch.OutOfMemoryError) -> Problem:
         "E211",
         "model",
         str(error).partition(". ")[0],
-        "A model that is too large for a self test in float32, or other programs on the device.",
-        Fix(text="no --model: the built-in model has the same code paths"),
-        Fix(text="`covey selftest --device cpu`"),
+        tr("A model that is too large for a self test in float32, or other programs on the device."),
+        Fix(text=tr("no --model: the built-in model has the same code paths")),
+        Fix(text=tr("`covey selftest --device cpu`")),
     )
 
 
@@ -77,9 +78,9 @@ def _device(asked: str) -> torch.device:
                 problem(
                     "E104",
                     "device",
-                    "torch sees no CUDA device on this machine.",
-                    "No GPU, no driver, or a build of torch for CPUs.",
-                    Fix(text="`covey selftest --device cpu`"),
+                    tr("torch sees no CUDA device on this machine."),
+                    tr("No GPU, no driver, or a build of torch for CPUs."),
+                    Fix(text=tr("`covey selftest --device cpu`")),
                 )
             ]
         )

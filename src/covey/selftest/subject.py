@@ -33,6 +33,7 @@ from covey.options.schema import Config
 from covey.plan.problem import START_ANYWAY, problem
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
+from covey.texts import tr
 from covey.token_streams import StreamKind
 from covey.training import settings
 from covey.training.facts.memory import free_memory
@@ -176,9 +177,9 @@ def refuse(directory: Path, device: torch.device, *, ignore_forecast: bool = Fal
                     "E301",
                     "model",
                     str(fault),
-                    "A misspelt path, or the directory of something else.",
-                    Fix(text="the directory of a whole model: --model DIR"),
-                    Fix(text="no --model: the built-in one"),
+                    tr("A misspelt path, or the directory of something else."),
+                    Fix(text=tr("the directory of a whole model: --model DIR")),
+                    Fix(text=tr("no --model: the built-in one")),
                 )
             ]
         )
@@ -186,8 +187,8 @@ def refuse(directory: Path, device: torch.device, *, ignore_forecast: bool = Fal
     free = free_memory(cuda=device.type == "cuda")
     disk = shutil.disk_usage(tempfile.gettempdir()).free
     for code, needed, have, where in (
-        ("E211", _MEMORY_BYTES * parameters, free, f"the memory of the {device.type}"),
-        ("E407", _DISK_BYTES * parameters, disk, "the directory for temporary files"),
+        ("E211", _MEMORY_BYTES * parameters, free, tr("the memory of the {type}", type=device.type)),
+        ("E407", _DISK_BYTES * parameters, disk, tr("the directory for temporary files")),
     ):
         if have is not None and needed > have and not ignore_forecast:
             raise ConfigError([_too_large(code, parameters, needed, have, where)])
@@ -197,11 +198,19 @@ def _too_large(code: str, parameters: int, needed: int, have: int, where: str) -
     return problem(
         code,
         "model",
-        f"A model of {parameters / 1e9:.2f} B parameters takes {needed / 2**30:.1f} GiB for a self test in "
-        f"float32, and {where} has {have / 2**30:.1f} GiB free.",
-        "It is trained twice in float32, from a checkpoint too, and its weights are kept to compare them.",
-        Fix(text="a smaller model of the same family: --model DIR"),
-        Fix(text="no --model: the built-in model has the same code paths"),
+        tr(
+            "A model of {parameters:.2f} B parameters takes {needed:.1f} GiB for a self test in "
+            "float32, and {where} has {have:.1f} GiB free.",
+            parameters=parameters / 1e9,
+            needed=needed / 2**30,
+            where=where,
+            have=have / 2**30,
+        ),
+        tr(
+            "It is trained twice in float32, from a checkpoint too, and its weights are kept to compare them."
+        ),
+        Fix(text=tr("a smaller model of the same family: --model DIR")),
+        Fix(text=tr("no --model: the built-in model has the same code paths")),
         START_ANYWAY,
     )
 

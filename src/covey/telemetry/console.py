@@ -19,6 +19,8 @@ from rich.live import Live
 from rich.text import Text
 
 from covey.telemetry.line import format_duration, format_line
+from covey.texts import tr
+from covey.texts.language import spoken
 from covey.types import StepRecord
 
 # What a closed pipe, a terminal without the letters, or a record of an unforeseen shape raises while it is
@@ -33,7 +35,7 @@ class Terminal(rich.console.Console):
     """A terminal that reports a reader who has gone; rich itself would end the whole process."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError("nobody reads the terminal any more")
+        raise BrokenPipeError(tr("nobody reads the terminal any more"))
 
 
 class Console:
@@ -121,8 +123,8 @@ class Console:
 
     def _render(self) -> Text:
         if self._terminal is None or self._record is None:
-            waiting = f"{self._total} steps in all; the first rollout is being sampled"
-            return Text(waiting, no_wrap=True, overflow="ellipsis")
+            waiting = tr("{total} steps in all; the first rollout is being sampled", total=self._total)
+            return Text(spoken(waiting), no_wrap=True, overflow="ellipsis")
         line = self._line(self._record, width=self._terminal.width)
         return Text(line, no_wrap=True, overflow="ellipsis")
 
@@ -162,7 +164,9 @@ class Console:
             with contextlib.suppress(*_RENDERING_ERRORS):
                 if live is not None:
                     live.stop()
-            logger.warning("the terminal view is off (%s: %s); the run goes on", type(error).__name__, error)
+            logger.warning(
+                tr("the terminal view is off (%s: %s); the run goes on"), type(error).__name__, error
+            )
 
 
 def _find_terminal(stream: TextIO) -> Terminal | None:

@@ -15,6 +15,7 @@ from typing import Any
 from covey.errors import CoveyError
 from covey.telemetry.jsonl import append_line, as_float, cut_torn_tail, encode, read_lines, write_text
 from covey.telemetry.rollouts import RolloutLimits, RolloutLog, list_rollouts, read_rollouts
+from covey.texts import tr
 from covey.types import Metric, StepRecord
 
 __all__ = ["RunFiles", "Superseded", "read_events", "read_metrics", "read_rollouts"]
@@ -79,8 +80,12 @@ class RunFiles:
         """
         last = self._last_recorded()
         if record.step <= last:
-            words = f"{self.metrics_path} already holds step {last}; each step stands once, in order"
-            raise CoveyError(f"{words}, and this is step {record.step}")
+            words = tr(
+                "{metrics_path} already holds step {last}; each step stands once, in order",
+                metrics_path=self.metrics_path,
+                last=last,
+            )
+            raise CoveyError(tr("{words}, and this is step {step}", words=words, step=record.step))
         self._refuse_other_content()
         append_line(self.metrics_path, _metrics_line(record))
         self._last_step = record.step
@@ -92,15 +97,19 @@ class RunFiles:
             return
         num_bytes = self.metrics_path.stat().st_size if self.metrics_path.exists() else None
         if num_bytes != self._num_bytes:
-            words = f"it has {num_bytes} bytes, and the run left {self._num_bytes}: something else changed it"
+            words = tr(
+                "it has {num_bytes} bytes, and the run left {num_bytes2}: something else changed it",
+                num_bytes=num_bytes,
+                num_bytes2=self._num_bytes,
+            )
             if num_bytes is None:
-                words = "it was deleted while the run went on"
+                words = tr("it was deleted while the run went on")
             raise FileNotFoundError(errno.ENOENT, words, str(self.metrics_path))
 
     def append_event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
         """Append one event to events.jsonl, with UTC time and its step (by default the last recorded one)."""
         if clash := {"time"} & set(fields):
-            raise CoveyError(f"an event's field cannot be called {', '.join(clash)}")
+            raise CoveyError(tr("an event's field cannot be called {clash}", clash=", ".join(clash)))
         if step is None:
             step = max(self._last_recorded(), 0)
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
@@ -213,7 +222,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _metrics_line(record: StepRecord) -> dict[str, Any]:
     if clash := RESERVED & set(record.metrics):
-        raise CoveyError(f"a metric cannot be called {', '.join(sorted(clash))}")
+        raise CoveyError(tr("a metric cannot be called {clash}", clash=", ".join(sorted(clash))))
     line: dict[str, Any] = {"step": record.step, "rollout": record.rollout, "pass": record.pass_index}
     line.update({name: metric.value for name, metric in record.metrics.items()})
     line["n"] = {name: metric.count for name, metric in record.metrics.items()}

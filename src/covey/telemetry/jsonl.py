@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from covey.errors import CoveyError
+from covey.texts import tr
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -104,9 +105,11 @@ def read_lines(lines: Iterable[str], where: Path) -> Iterator[dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise CoveyError(f"{where}, line {number}, is no JSON: {error}") from error
+            raise CoveyError(
+                tr("{where}, line {number}, is no JSON: {error}", where=where, number=number, error=error)
+            ) from error
         if not isinstance(record, dict):
-            raise CoveyError(f"{where}, line {number}, is no JSON object")
+            raise CoveyError(tr("{where}, line {number}, is no JSON object", where=where, number=number))
         yield record
 
 
@@ -122,7 +125,7 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    raise CoveyError(f"a {type(value).__name__} cannot be recorded: {value!r:.80}")
+    raise CoveyError(tr("a {name} cannot be recorded: {value!r:.80}", name=type(value).__name__, value=value))
 
 
 def _spelled(value: Any) -> Any:

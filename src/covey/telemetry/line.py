@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from covey.texts import tr
+from covey.texts.catalogue import columns
+from covey.texts.language import spoken
 from covey.types import Metric, StepRecord
 
 _DASH = "–"
@@ -66,12 +69,15 @@ def format_line(record: StepRecord, total: int, *, elapsed: str, left: str, widt
 
     Labels are shortened one by one, then the least telling fields go.
     """
-    fields = _fields(record, total, elapsed, left)
+    fields = [
+        _Field(long=spoken(field.long), short=spoken(field.short), rank=field.rank)
+        for field in _fields(record, total, elapsed, left)
+    ]
     texts = {field.rank: field.long for field in fields}
     shorter = sorted(fields, key=lambda field: -field.rank)
     steps = [(field.rank, field.short) for field in shorter] + [(field.rank, "") for field in shorter[:-1]]
     for rank, text in steps:
-        if width is None or len(_join(texts)) <= width:
+        if width is None or columns(_join(texts)) <= width:
             break
         texts[rank] = text
     return _join(texts)
@@ -86,14 +92,18 @@ def _fields(record: StepRecord, total: int, elapsed: str, left: str) -> list[_Fi
     kl, norm = _text(metrics, "kl"), _text(metrics, "grad_norm")
     length, speed = _text(metrics, "completions/mean_length"), _text(metrics, "throughput/tokens_per_s")
     return [
-        _Field(long=f"step {step}", short=step, rank=0),
-        _Field(long=f"reward {reward} ±{spread}", short=f"{reward} ±{spread}", rank=1),
-        _Field(long=f"signal {signal}", short=f"sig {signal}", rank=3),
-        _Field(long=f"kl {kl}", short=f"kl {kl}", rank=5),
-        _Field(long=f"grad {norm}", short=f"g {norm}", rank=4),
-        _Field(long=f"len {length}", short=f"l {length}", rank=6),
-        _Field(long=f"{speed} tok/s", short=f"{speed} t/s", rank=7),
-        _Field(long=f"{left} left", short=f"{left} left", rank=2),
+        _Field(long=tr("step {step}", step=step), short=step, rank=0),
+        _Field(
+            long=tr("reward {reward} ±{spread}", reward=reward, spread=spread),
+            short=f"{reward} ±{spread}",
+            rank=1,
+        ),
+        _Field(long=tr("signal {signal}", signal=signal), short=tr("sig {signal}", signal=signal), rank=3),
+        _Field(long=tr("kl {kl}", kl=kl), short=tr("kl {kl}", kl=kl), rank=5),
+        _Field(long=tr("grad {norm}", norm=norm), short=f"g {norm}", rank=4),
+        _Field(long=tr("len {length}", length=length), short=f"l {length}", rank=6),
+        _Field(long=tr("{speed} tok/s", speed=speed), short=f"{speed} t/s", rank=7),
+        _Field(long=tr("{left} left", left=left), short=tr("{left} left", left=left), rank=2),
         _Field(long=elapsed, short=elapsed, rank=8),
         *_tasks(metrics),
     ]

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from covey.meeting import started
 from covey.plan.facts import RunOwner
+from covey.texts import tr
 
 LOCK = "run.lock"
 _SIGN_EVERY_S = 5.0
@@ -59,8 +60,10 @@ class Lock:
         if _is_at(self.descriptor, self.path):
             return
         if not self.path.parent.is_dir():
-            raise Changed(errno.ENOENT, "the directory was deleted while the run was writing to it")
-        raise Changed(errno.ENOENT, f"its {LOCK} was deleted or replaced while the run was writing to it")
+            raise Changed(errno.ENOENT, tr("the directory was deleted while the run was writing to it"))
+        raise Changed(
+            errno.ENOENT, tr("its {lock} was deleted or replaced while the run was writing to it", lock=LOCK)
+        )
 
     def release(self) -> None:
         """Let another process have the directory."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from covey.errors import CoveyError
 from covey.telemetry.jsonl import encode, read_lines, write_bytes, write_text
+from covey.texts import tr
 
 RolloutPolicy = Literal["all", "none"] | int
 _NAME = re.compile(r"rollout-([0-9]{6,})\.jsonl(\.gz)?")
@@ -83,10 +84,12 @@ class RolloutLog:
         """
         path = rollout_path(self._directory, rollout)
         if self._has_written and not self._directory.is_dir():
-            words = "it was deleted while the run went on"
+            words = tr("it was deleted while the run went on")
             raise FileNotFoundError(errno.ENOENT, words, str(self._directory))
         if path.exists() or _compressed(path).exists():
-            raise CoveyError(f"{self._directory} already holds rollout {rollout}")
+            raise CoveyError(
+                tr("{directory} already holds rollout {rollout}", directory=self._directory, rollout=rollout)
+            )
         write_text(path, "".join(encode(record) + "\n" for record in records))
         self._has_written = True
         if self._plain is not None:
@@ -159,4 +162,4 @@ def read_rollout(path: Path) -> list[dict[str, Any]]:
         with opener(path, "rt", encoding="utf-8", newline="\n") as file:
             return list(read_lines(file, path))
     except (OSError, EOFError, zlib.error) as error:
-        raise CoveyError(f"{path} cannot be read: {error}") from error
+        raise CoveyError(tr("{path} cannot be read: {error}", path=path, error=error)) from error

@@ -26,6 +26,7 @@ from covey.errors import ConfigError
 from covey.options.schema import Config
 from covey.plan.problem import problem
 from covey.telemetry.rollouts import list_rollouts
+from covey.texts import capital, joined, plural, tr
 from covey.training.facts import Survey
 from covey.types import Fix, Problem, Prompt
 from covey.weight_files import StoredTensor, stored_tensors
@@ -37,13 +38,15 @@ Values = Mapping[str, Mapping[str, Any]]
 """By kind (a key of FIXES) and name."""
 
 FIXES: Mapping[str, str] = {
-    "object": "make the same object on every rank: from the same seed, and with all rows; covey gives each "
-    "rank its part of the work",
-    "option": "start every rank with the same command and the same configuration file",
-    "data": "give every rank the same files: copy them again, or use a disk that all ranks read",
-    "model": "give every rank the same model directory: copy it again, or use a disk that all ranks read",
-    "package": "install the same versions for every rank",
-    "environment": "set the same environment variables for every rank, or unset them",
+    "object": tr(
+        "make the same object on every rank: from the same seed, and with all rows; covey "
+        "gives each rank its part of the work"
+    ),
+    "option": tr("start every rank with the same command and the same configuration file"),
+    "data": tr("give every rank the same files: copy them again, or use a disk that all ranks read"),
+    "model": tr("give every rank the same model directory: copy it again, or use a disk that all ranks read"),
+    "package": tr("install the same versions for every rank"),
+    "environment": tr("set the same environment variables for every rank, or unset them"),
 }
 """What is done about a difference of each kind."""
 
@@ -143,19 +146,26 @@ def _data(config: Config, found: Survey) -> dict[str, Any]:
     if found.prompts is not None:
         values["prompts"] = _of_prompts(found.prompts.entries)
     for name, table in found.eval_sets:
-        values[f"prompts of the set {name}"] = _of_prompts(table.entries)
+        values[tr("prompts of the set {name}", name=name)] = _of_prompts(table.entries)
     if found.stream is not None:
         values["files of the data set"] = [_size(text.partition("#")[0]) for text in config.dataset]
     if found.facts.pass_rates is not None:
         values["pass rates"] = found.facts.pass_rates.digest
     if found.facts.resume is not None:
         path = Path(found.facts.resume.path)
-        values["checkpoint"] = [f"step {found.facts.resume.step}", _digest_of_file(path / MANIFEST)]
+        values["checkpoint"] = [
+            tr("step {step}", step=found.facts.resume.step),
+            _digest_of_file(path / MANIFEST),
+        ]
     if config.replay_rollouts is not None:
         files = list_rollouts(Path(config.replay_rollouts)).values()
         values["recorded rollouts"] = [(path.name, path.stat().st_size) for path in files]
     for model in found.facts.reward_models:
-        values[f"reward model {model.name}"] = [model.parameters, model.file_bytes, model.hidden]
+        values[tr("reward model {name}", name=model.name)] = [
+            model.parameters,
+            model.file_bytes,
+            model.hidden,
+        ]
     return values
 
 
@@ -166,7 +176,7 @@ def _of_prompts(prompts: Sequence[Prompt]) -> list[str]:
         found.update(array("q", prompt.token_ids).tobytes())
         beside = [prompt.id, prompt.task, prompt.pass_rate, dict(prompt.columns)]
         found.update(json.dumps(beside, sort_keys=True, default=_kind).encode("utf-8", "surrogatepass"))
-    return [f"{len(prompts):,}", f"digest {found.hexdigest()[:12]}"]
+    return [f"{len(prompts):,}", tr("digest {hexdigest}", hexdigest=found.hexdigest()[:12])]
 
 
 def _kind(value: object) -> str:
@@ -192,7 +202,7 @@ def _model(model_dir: str | None) -> dict[str, Any]:
 def _of_tensors(tensors: Mapping[str, StoredTensor], *beside: str) -> list[str]:
     """How many there are, and a digest of what the headers say of them, and of what is told beside it."""
     told = sorted(f"{name} {tensor.dtype} {tensor.shape}" for name, tensor in tensors.items())
-    return [f"{len(told):,}", f"digest {_digest([*told, *beside])}"]
+    return [f"{len(told):,}", tr("digest {digest}", digest=_digest([*told, *beside]))]
 
 
 def _adapters(config: Config) -> dict[str, Any]:
@@ -201,7 +211,7 @@ def _adapters(config: Config) -> dict[str, Any]:
     for name, directory in (("adapters", config.adapters), ("ref_adapters", config.ref_adapters)):
         if directory is not None and Path(directory).is_dir():
             files = [_digest_of_file(Path(directory) / f) for f in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
-            values[f"tensors of {name}"] = _of_tensors(stored(Path(directory)), *files)
+            values[tr("tensors of {name}", name=name)] = _of_tensors(stored(Path(directory)), *files)
     return values
 
 
@@ -212,7 +222,7 @@ def _packages(versions: Iterable[tuple[str, str]]) -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return {**found, "covey's source": f"digest {_source()}"}
+    return {**found, "covey's source": tr("digest {source}", source=_source())}
 
 
 def _source() -> str:
@@ -243,9 +253,9 @@ def disagreement(of_ranks: Sequence[Values]) -> list[Problem]:
     differences = _differences(of_ranks)
     if not differences:
         return []
-    seen = ". ".join(d.words[0].upper() + d.words[1:] for d in differences[:_SHOWN])
+    seen = joined(". ", [capital(d.words) for d in differences[:_SHOWN]])
     more = len(differences) - _SHOWN
-    seen += f". {more} more {'differs' if more == 1 else 'differ'}." if more > 0 else "."
+    seen += plural(more, ". {more} more differs.", ". {more} more differ.", more=more) if more > 0 else "."
     fixes = [Fix(text=FIXES[kind]) for kind in dict.fromkeys(d.kind for d in differences)]
     return [problem("E378", differences[0].name, seen, "", *fixes)]
 
@@ -271,16 +281,27 @@ def _words(kind: str, name: str, values: Sequence[Any]) -> str:
         *others, last = ordered
         shown, rest = others[: _GROUPS - 1], others[_GROUPS - 1 :]
         ranks = sorted(rank for _, of in rest for rank in of)
-        ordered = [*shown, (f"{len(rest)} other values", ranks), last]
+        ordered = [*shown, (tr("{num_rest} other values", num_rest=len(rest)), ranks), last]
     label = f"--{name}" if kind == "option" else name
     first, *later = ordered
-    words = [f"{ranks_word(first[1])}: {label} {first[0]}"]
-    return "; ".join([*words, *(f"{ranks_word(ranks)}: {value}" for value, ranks in later)])
+    words = [
+        tr("{ranks_word}: {label} {first}", ranks_word=ranks_word(first[1]), label=label, first=first[0])
+    ]
+    return joined(
+        "; ",
+        [
+            *words,
+            *(
+                tr("{ranks_word}: {value}", ranks_word=ranks_word(ranks), value=value)
+                for value, ranks in later
+            ),
+        ],
+    )
 
 
 def _in_words(kind: str, value: Any) -> str:
     if value is None:
-        return {"package": "not installed", "environment": "not set"}.get(kind, "none")
+        return {"package": tr("not installed"), "environment": tr("not set")}.get(kind, "none")
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return str(value)

@@ -14,12 +14,12 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.recompute import IN_WORDS
 from covey.plan.report import report_lines
-from covey.plan.shape import counted
 from covey.plan.words import note_lines
 from covey.rollout.engine import Engine
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.vllm.engine import VllmEngine
+from covey.texts import counted, joined, tr
 from covey.training.job import Job
 from covey.types import Problem
 
@@ -30,21 +30,31 @@ def opening(
     """What a person wants to know before the first step: the plan, and what only the loaded model tells."""
     policy = job.backend.policy
     lines = [
-        f"run       {job.saver.output_dir}",
+        tr("run       {output_dir}", output_dir=job.saver.output_dir),
         *report_lines(config, facts, batch, brief=True),
-        f"engine    {_engine(job.engine, job.backend, facts)}; rows are laid out as: {_rows(policy)}",
-        f"kernels   {_kernels(config, policy)}",
+        tr(
+            "engine    {engine}; rows are laid out as: {rows}",
+            engine=_engine(job.engine, job.backend, facts),
+            rows=_rows(policy),
+        ),
+        tr("kernels   {kernels}", kernels=_kernels(config, policy)),
     ]
     if policy.stream == "padded":
-        lines.append("F105      the model does not keep packed rows apart (found by the probe at load);")
-        lines.append("          it trains on padded rows and samples with generate, both slower")
+        lines.append(tr("F105      the model does not keep packed rows apart (found by the probe at load);"))
+        lines.append(tr("          it trains on padded rows and samples with generate, both slower"))
     for problem in problems:
         lines += note_lines(problem)
     if job.progress.step:
-        lines.append(f"resumed   at step {job.progress.step} of {job.limits.total_steps}")
+        lines.append(
+            tr(
+                "resumed   at step {step} of {total_steps}",
+                step=job.progress.step,
+                total_steps=job.limits.total_steps,
+            )
+        )
         if not job.rules.history.num_records:
             lines.append(
-                "          its checkpoint knows no signs of the run: the rules compare with what comes"
+                tr("          its checkpoint knows no signs of the run: the rules compare with what comes")
             )
     return lines
 
@@ -53,41 +63,55 @@ def _engine(engine: Engine, backend: Backend, facts: Facts) -> str:
     if isinstance(engine, ServerEngine):
         versions = {s.address: f" (vLLM {s.vllm.version})" for s in facts.servers or () if s.vllm is not None}
         names = ", ".join(f"{address}{versions.get(address, '')}" for address in engine.addresses)
-        return f"{counted(len(engine.addresses), 'rollout server')}: {names}"
+        return tr("{servers}: {names}", servers=counted(len(engine.addresses), "rollout server"), names=names)
     if isinstance(engine, VllmEngine):
         return engine.in_words()
     policy = backend.sampler
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
     whose = (
-        "a copy that is gathered for each rollout"
+        tr("a copy that is gathered for each rollout")
         if backend.sampler is not backend.policy
-        else "the learner's own weights"
+        else tr("the learner's own weights")
     )
-    name = f"native, on {whose}" if isinstance(engine, NativeEngine) else "generate"
-    compiled = ", compiled in C" if isinstance(engine, NativeEngine) and engine.is_compiled else ""
-    return f"{name} in {dtype} on {policy.device}{compiled}"
+    name = tr("native, on {whose}", whose=whose) if isinstance(engine, NativeEngine) else "generate"
+    compiled = tr(", compiled in C") if isinstance(engine, NativeEngine) and engine.is_compiled else ""
+    return tr(
+        "{name} in {dtype} on {device}{compiled}",
+        name=name,
+        dtype=dtype,
+        device=policy.device,
+        compiled=compiled,
+    )
 
 
 def _rows(policy: Policy) -> str:
     """The layout, and what a shared prompt lacks where the probe forbids it."""
     alone = policy.stream == "prefix" and not policy.shares_prompts
-    return f"{policy.stream}, each pass with its own prompts" if alone else policy.stream
+    return tr("{stream}, each pass with its own prompts", stream=policy.stream) if alone else policy.stream
 
 
 def _kernels(config: Config, policy: Policy) -> str:
     """What computes the forward pass of training, and why where that is not what the option says."""
     attention: str = policy.attention
     if policy.stream == "padded":
-        attention = "the model's own, on padded rows"
+        attention = tr("the model's own, on padded rows")
     elif attention == "sdpa" and policy.kernels.is_compiled:
-        attention = "sdpa, in C where it is plain"
+        attention = tr("sdpa, in C where it is plain")
     elif config.attn_impl == "auto" and attention == "sdpa" and policy.no_flex:
-        attention = f"sdpa (flex does not compile here: {policy.no_flex})"
-    away = ", and wait in the machine's memory" if policy.offload else ""
-    norms = "; norms and gated layers: liger-kernel" if policy.has_liger else ""
-    plain = "; all else by torch's operators" if policy.kernels.name == "torch" else ""
+        attention = tr("sdpa (flex does not compile here: {no_flex})", no_flex=policy.no_flex)
+    away = tr(", and wait in the machine's memory") if policy.offload else ""
+    norms = tr("; norms and gated layers: liger-kernel") if policy.has_liger else ""
+    plain = tr("; all else by torch's operators") if policy.kernels.name == "torch" else ""
     rows = "".join(f"; {name}: {kernel}" for name, kernel in sdpa.kernels(policy).items())
-    return f"attention: {attention}{norms}{rows}{plain}; {IN_WORDS[policy.recompute]}{away}"
+    return tr(
+        "attention: {attention}{norms}{rows}{plain}; {in_words}{away}",
+        attention=attention,
+        norms=norms,
+        rows=rows,
+        plain=plain,
+        in_words=IN_WORDS[policy.recompute],
+        away=away,
+    )
 
 
 def slow_attention(policy: Policy) -> str:
@@ -97,9 +121,11 @@ def slow_attention(policy: Policy) -> str:
         return ""
     heads = policy.model.config.get_text_config().num_attention_heads  # type: ignore[union-attr, operator]
     scores = size(heads * 4096**2 * 4)
-    return (
-        f"on this GPU torch attends to {' and '.join(slow)} by its math kernel, which holds every score in "
-        f"float32: a row of 4,096 tokens takes {scores} in each layer"
+    return tr(
+        "on this GPU torch attends to {slow} by its math kernel, which holds every score in "
+        "float32: a row of 4,096 tokens takes {scores} in each layer",
+        slow=joined(tr(" and "), slow),
+        scores=scores,
     )
 
 
@@ -108,9 +134,15 @@ def _signs(job: Job) -> list[str]:
     counts = job.rules.counts
     if not counts:
         return []
-    words = ", ".join(f"{code} at {'1 step' if n == 1 else f'{n:,} steps'}" for code, n in counts.items())
+    words = ", ".join(
+        tr("{code} at {words}", code=code, words=tr("1 step") if n == 1 else tr("{n:,} steps", n=n))
+        for code, n in counts.items()
+    )
     directory = shlex.quote(str(job.saver.output_dir))
-    return [f"signs     {words}", f"          `covey doctor {directory}` says more"]
+    return [
+        tr("signs     {words}", words=words),
+        tr("          `covey doctor {directory}` says more", directory=directory),
+    ]
 
 
 def closing(job: Job, verb: str) -> list[str]:
@@ -121,11 +153,23 @@ def closing(job: Job, verb: str) -> list[str]:
     result = job.saver.best_path if job.saver.plan.keep_best else None
     if job.evaluator is not None and job.best.step is not None:
         kept = job.saver.best_path
-        where = f": {kept}" if kept is not None else ", whose checkpoint was not kept"
-        lines.append(f"best      {job.best.metric} {job.best.value:.4g} at step {job.best.step}{where}")
+        where = tr(": {kept}", kept=kept) if kept is not None else tr(", whose checkpoint was not kept")
+        lines.append(
+            tr(
+                "best      {metric} {value:.4g} at step {step}{where}",
+                metric=job.best.metric,
+                value=job.best.value,
+                step=job.best.step,
+                where=where,
+            )
+        )
     if step >= total:
-        return [*lines, f"done      {step} steps; the model is {result or name}"]
-    why = f" ({job.ended_by})" if job.ended_by else ""
+        return [*lines, tr("done      {step} steps; the model is {result}", step=step, result=result or name)]
+    why = tr(" ({ended_by})", ended_by=job.ended_by) if job.ended_by else ""
     config = shlex.quote(str(job.saver.output_dir / "config.yaml"))
-    again = f"covey {verb} {config} --resume_from_checkpoint latest"
-    return [*lines, f"stopped   at step {step} of {total}{why}; saved. Go on with", f"          {again}"]
+    again = tr("covey {verb} {config} --resume_from_checkpoint latest", verb=verb, config=config)
+    return [
+        *lines,
+        tr("stopped   at step {step} of {total}{why}; saved. Go on with", step=step, total=total, why=why),
+        f"          {again}",
+    ]

@@ -26,6 +26,7 @@ from covey.errors import CoveyError
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.load import base_directory, copy_text_files, load_any
 from covey.models.lora import merge_into_base
+from covey.texts import tr
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _PACKED = ("U8", "I8")
@@ -62,7 +63,7 @@ def export(checkpoint: Path, target: Path, *, merge: bool, base: Path | None = N
     merged logits disagree; nothing is left behind then.
     """
     if target.exists():
-        raise CoveyError(f"{target} is there already; name a directory that is not")
+        raise CoveyError(tr("{target} is there already; name a directory that is not", target=target))
     if (checkpoint / MANIFEST).is_file():
         verify(checkpoint)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,7 @@ def _merge(checkpoint: Path, staging: Path, target: Path, base: Path | None) -> 
     rows = _rows(origin, policy.model)
     expected = _logits(policy.model, rows)
     model: Any = merge_into_base(policy)
-    _agree(_logits(model, rows), expected, _MERGE_TOLERANCE, "merging the adapter")
+    _agree(_logits(model, rows), expected, _MERGE_TOLERANCE, tr("merging the adapter"))
     model.to(dtype).save_pretrained(staging)
     for source in (origin, checkpoint):
         copy_text_files(source, staging)
@@ -105,8 +106,8 @@ def _merge(checkpoint: Path, staging: Path, target: Path, base: Path | None) -> 
     held = written.state_dict()
     for name, tensor in model.state_dict().items():
         if not torch.equal(tensor.float(), held[name].float()):
-            raise CoveyError(f"{name} as loaded from the exported files is not what was saved")
-    difference = _agree(_logits(written, rows), expected, _TOLERANCE[dtype], "the exported model")
+            raise CoveyError(tr("{name} as loaded from the exported files is not what was saved", name=name))
+    difference = _agree(_logits(written, rows), expected, _TOLERANCE[dtype], tr("the exported model"))
     return ExportResult(
         target=target,
         merged=True,
@@ -120,7 +121,7 @@ def _merge(checkpoint: Path, staging: Path, target: Path, base: Path | None) -> 
 def _packed(checkpoint: Path) -> str:
     """How the base was packed while an adapter was trained, in words; "" where nothing says that it was."""
     bits = adapter_quantization(checkpoint).get("quant_bits") or (quantized_base(checkpoint) or ("", ""))[1]
-    return f"{bits} bits" if bits else ""
+    return tr("{bits} bits", bits=bits) if bits else ""
 
 
 def _own_dtype(directory: Path) -> torch.dtype:
@@ -133,11 +134,16 @@ def _own_dtype(directory: Path) -> torch.dtype:
                 sizes[part.get_dtype()] += torch.Size(part.get_shape()).numel()
     name = sizes.most_common(1)[0][0] if sizes else ""
     if name not in _DTYPES:
-        words = f"the base model at {directory} is stored as {name or 'nothing'}; it cannot be merged"
+        words = tr(
+            "the base model at {directory} is stored as {name}; it cannot be merged",
+            directory=directory,
+            name=name or tr("nothing"),
+        )
         if name in _PACKED:
-            words = (
-                f"the base model at {directory} is stored quantized, and an adapter cannot be merged into "
-                "it; name the model before it was quantized: --base DIR"
+            words = tr(
+                "the base model at {directory} is stored quantized, and an adapter cannot be "
+                "merged into it; name the model before it was quantized: --base DIR",
+                directory=directory,
             )
         raise CoveyError(words)
     return _DTYPES[name]
@@ -168,7 +174,13 @@ def _agree(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> flo
     largest = float((actual - expected).abs().max())
     if not gap <= tolerance:
         raise CoveyError(
-            f"{what} changed its logits: they differ by {gap:.2e} of their norm (allowed {tolerance:g}), "
-            f"at most {largest:.3g}, so nothing was exported"
+            tr(
+                "{what} changed its logits: they differ by {gap:.2e} of their norm (allowed "
+                "{tolerance:g}), at most {largest:.3g}, so nothing was exported",
+                what=what,
+                gap=gap,
+                tolerance=tolerance,
+                largest=largest,
+            )
         )
     return largest

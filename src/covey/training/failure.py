@@ -23,6 +23,8 @@ from covey.plan.disk import size
 from covey.plan.words import coded, flags, sentence
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Changed, Lock
+from covey.texts import joined, tr
+from covey.texts.language import spoken
 from covey.training.machines import Failed
 from covey.types import Finding, Fix
 
@@ -38,7 +40,7 @@ def unwritable(output_dir: Path, error: OSError, step: int) -> Finding:
         where = output_dir if isinstance(error, Changed) or error.filename is None else error.filename
         return Finding(
             code="F132",
-            seen=f"{where}: {words}",
+            seen=tr("{where}: {words}", where=where, words=words),
             why=CODES["F132"].why,
             cause="",
             fixes=(_go_on(output_dir),),
@@ -46,15 +48,19 @@ def unwritable(output_dir: Path, error: OSError, step: int) -> Finding:
         )
     path = error.filename or output_dir
     is_full = error.errno in _FULL
-    free = f"; {size(_free(output_dir))} are free on its disk" if is_full else ""
-    first = f"make {output_dir} writable first"
+    free = tr("; {size} are free on its disk", size=size(_free(output_dir))) if is_full else ""
+    first = tr("make {output_dir} writable first", output_dir=output_dir)
     if is_full:
-        first = "free some space on the disk first, or keep fewer checkpoints: --save_total_limit 1"
+        first = tr("free some space on the disk first, or keep fewer checkpoints: --save_total_limit 1")
     elif error.errno == errno.EEXIST:
-        first = f"move it away first: mv {shlex.quote(str(path))} {shlex.quote(f'{path}.mine')}"
+        first = tr(
+            "move it away first: mv {quote} {quote2}",
+            quote=shlex.quote(str(path)),
+            quote2=shlex.quote(f"{path}.mine"),
+        )
     return Finding(
         code="F130",
-        seen=f"{path} could not be written: {words}{free}",
+        seen=tr("{path} could not be written: {words}{free}", path=path, words=words, free=free),
         why=CODES["F130"].why,
         cause="",
         fixes=(Fix(text=first), _go_on(output_dir)),
@@ -86,8 +92,13 @@ class Where(NamedTuple):
     def in_words(self) -> str:
         """`rank 1 of 2`, `rank 1 of 2 on node2`, or `the run`."""
         if self.world == 1:
-            return "the run"
-        return f"rank {self.rank} of {self.world}{f' on {self.host}' if self.host else ''}"
+            return tr("the run")
+        return tr(
+            "rank {rank} of {world}{words}",
+            rank=self.rank,
+            world=self.world,
+            words=tr(" on {host}", host=self.host) if self.host else "",
+        )
 
     def moment(self) -> str:
         """`update, micro-batch 2 of 4, after step 3`."""
@@ -98,19 +109,39 @@ class Where(NamedTuple):
         """Where the stack is, and how the run goes on."""
         if self.output_dir is None:
             return (_go_on(None),)
-        stack = Fix(text=f"the full Python traceback is in {stack_path(self.output_dir, self.rank)}")
+        stack = Fix(
+            text=tr(
+                "the full Python traceback is in {stack_path}",
+                stack_path=stack_path(self.output_dir, self.rank),
+            )
+        )
         return (stack, _go_on(self.output_dir))
 
 
 def failed(error: BaseException, where: Where) -> Finding:
     """F131: what an exception says, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    at = f", at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    at = (
+        tr(
+            ", at {name}:{lineno} in {name2}",
+            name=Path(frames[-1].filename).name,
+            lineno=frames[-1].lineno,
+            name2=frames[-1].name,
+        )
+        if frames
+        else ""
+    )
     words = " ".join(str(error).split())
-    said = f"{type(error).__name__}{': ' + words if words else ''}"
+    said = tr("{name}{words}", name=type(error).__name__, words=": " + words if words else "")
     return Finding(
         code="F131",
-        seen=f"{where.in_words()} failed in {where.moment()}: {said:.600}{at}",
+        seen=tr(
+            "{in_words} failed in {moment}: {said:.600}{at}",
+            in_words=where.in_words(),
+            moment=where.moment(),
+            said=said,
+            at=at,
+        ),
         why=CODES["F131"].why,
         cause="",
         fixes=where.fixes(),
@@ -123,22 +154,28 @@ def of_others(
 ) -> Finding:
     """F133, F134 or F136: other processes of the run, which `who` names, have been killed, are stopped or
     give no sign, as `code` says, and for how long. `activity` is None where that of the run is not known."""
-    during = "" if activity is None else f" in {moment_words(activity.moment.phase, activity.step)}"
-    waits = f"{during}, and the others wait for it"
+    during = (
+        ""
+        if activity is None
+        else tr(" in {moment_words}", moment_words=moment_words(activity.moment.phase, activity.step))
+    )
+    waits = tr("{during}, and the others wait for it", during=during)
     match code:
         case "F133":
-            last = f"; the last sign came {seconds:.0f} s ago" if seconds else ""
-            seen = f"{who} ended without an error message{during}{last}"
-            cause = (
-                "It was killed: by the system because memory ran out (see dmesg on its machine), by a "
-                "scheduler, or by hand; or its machine went down."
+            last = tr("; the last sign came {seconds:.0f} s ago", seconds=seconds) if seconds else ""
+            seen = tr("{who} ended without an error message{during}{last}", who=who, during=during, last=last)
+            cause = tr(
+                "It was killed: by the system because memory ran out (see dmesg on its machine), "
+                "by a scheduler, or by hand; or its machine went down."
             )
         case "F134":
-            seen = f"{who} has been stopped for {seconds:.0f} s{waits}"
-            cause = "It got SIGSTOP: from a scheduler that suspends jobs, from `kill -STOP`, or Ctrl-Z."
+            seen = tr(
+                "{who} has been stopped for {seconds:.0f} s{waits}", who=who, seconds=seconds, waits=waits
+            )
+            cause = tr("It got SIGSTOP: from a scheduler that suspends jobs, from `kill -STOP`, or Ctrl-Z.")
         case _:
-            seen = f"{who} gave no sign for {seconds:.0f} s{waits}"
-            cause = "The machine or its network is down, or its processes are stopped."
+            seen = tr("{who} gave no sign for {seconds:.0f} s{waits}", who=who, seconds=seconds, waits=waits)
+            cause = tr("The machine or its network is down, or its processes are stopped.")
     return Finding(
         code=code,
         seen=seen,
@@ -152,7 +189,7 @@ def of_others(
 def text_of(finding: Finding) -> list[str]:
     """A finding in its four parts, as lines."""
     parts = [finding.seen, finding.why, finding.cause]
-    lines = coded(finding.code, " ".join(sentence(p) for p in parts if p))
+    lines = coded(finding.code, joined(" ", [sentence(p) for p in parts if p]))
     for fix in finding.fixes:
         lines += coded("", sentence(fix.text))
         # In one line, so that it can be copied.
@@ -181,9 +218,15 @@ def say(finding: Finding) -> None:
 
 def say_of_another(failed: Failed) -> None:
     """Print in a line what another machine has said in full."""
-    what = f": {failed.name} {failed.seen}" if failed.name else f" with exit code {failed.code}"
-    words = f"covey: rank {failed.rank} on {failed.host} ended the run{what}"
-    os.write(2, f"{words}. The output of that machine says more.\n".encode())
+    what = (
+        tr(": {name} {seen}", name=failed.name, seen=failed.seen)
+        if failed.name
+        else tr(" with exit code {code}", code=failed.code)
+    )
+    words = tr(
+        "covey: rank {rank} on {host} ended the run{what}", rank=failed.rank, host=failed.host, what=what
+    )
+    os.write(2, spoken(tr("{words}. The output of that machine says more.\n", words=words)).encode())
 
 
 def stack_path(output_dir: Path, rank: int) -> Path:
@@ -193,10 +236,12 @@ def stack_path(output_dir: Path, rank: int) -> Path:
 
 def _go_on(output_dir: Path | None) -> Fix:
     if output_dir is None:
-        return Fix(text="run the same command again; this run had not saved anything yet")
+        return Fix(text=tr("run the same command again; this run had not saved anything yet"))
     newest = newest_checkpoint(output_dir)
     text = (
-        "no checkpoint was saved yet: this starts at step 0" if newest is None else f"goes on from {newest}"
+        tr("no checkpoint was saved yet: this starts at step 0")
+        if newest is None
+        else tr("goes on from {newest}", newest=newest)
     )
     return Fix(text=text, edits={"resume_from_checkpoint": "auto"})
 

@@ -18,6 +18,7 @@ from covey.health.weights import WeightWatch
 from covey.health.words import broken
 from covey.plan.check_steps import StepRefusal
 from covey.rollout.collect import Collected
+from covey.texts import tr
 from covey.types import Batch, StepResult, TrainSample
 
 # Mean |logprob - sampler's logprob| that rounding explains. bfloat16: slime's gate of 0.1 between engines.
@@ -69,8 +70,12 @@ class Guards:
             raise broken(
                 "F124",
                 version + 1,
-                f"{len(self.untrained)} tensors of the model are frozen: {', '.join(self.untrained[:3])}",
-                "They became so while the model was loaded; without an adapter every tensor is trained.",
+                tr(
+                    "{num_untrained} tensors of the model are frozen: {untrained}",
+                    num_untrained=len(self.untrained),
+                    untrained=", ".join(self.untrained[:3]),
+                ),
+                tr("They became so while the model was loaded; without an adapter every tensor is trained."),
             )
         self._on_all_ranks(lambda: check_steps(collected.groups, self.step_refusals, version + 1))
         facts = RolloutFacts(

@@ -26,6 +26,7 @@ from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
 from covey.rollout.publisher import Publisher
 from covey.rollout.records import records_of
+from covey.texts import tr
 from covey.training.evaluate import Best, EvalTimes, Evaluator
 from covey.training.guards import Guards
 from covey.training.limits import Limits, Signals
@@ -149,7 +150,7 @@ class Job:
         return [
             Finding(
                 code="W170",
-                seen=own or "on another rank decoding goes on without CUDA graphs, since one failed",
+                seen=own or tr("on another rank decoding goes on without CUDA graphs, since one failed"),
                 why=CODES["W170"].why,
                 cause="",
                 severity=Severity.WARNING,
@@ -304,9 +305,12 @@ class Job:
         is_best = self.best.update(metrics, step)
         patience = self.limits.patience
         if patience is not None and self.best.num_worse >= patience and not is_last:
-            self.ended_by = (
-                f"{self.best.num_worse} evaluations without a better {self.best.metric} than "
-                f"{self.best.value} of step {self.best.step}"
+            self.ended_by = tr(
+                "{num_worse} evaluations without a better {metric} than {value} of step {step}",
+                num_worse=self.best.num_worse,
+                metric=self.best.metric,
+                value=self.best.value,
+                step=self.best.step,
             )
         return metrics, is_best
 
@@ -318,13 +322,15 @@ class Job:
         shown = [n for n in metrics if n.endswith(("reward", "/mean")) or "pass@" in n]
         shown = [n for n in shown if "tasks/" not in n or n.endswith("reward")]
         values = ", ".join(f"{n} {metrics[n].value:.4g}" for n in shown if metrics[n].value is not None)
-        self.recorder.say(f"eval      step {self.progress.step}: {values}")
+        self.recorder.say(tr("eval      step {step}: {values}", step=self.progress.step, values=values))
         return metrics
 
     def _report(self, findings: Sequence[Finding]) -> None:
         """Say and record what is unusual and stops nothing."""
         for found in findings:
-            self.recorder.say(*coded(found.code, f"{sentence(found.seen)} {found.cause}"))
+            self.recorder.say(
+                *coded(found.code, tr("{sentence} {cause}", sentence=sentence(found.seen), cause=found.cause))
+            )
             self._record_finding(found)
 
     def _record_finding(self, found: Finding) -> None:
@@ -355,7 +361,7 @@ class Job:
         number, is_late = self.comm.max([float(self.signals.received), late])
         self.signals.agreed = int(number)
         if is_late:
-            self.ended_by = f"max_minutes {limit:g}"
+            self.ended_by = tr("max_minutes {limit:g}", limit=limit)
 
 
 def _records(collected: Collected, rows: Sequence[TrainSample]) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from covey.texts import tr
+
 _POLL_S = 0.05
 _PREFIX = "covey"
 
@@ -167,4 +169,8 @@ class _Table:
         there = [name for name in names if self.store.check([name])]
         silent = [name.removeprefix("hello/") for name in names if name not in there]
         ranks = [name for name in silent if name.isdigit()]
-        raise NotThere(f"rank {', '.join(ranks)} did not come" if ranks else "the ranks did not all answer")
+        raise NotThere(
+            tr("rank {ranks} did not come", ranks=", ".join(ranks))
+            if ranks
+            else tr("the ranks did not all answer")
+        )

@@ -13,6 +13,7 @@ import torch
 from covey.codes import CODES
 from covey.plan.disk import size
 from covey.plan.memory import LIBRARIES, MemoryPlan
+from covey.texts import tr
 from covey.types import Finding, Metric, Severity
 
 MOST_OVER = 0.15
@@ -113,15 +114,19 @@ def compared(measured: int, plan: MemoryPlan, step: int, *, is_gpu: bool) -> Com
     found = Comparison(measured_bytes=measured, forecast_bytes=forecast)
     if not is_gpu or found.error <= MOST_OVER:
         return found
-    seen = (
-        f"the GPU held {size(measured)} at most by the end of step {step}, and the forecast was "
-        f"{size(forecast)}, in the phase {binding.name}"
+    seen = tr(
+        "the GPU held {size} at most by the end of step {step}, and the forecast was {size2}, in "
+        "the phase {name}",
+        size=size(measured),
+        step=step,
+        size2=size(forecast),
+        name=binding.name,
     )
     finding = Finding(
         code="W176",
         seen=seen,
         why=CODES["W176"].why,
-        cause="The metrics memory/PHASE/peak_gib say which phase took it.",
+        cause=tr("The metrics memory/PHASE/peak_gib say which phase took it."),
         severity=Severity.WARNING,
         step=step,
     )

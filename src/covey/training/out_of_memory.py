@@ -13,6 +13,7 @@ from covey.plan.check_run import protected_changes
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.memory import memory_plan
+from covey.texts import joined, tr
 from covey.training.failure import Where
 from covey.training.together import Together
 from covey.types import Finding, Fix
@@ -36,8 +37,16 @@ class Asked(NamedTuple):
         """`; it asked for 2.0 GB, and 1.1 GB of 80 GB were free`."""
         if self.asked is None:
             return ""
-        free = "" if self.free is None or self.total is None else f"{size(self.free)} of {size(self.total)}"
-        return f"; it asked for {size(self.asked)}{f', and {free} were free' if free else ''}"
+        free = (
+            ""
+            if self.free is None or self.total is None
+            else tr("{size} of {size2}", size=size(self.free), size2=size(self.total))
+        )
+        return tr(
+            "; it asked for {size}{words}",
+            size=size(self.asked),
+            words=tr(", and {free} were free", free=free) if free else "",
+        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -56,13 +65,19 @@ def explain_memory(
     if not is_out_of_memory(error):
         return None
     where = Where(others.rank, others.world, others.activity, others.output_dir)
-    what = "the GPU" if facts.cuda and not isinstance(error, MemoryError) else "this machine"
+    what = tr("the GPU") if facts.cuda and not isinstance(error, MemoryError) else tr("this machine")
     asked = asked_in(str(error))
     stack, go_on = (where.fixes()[0], where.fixes()[-1])
     less = _less(resolved, facts, go_on)
     return Finding(
         code="F135",
-        seen=f"{where.in_words()} ran out of memory of {what} in {where.moment()}{asked.in_words()}",
+        seen=tr(
+            "{in_words} ran out of memory of {what} in {moment}{in_words2}",
+            in_words=where.in_words(),
+            what=what,
+            moment=where.moment(),
+            in_words2=asked.in_words(),
+        ),
         why=CODES["F135"].why,
         cause=_cause(resolved, facts, where.activity.moment.phase, asked),
         fixes=(*less, *(() if less else (go_on,)), *((stack,) if stack != go_on else ())),
@@ -98,10 +113,15 @@ def _less(resolved: Resolved, facts: Facts, go_on: Fix) -> list[Fix]:
         changes = tuple((n, getattr(resolved.config, n), value) for n, value in fix.edits.items())
         if "tuner_type" in fix.edits:
             # No checkpoint of this run has what that starts from.
-            fixes.append(Fix(text=f"{fix.text}, in a run of its own", edits=fix.edits))
+            fixes.append(Fix(text=tr("{text}, in a run of its own", text=fix.text), edits=fix.edits))
             continue
         allowed = {"allow_changes": True} if protected_changes(changed, changes) else {}
-        fixes.append(Fix(text=f"{fix.text}; {go_on.text}", edits={**fix.edits, **go_on.edits, **allowed}))
+        fixes.append(
+            Fix(
+                text=tr("{text}; {text2}", text=fix.text, text2=go_on.text),
+                edits={**fix.edits, **go_on.edits, **allowed},
+            )
+        )
     return fixes
 
 
@@ -110,14 +130,32 @@ def _cause(resolved: Resolved, facts: Facts, phase: str, asked: Asked) -> str:
     words = []
     if plan.phases:
         of_phase = {p.name: p.num_bytes for p in plan.phases}.get(_FORECAST.get(phase, phase))
-        here = "" if of_phase is None else f"{size(of_phase)} in the phase {_FORECAST.get(phase, phase)}, "
-        free = "" if plan.free_bytes is None else f"; {size(plan.free_bytes)} were free when the run started"
+        here = (
+            ""
+            if of_phase is None
+            else tr(
+                "{size} in the phase {forecast}, ", size=size(of_phase), forecast=_FORECAST.get(phase, phase)
+            )
+        )
+        free = (
+            ""
+            if plan.free_bytes is None
+            else tr("; {size} were free when the run started", size=size(plan.free_bytes))
+        )
         words.append(
-            f"The forecast was {here}{size(plan.binding.num_bytes)} at most, in {plan.binding.name}, for one "
-            f"process{free}."
+            tr(
+                "The forecast was {here}{size} at most, in {name}, for one process{free}.",
+                here=here,
+                size=size(plan.binding.num_bytes),
+                name=plan.binding.name,
+                free=free,
+            )
         )
     if asked.idle is not None and asked.asked is not None and asked.idle > asked.asked:
         words.append(
-            f"{size(asked.idle)} were set aside by torch and not in use, in pieces that were too small."
+            tr(
+                "{size} were set aside by torch and not in use, in pieces that were too small.",
+                size=size(asked.idle),
+            )
         )
-    return " ".join(words)
+    return joined(" ", words)

@@ -16,6 +16,7 @@ from covey.errors import ConfigError
 from covey.plan.layout import Layout
 from covey.plan.problem import problem
 from covey.telemetry.owner import LOCK
+from covey.texts import joined, tr
 from covey.training.machines import Machines
 from covey.training.process import own_device
 from covey.types import Fix, Problem
@@ -46,10 +47,16 @@ def refuse_apart(output_dir: Path, comm: Comm, machines: Machines) -> None:
     blind = [rank for rank, content in enumerate(comm.gather_json(_content(path))) if content != expected]
     if blind:
         hosts = sorted({machines.host_of(rank) for rank in blind})
-        writer = f"rank 0 on {machines.host_of(0)}"
-        seen = f"{ranks_word(blind)} on {', '.join(hosts)} cannot see what {writer} writes to {output_dir}."
-        cause = "The directory is on a disk of one machine."
-        shared = Fix(text="a directory on a file system that all machines share: --output_dir DIR")
+        writer = tr("rank 0 on {host_of}", host_of=machines.host_of(0))
+        seen = tr(
+            "{ranks_word} on {hosts} cannot see what {writer} writes to {output_dir}.",
+            ranks_word=ranks_word(blind),
+            hosts=", ".join(hosts),
+            writer=writer,
+            output_dir=output_dir,
+        )
+        cause = tr("The directory is on a disk of one machine.")
+        shared = Fix(text=tr("a directory on a file system that all machines share: --output_dir DIR"))
         raise ConfigError([problem("E414", "output_dir", seen, cause, shared)])
 
 
@@ -64,12 +71,17 @@ def two_on_one_gpu(of_ranks: list[dict[str, str]]) -> list[Problem]:
         return []
     gpu, ranks = shared[0]
     host = of_ranks[ranks[0]]["host"]
-    seen = f"{ranks_word(ranks)} are on one GPU{f' of {host}' if host else ''}: {gpu}."
-    cause = "CUDA_VISIBLE_DEVICES, or the launcher, shows the same GPU to several processes."
-    each = Fix(
-        text="show each process its own GPU, or all of them to every process; with srun --gpus-per-task=1"
+    seen = tr(
+        "{ranks_word} are on one GPU{words}: {gpu}.",
+        ranks_word=ranks_word(ranks),
+        words=tr(" of {host}", host=host) if host else "",
+        gpu=gpu,
     )
-    fewer = Fix(text="start one process for each GPU: --nproc_per_node")
+    cause = tr("CUDA_VISIBLE_DEVICES, or the launcher, shows the same GPU to several processes.")
+    each = Fix(
+        text=tr("show each process its own GPU, or all of them to every process; with srun --gpus-per-task=1")
+    )
+    fewer = Fix(text=tr("start one process for each GPU: --nproc_per_node"))
     return [problem("E209", "nproc_per_node", seen, cause, each, fewer)]
 
 
@@ -82,16 +94,22 @@ def split_over_machines(of_ranks: list[dict[str, str]], num_shards: int) -> list
         group = of_ranks[first : first + num_shards]
         if len(group) == num_shards and len({place["machine"] for place in group}) == 1:
             continue
-        hosts = " and ".join(dict.fromkeys(place["host"] for place in group))
-        seen = (
-            f"--fsdp hybrid_shard splits the model over the {num_shards} processes of a machine, and ranks "
-            f"{first} to {first + len(group) - 1} are on {hosts}."
+        hosts = joined(tr(" and "), dict.fromkeys(place["host"] for place in group))
+        seen = tr(
+            "--fsdp hybrid_shard splits the model over the {num_shards} processes of a machine, "
+            "and ranks {first} to {first2} are on {hosts}.",
+            num_shards=num_shards,
+            first=first,
+            first2=first + len(group) - 1,
+            hosts=hosts,
         )
         alike = Fix(
-            text="give each machine the same number of processes, and number them machine by machine: srun "
-            "--distribution=block"
+            text=tr(
+                "give each machine the same number of processes, and number them machine by "
+                "machine: srun --distribution=block"
+            )
         )
-        all_of_them = Fix(text="split over all processes", edits={"fsdp": "full_shard"})
+        all_of_them = Fix(text=tr("split over all processes"), edits={"fsdp": "full_shard"})
         return [problem("E370", "fsdp", seen, "", alike, all_of_them)]
     return []
 

@@ -23,6 +23,8 @@ from covey.errors import ConfigError, OtherRankFailed
 from covey.exits import interrupt_thread
 from covey.plan.check_launch import num_ranks
 from covey.plan.problem import problem
+from covey.texts import tr
+from covey.texts.language import spoken
 from covey.training.limits import Signals
 from covey.training.link import Met, NotThere, meet, route_to_others, store_of_group
 from covey.training.machines import MEET_S, Machines
@@ -109,8 +111,13 @@ def _make_process_group(world: int, machines: Machines | None) -> Met:
     where one of another machine has ended with an error of its own."""
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     rank = os.environ["RANK"]
-    words = f"covey: rank {rank} of {world} waits for the other ranks at {where}\n"
-    patience = threading.Timer(_PATIENCE_S, sys.stderr.write, [words])
+    words = tr(
+        "covey: rank {rank} of {world} waits for the other ranks at {where}\n",
+        rank=rank,
+        world=world,
+        where=where,
+    )
+    patience = threading.Timer(_PATIENCE_S, sys.stderr.write, [spoken(words)])
     patience.daemon = True
     patience.start()
     try:
@@ -125,9 +132,15 @@ def _make_process_group(world: int, machines: Machines | None) -> Met:
         return met
     except (dist.DistError, NotThere, ValueError) as error:
         if machines is not None and machines.has_refused():
-            raise OtherRankFailed("another rank has ended with an error before all had met") from error
-        seen = f"Rank {rank} of {world} could not join the others at {where}: {str(error).splitlines()[0]}."
-        again = Fix(text="start all ranks together: `torchrun --nproc_per_node N -m covey train ...`")
+            raise OtherRankFailed(tr("another rank has ended with an error before all had met")) from error
+        seen = tr(
+            "Rank {rank} of {world} could not join the others at {where}: {splitlines}.",
+            rank=rank,
+            world=world,
+            where=where,
+            splitlines=str(error).splitlines()[0],
+        )
+        again = Fix(text=tr("start all ranks together: `torchrun --nproc_per_node N -m covey train ...`"))
         raise ConfigError([problem("E375", "MASTER_ADDR", seen, "", again)]) from error
     finally:
         patience.cancel()
@@ -222,9 +235,13 @@ def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
         activity.is_asked_to_stop = True
         if activity.may_stop:
             activity.may_stop = False
-            sys.stderr.write("covey: leaving this rollout, then saving; Ctrl-C again ends at once\n")
+            sys.stderr.write(
+                spoken(tr("covey: leaving this rollout, then saving; Ctrl-C again ends at once\n"))
+            )
             raise Stopped
-        sys.stderr.write("covey: ending after this step, then saving; Ctrl-C again ends at once\n")
+        sys.stderr.write(
+            spoken(tr("covey: ending after this step, then saving; Ctrl-C again ends at once\n"))
+        )
 
     before = {number: signal.signal(number, ask) for number in SIGNAL_CODES}
     try:

@@ -22,6 +22,8 @@ from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
+from covey.texts import tr
+from covey.texts.language import spoken
 from covey.training.facts import Survey, model_dir
 from covey.training.run import Outcome, train
 from covey.training.together import Together
@@ -86,7 +88,12 @@ def quickstart(resolved: Resolved, found: Survey | None = None, others: Together
     before = None
     if speaks and config.resume_from_checkpoint is None:
         before = measure(model_dir(config), config.max_completion_length, config.kernels)
-        _say(f"held-out accuracy before training: {before.accuracy:.3f} (512 prompts, one sample each)")
+        _say(
+            tr(
+                "held-out accuracy before training: {accuracy:.3f} (512 prompts, one sample each)",
+                accuracy=before.accuracy,
+            )
+        )
     started = time.perf_counter()
     outcome = train(resolved, found, others)
     seconds = time.perf_counter() - started
@@ -97,25 +104,41 @@ def quickstart(resolved: Resolved, found: Survey | None = None, others: Together
 
 
 def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds: float) -> str:
-    first = f"{before.accuracy:.3f} -> " if before is not None else ""
+    first = tr("{accuracy:.3f} -> ", accuracy=before.accuracy) if before is not None else ""
     run = os.path.relpath(outcome.output_dir)
     typed = os.path.relpath(sys.argv[0]) if os.path.basename(sys.argv[0]) == "covey" else "covey"
     return "\n".join(
         [
             "",
-            f"held-out accuracy  {first}{after.accuracy:.3f}   ({outcome.step} steps, {seconds:.1f} s)",
+            tr(
+                "held-out accuracy  {first}{accuracy:.3f}   ({step} steps, {seconds:.1f} s)",
+                first=first,
+                accuracy=after.accuracy,
+                step=outcome.step,
+                seconds=seconds,
+            ),
             "",
             *_samples(before.groups if before is not None else None, after.groups),
             "",
-            f"run directory      {run}",
-            f"reward plot        {run}/reward.png",
-            f"model              {os.path.relpath(outcome.checkpoint)}   (loads with from_pretrained)",
+            tr("run directory      {run}", run=run),
+            tr("reward plot        {run}/reward.png", run=run),
+            tr(
+                "model              {relpath}   (loads with from_pretrained)",
+                relpath=os.path.relpath(outcome.checkpoint),
+            ),
             "",
             "next:",
-            f"  {typed} quickstart --max_steps {2 * outcome.total_steps} --output_dir {run} "
-            "--resume_from_checkpoint latest --allow_changes true",
-            f"  {typed} train --model DIR --dataset FILE.jsonl --reward_funcs accuracy format",
-            f"  {typed} train --help",
+            tr(
+                "  {typed} quickstart --max_steps {total_steps} --output_dir {run} "
+                "--resume_from_checkpoint latest --allow_changes true",
+                typed=typed,
+                total_steps=2 * outcome.total_steps,
+                run=run,
+            ),
+            tr(
+                "  {typed} train --model DIR --dataset FILE.jsonl --reward_funcs accuracy format", typed=typed
+            ),
+            tr("  {typed} train --help", typed=typed),
             "",
         ]
     )
@@ -126,7 +149,13 @@ def _samples(before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup])
     lines = []
     for number in range(_SHOWN):
         row = task.held_out_rows()[number]
-        lines.append(f"{row['messages'][0]['content']}  (gold {row['solution']})")
+        lines.append(
+            tr(
+                "{content}  (gold {solution})",
+                content=row["messages"][0]["content"],
+                solution=row["solution"],
+            )
+        )
         for name, groups in (("before", before), ("after", after)):
             if groups is not None:
                 scored = groups[number]
@@ -136,5 +165,5 @@ def _samples(before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup])
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(spoken(text) + "\n")
     sys.stdout.flush()

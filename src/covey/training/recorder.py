@@ -11,6 +11,7 @@ from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Lock
 from covey.telemetry.trackers.factory import Trackers
+from covey.texts.language import spoken
 from covey.training.failure import writing
 from covey.types import StepRecord
 
@@ -74,7 +75,7 @@ class Recorder:
         """Show lines on the terminal."""
         if self.console is not None:
             for line in lines:
-                self.console.say(line)
+                self.console.say(spoken(line))
 
     def _is_due(self, step: int) -> bool:
         return step == 1 or step % self.every == 0 or step == self.total_steps

@@ -26,6 +26,7 @@ from covey.telemetry.owner import Lock
 from covey.telemetry.plot import plot_rewards
 from covey.telemetry.trackers.factory import PATIENCE_S
 from covey.telemetry.trackers.factory import start as start_trackers
+from covey.texts import tr
 from covey.training.agreement import refuse_differences
 from covey.training.announce import closing, opening, slow_attention
 from covey.training.build import build_job
@@ -173,8 +174,8 @@ def _rounded_update(job: Job) -> list[str]:
     if job.backend.policy.adapter is None or not job.guards.is_low_precision:
         return []
     return [
-        "object    the update of the adapter is added to the model in bfloat16, which rounds small",
-        "          changes away; `covey export CHECKPOINT --merge` adds the adapter in float32",
+        tr("object    the update of the adapter is added to the model in bfloat16, which rounds small"),
+        tr("          changes away; `covey export CHECKPOINT --merge` adds the adapter in float32"),
     ]
 
 
@@ -194,13 +195,13 @@ def _plot(recorder: Recorder) -> None:
     try:
         plot_rewards(recorder.files.metrics_path, output / "reward.png", title=output.name)
     except (OSError, ValueError, CoveyError) as error:
-        recorder.say(f"plot      no reward.png: {error}")
+        recorder.say(tr("plot      no reward.png: {error}", error=error))
 
 
 def report_layout(job: Job) -> None:
     """Say where the model needs a slower layout or slower attention than others."""
     if job.backend.policy.stream == "padded":
-        seen = "the model does not keep packed rows apart (found by the probe at load)"
+        seen = tr("the model does not keep packed rows apart (found by the probe at load)")
         job.recorder.event("finding", step=job.progress.step, code="F105", seen=seen)
     slow = slow_attention(job.backend.sampler)
     if slow:
@@ -221,7 +222,7 @@ def _start_trackers(config: Config, job: Job, others: Together) -> None:
         run_name=config.run_name or job.saver.output_dir.name,
         output_dir=job.saver.output_dir,
         config=config.model_dump(),
-        say=lambda text: recorder.say(f"tracker   {text}"),
+        say=lambda text: recorder.say(tr("tracker   {text}", text=text)),
         event=event,
         may_exit=others.may_exit,
     )

@@ -23,6 +23,7 @@ from covey.rollout.server.http import Access, HttpServer
 from covey.rollout.server.wire import BUCKET_BYTES, MARKER, NO_VERSION, ServerStatus
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
+from covey.texts import tr
 from covey.training.process import own_device
 
 # Of vLLM's cache on a CPU; on a GPU it takes its share.
@@ -99,10 +100,11 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
     server = HttpServer(serving.socket, front, access, serving.tls)
     server.start()
     if isinstance(engine, VllmEngine):
-        say(f"engine    {engine.in_words()}")
-    say(f"rollout   {serving.name}, {about.dtype}, on {device}; no weights are published yet")
-    say(f"token     {serving.token_file}")
-    say(f"ready     {about.name}")
+        say(tr("engine    {in_words}", in_words=engine.in_words()))
+    what = {"name": serving.name, "dtype": about.dtype, "device": device}
+    say(tr("rollout   {name}, {dtype}, on {device}; no weights are published yet", **what))
+    say(tr("token     {token_file}", token_file=serving.token_file))
+    say(tr("ready     {name}", name=about.name))
     try:
         front.serve()
     finally:

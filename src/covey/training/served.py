@@ -18,6 +18,7 @@ from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.group_send import GroupSender
 from covey.rollout.server.remote import RolloutServer, Server
 from covey.rollout.server.vllm_serve import VllmServe
+from covey.texts import tr
 
 
 def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> ServerEngine:
@@ -27,7 +28,12 @@ def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> S
     token = "" if config.rollout_token_file is None else read_token(config.rollout_token_file)
     # All ranks are one run to a server, and another run than any that came before.
     run = comm.gather_json(secrets.token_hex(8))[0]
-    name = f"{os.path.abspath(config.output_dir)} (process {os.getpid()} on {socket.gethostname()})"
+    name = tr(
+        "{abspath} (process {getpid} on {gethostname})",
+        abspath=os.path.abspath(config.output_dir),
+        getpid=os.getpid(),
+        gethostname=socket.gethostname(),
+    )
     known = {server.address: server for server in facts.servers or ()}
 
     def server_at(address: str) -> RolloutServer:

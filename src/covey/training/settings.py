@@ -26,6 +26,7 @@ from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.plan.layout import Layout
 from covey.plan.shape import tokens_per_pass
+from covey.texts import tr
 from covey.training.evaluate import EvalTimes
 from covey.training.limits import Limits
 from covey.training.objective import EntropyBonus, Objective, OptionSchedule
@@ -201,7 +202,7 @@ def without_start_options(resolved: Resolved) -> Resolved:
     resume."""
     once = ("overwrite_output_dir", "resume_from_checkpoint", "allow_changes", "stop_after_steps")
     defaults = {name: Config.model_fields[name].default for name in once}
-    sources = {**resolved.sources, **dict.fromkeys(once, "default, whatever this start was given")}
+    sources = {**resolved.sources, **dict.fromkeys(once, tr("default, whatever this start was given"))}
     return replace(resolved, config=resolved.config.model_copy(update=defaults), sources=sources)
 
 

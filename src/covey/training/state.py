@@ -18,6 +18,7 @@ from covey.health.rules import Rules
 from covey.health.words import broken
 from covey.learner.backends.base import Backend
 from covey.learner.reference import MovingReference
+from covey.texts import tr
 from covey.training.guards import Guards
 from covey.types import AnnotatedSample, Finish, Fix, Metric, Sample, TrainSample
 
@@ -61,11 +62,17 @@ class Progress:
         now = self._upcoming(self.rollout)
         if now != before:
             rows, former = ([row for row, _ in prompts[:4]] for prompts in (now, before))
-            seen = f"the next prompts are the rows {rows}, those of the stopped run were {former}"
+            seen = tr(
+                "the next prompts are the rows {rows}, those of the stopped run were {former}",
+                rows=rows,
+                former=former,
+            )
             if rows == former:
-                seen = f"the next prompts, of the rows {rows}, have other text than in the stopped run"
-            cause = "The data set holds other rows than before, or they are drawn in another order."
-            fix = Fix(text="resume with the data of the stopped run, or start a run of its own")
+                seen = tr(
+                    "the next prompts, of the rows {rows}, have other text than in the stopped run", rows=rows
+                )
+            cause = tr("The data set holds other rows than before, or they are drawn in another order.")
+            fix = Fix(text=tr("resume with the data of the stopped run, or start a run of its own"))
             raise broken("F126", self.step, seen, cause, fix)
 
 
@@ -74,9 +81,13 @@ def check_position(progress: Progress, buffer: RolloutBuffer) -> None:
     if progress.began is None or progress.step - progress.began == buffer.done:
         return
     taken = progress.step - progress.began
-    seen = f"{taken} steps of the rollout were taken, and the resume goes on after {buffer.done} of them"
-    cause = "The checkpoint holds parts of different moments."
-    raise broken("F126", progress.step, seen, cause, Fix(text="resume from another checkpoint"))
+    seen = tr(
+        "{taken} steps of the rollout were taken, and the resume goes on after {done} of them",
+        taken=taken,
+        done=buffer.done,
+    )
+    cause = tr("The checkpoint holds parts of different moments.")
+    raise broken("F126", progress.step, seen, cause, Fix(text=tr("resume from another checkpoint")))
 
 
 class OptimizerState:
@@ -219,7 +230,7 @@ class RolloutBuffer:
         split: dict[str, list[Tensor | None]] = {}
         for kind, field in _ANNOTATIONS.items():
             if kind in state.tensors and state.tensors[kind].numel() != sum(counts):
-                raise CheckpointError(f"the rollout's {kind} logprobs do not fit its samples")
+                raise CheckpointError(tr("the rollout's {kind} logprobs do not fit its samples", kind=kind))
             whole = state.tensors.get(kind)
             split[field] = [None] * len(counts) if whole is None else list(whole.split(counts))
         self.rows = tuple(

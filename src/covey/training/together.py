@@ -27,6 +27,7 @@ from covey.exits import AT_FAULT, GUARDED, RESTARTED, end_now, leave_code
 from covey.health.watchdog import flush_output
 from covey.meeting import RAISED, Meeting, meeting, remember_run
 from covey.telemetry.owner import Lock
+from covey.texts import tr
 from covey.training import failure
 from covey.training.machines import Failed, Machines, over_machines
 from covey.types import Finding
@@ -240,7 +241,7 @@ class Together:
         if machines.failed is not None:
             self._end_after_machine(machines.failed)
         for silent in machines.silent():
-            who = f"{ranks_word(silent.ranks)} on {silent.host}"
+            who = tr("{ranks_word} on {host}", ranks_word=ranks_word(silent.ranks), host=silent.host)
             if self._lost_contact and silent.seconds > _LOST_S:
                 self._fail_for("F133", who, 1, silent.seconds)
             limit = STOPPED_S * _SILENT_TIMES
@@ -254,7 +255,12 @@ class Together:
     def _process(self, rank: int) -> str:
         assert self.place is not None
         pid, host = (self.place.process(rank) or (0, ""))[0], self._host()
-        return f"rank {rank} (process {pid}{f' on {host}' if host else ''})"
+        return tr(
+            "rank {rank} (process {pid}{words})",
+            rank=rank,
+            pid=pid,
+            words=tr(" on {host}", host=host) if host else "",
+        )
 
     def _host(self) -> str:
         """This machine's name, where there are others."""

@@ -13,13 +13,16 @@ from covey.exits import leave_stuck
 from covey.health.watchdog import Watchdog, Watched, allowances, flush_output
 from covey.options.schema import Config
 from covey.telemetry.owner import Lock
+from covey.texts import tr
 from covey.training.failure import record, say
 from covey.training.process import gpu_memory, interrupt, nccl_trace
 from covey.types import Finding, Fix
 
 _RESTART = Fix(
-    text="covey has interrupted the call; if it does not return, restart the program, or the kernel of the "
-    "notebook"
+    text=tr(
+        "covey has interrupted the call; if it does not return, restart the program, or the "
+        "kernel of the notebook"
+    )
 )
 
 

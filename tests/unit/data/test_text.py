@@ -375,4 +375,5 @@ def test_how_a_template_begins_a_prompt(template, bos, problem, codec):
     made = None if template is None else compiled(template, "the template")
     found = prompt_problem(replace(codec, chat_template=made, special_tokens=special))
     assert (found is None) == (problem is None), found
-    assert found is None or problem in found
+    assert found is None or problem in found.words
+    assert found is None or ("ends a prompt" in problem) == bool(found.opening)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from covey.plan.facts import LeftOut, MissingColumn, UnreadableFile
+from covey.plan.facts import DataProblem, HubProblem, LeftOut, MissingColumn, UnreadableFile
 from support.checks import GOOD, Case, assert_fixes_mend, assert_says, edits_of, facts, found, one
 
 SOLUTION = MissingColumn(column="solution", needed_by="the reward accuracy")
@@ -15,11 +15,14 @@ CASES = [
     Case(code="E302", option="dataset", words="train.jsonl cannot be read: line 3",
          facts=facts(dataset_unreadable=(UnreadableFile(path="train.jsonl", words="line 3"),),
                      num_prompts=0)),
-    Case(code="E302", option="dataset", words="no split tset", facts=facts(data_problem="no split tset")),
+    Case(code="E302", option="dataset", words="no split tset",
+         facts=facts(data_problem=DataProblem(words="no split tset"))),
     Case(code="E302", option="columns", words="no column questoin",
-         facts=facts(data_problem="no column questoin"), options={"columns": {"questoin": "question"}}),
+         facts=facts(data_problem=DataProblem(words="no column questoin", option="columns")),
+         options={"columns": {"questoin": "question"}}),
     Case(code="E302", option="dataset", words="#0 takes no rows",
-         facts=facts(data_problem="#0 takes no rows"), options={"columns": {"q": "question"}}),
+         facts=facts(data_problem=DataProblem(words="#0 takes no rows")),
+         options={"columns": {"q": "question"}}),
     Case(code="E303", option="dataset", words="No column solution, which the reward accuracy needs. "
          "There are: prompt, solutions.",
          facts=facts(missing_columns=(SOLUTION,), columns=("prompt", "solutions"))),
@@ -28,13 +31,16 @@ CASES = [
          options={"val_dataset": ["test=v.jsonl#50"]}),
     Case(code="E302", option="dataset", words="a.jsonl has no subsets or splits",
          facts=facts(dataset_unreadable=(UnreadableFile(path="a.jsonl",
-                                                        words="a.jsonl has no subsets or splits"),)),
+                                                        words="a.jsonl has no subsets or splits",
+                                                        kind="one_file", subject="a.jsonl"),)),
          options={"dataset": ["a.jsonl:main@train#100"]}),
     Case(code="E302", option="streaming", words="take away --streaming",
-         facts=facts(data_problem="quickstart lies in memory: take away --streaming"),
+         facts=facts(data_problem=DataProblem(words="quickstart lies in memory: take away --streaming",
+                                              option="streaming")),
          options={"streaming": True, "max_steps": 5}),
     Case(code="E302", option="val_dataset", words="the set to evaluate on, math, has no usable prompt",
-         facts=facts(data_problem="the set to evaluate on, math, has no usable prompt"),
+         facts=facts(data_problem=DataProblem(words="the set to evaluate on, math, has no usable prompt",
+                                              option="val_dataset")),
          options={"val_dataset": ["math.jsonl"]}),
     Case(code="E303", option="dataset", words="No column prompt or question, which every prompt needs.",
          facts=facts(missing_columns=(MissingColumn(column="prompt or question", needed_by="every prompt"),),
@@ -67,7 +73,8 @@ CASES = [
     Case(code="E312", option="dataset", words="images, audio or video: image, clip.",
          facts=facts(media_columns=("image", "clip"))),
     Case(code="E321", option="dataset", words="gsm8k is not in the cache",
-         facts=facts(hub_problem="gsm8k is not in the cache", num_prompts=None)),
+         facts=facts(hub_problem=HubProblem(name="gsm8k", words="gsm8k is not in the cache"),
+                     num_prompts=None)),
     Case(code="W105", option="max_length", words="10 prompts of 1000 are longer than max_length 100",
          facts=facts(num_prompts=990, num_prompts_too_long=10), options={"max_length": 100}),
     Case(code="W111", option="dataset", words="3 rows without a prompt: 4, 9, 11.",
@@ -127,7 +134,8 @@ def test_each_missing_file_and_column_has_its_own_problem() -> None:
 
 
 def test_a_source_keeps_its_name_and_its_number_of_rows() -> None:
-    unread = (UnreadableFile(path="a.jsonl", words="a.jsonl has no subsets or splits"),)
+    words = "a.jsonl has no subsets or splits"
+    unread = (UnreadableFile(path="a.jsonl", words=words, kind="one_file", subject="a.jsonl"),)
     problem = one(facts(dataset_unreadable=unread), dataset=["a.jsonl@train#100", "b.jsonl"])
     assert edits_of(problem) == [{"dataset": ["a.jsonl#100", "b.jsonl"]}]
 

@@ -1,11 +1,13 @@
 """What is said of the model, its template, code, adapters, device, packages and prompts."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of
-from covey.plan.facts import Facts, ModelFault, TargetFacts
+from covey.plan.facts import Facts, FaultDetails, ModelFault, TargetFacts
+from covey.types import Problem
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -93,48 +95,64 @@ def test_fixes_mend(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "model", "words", "advice"),
+    ("fault", "cause", "model", "advice"),
     [
-        ("missing", "models/tiny", "models/tiny lacks 1 of 2 files of weights: b.safetensors",
-         "hf download ID --local-dir models/tiny"),
-        ("missing", "models/tiny", "a .safetensors file of models/tiny is damaged: header",
-         "fetch or copy that file again"),
-        ("missing", "models/tiny", "models/tiny has no tokenizer.json", "from the base model to models/tiny"),
-        ("missing", "models/tiny", "models/tiny has no config.json", "give the directory that holds"),
-        ("missing", "models/tiny", "models/tiny has no .safetensors file, the only format of weights that is "
-         "read", "give the directory that holds"),
-        ("kind", "runs/a/checkpoint-5", "runs/a/checkpoint-5 is an adapter of b, not a model",
-         "the adapter's directory as --adapters"),
-        ("kind", "models/tiny", "models/tiny/config.json has model_type 'new', which is not known",
-         "pip install -U transformers"),
-        ("format", "models/tiny", "models/tiny has only pickled weights (a.bin); convert to safetensors: X",
-         "M.from_pretrained('models/tiny')"),
-        ("hub", "org/m", "org/m is not on this machine, and HF_HUB_OFFLINE is set", "hf download org/m"),
-        ("hub", "hf::org/m", "https://huggingface.co does not answer", "hf download org/m`, then"),
-        ("template", "models/tiny", "chat_template absent.jinja cannot be read: no such file",
-         "--chat_template FILE.jinja"),
-        ("template", "models/tiny", "the chat template refused the messages: no system", "--chat_template"),
+        ("missing", "missing_shards", "models/tiny", "hf download ID --local-dir models/tiny"),
+        ("missing", "damaged", "models/tiny", "fetch or copy that file again"),
+        ("missing", "no_tokenizer", "models/tiny", "from the base model to models/tiny"),
+        ("missing", "slow_tokenizer", "models/tiny", "from the base model to models/tiny"),
+        ("missing", "no_config", "models/tiny", "give the directory that holds"),
+        ("missing", "no_weights", "models/tiny", "give the directory that holds"),
+        ("kind", "adapter", "runs/a/checkpoint-5", "the adapter's directory as --adapters"),
+        ("kind", "unknown_model_type", "models/tiny", "pip install -U transformers"),
+        ("format", "pickled_weights", "models/tiny", "M.from_pretrained('models/tiny')"),
+        ("hub", "offline", "org/m", "hf download org/m"),
+        ("hub", "", "hf::org/m", "hf download org/m`, then"),
+        (
+            "template",
+            "unreadable_template",
+            "models/tiny",
+            "a file that is there: --chat_template FILE",
+        ),
+        ("template", "refusing_template", "models/tiny", "a template that takes these messages"),
     ],
-)  # fmt: skip
+)
 def test_what_to_do_about_a_fault_of_the_model(
-    fault: ModelFault, model: str, words: str, advice: str
+    fault: ModelFault, cause: str, model: str, advice: str
 ) -> None:
-    problem = one(facts(model_problem=words, model_fault=fault), model=model)
-    assert advice in problem.fixes[0].text
-    assert words.partition(";")[0] in problem.seen
+    def said(subject: str) -> Problem:
+        details = FaultDetails(cause=cause, subject=subject)
+        if fault == "template":
+            return one(facts(template_problem="seen so", template_details=details), model=model)
+        return one(facts(model_problem="seen so", model_fault=fault, model_details=details), model=model)
+
+    assert advice in said(model).fixes[0].text
     # Whose fault it is is said, and once.
-    assert problem.seen.count(model) == 1 or "chat_template" in problem.seen
+    assert said(model).seen == "seen so" and said("/cache/m").seen == f"{model}: seen so"
+
+
+def test_a_template_that_an_option_gives_is_that_option_s() -> None:
+    details = FaultDetails(cause="unreadable_template", subject="chat_template")
+    problem = one(facts(template_problem="chat_template x cannot be read", template_details=details))
+    assert problem.seen == "chat_template x cannot be read"
+
+
+def test_shards_are_gathered_by_their_command() -> None:
+    details = FaultDetails(cause="shards", subject="models/tiny", command="python gather.py")
+    problem = one(facts(model_problem="shards", model_fault="shards", model_details=details))
+    assert problem.fixes[0].text.startswith("where you trust the files: `python gather.py`; then copy")
 
 
 def test_code_that_has_been_read_is_trusted_where_it_lies() -> None:
-    words = "models/tiny is a model whose code comes with it, and covey runs no such code: take another"
-    given = facts(model_problem=words, model_fault="code")
+    words = "models/tiny is a model whose code comes with it"
+    here = FaultDetails(cause="remote_code", subject="models/tiny")
+    given = facts(model_problem=words, model_fault="code", model_details=here)
     problem = one(given)
-    assert problem.seen == "models/tiny is a model whose code comes with it"
+    assert problem.seen == words
     assert edits_of(problem) == [{"trust_remote_code": True}, {}]
     assert_fixes_mend(Case(code="E318", option="model", words="code", facts=given))
     # A model of a hub needs its commit too, which nobody can guess.
-    fetched = facts(model_problem=words.replace("models/tiny", "/cache/m"), model_fault="code")
+    fetched = replace(given, model_details=FaultDetails(cause="remote_code", subject="/cache/m"))
     fixes = one(fetched, model="org/m").fixes
     assert "--model_revision COMMIT" in fixes[0].text
     assert fixes[0].edits == {}

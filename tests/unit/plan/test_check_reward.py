@@ -1,11 +1,15 @@
 """What is said of rewards, their weights and the gold answers."""
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from covey.plan.check_reward import reward_problems
 from covey.plan.facts import BlindReward, FaultyReward, GoldFacts, RewardFault
+from covey.texts import Text, tr
+from covey.types import RewardCause
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 
@@ -121,6 +125,63 @@ def test_every_faulty_reward_is_named() -> None:
     both = (*faulty("a.py:f", "load")["faulty_rewards"], *faulty("b.py:f", "trial")["faulty_rewards"])
     problems = found(facts(faulty_rewards=both), reward_funcs=["a.py:f", "b.py:f"])
     assert [(p.code, p.seen) for p in problems] == [("E314", "a.py:f: seen so"), ("E316", "b.py:f: seen so")]
+
+
+def tried(completion: str, said: str, row: int = 0, cause: RewardCause = "") -> FaultyReward:
+    shown = f"whose completion is {completion!r}" if completion else "with an empty completion"
+    words = f"on row {row}, {shown}: {said}"
+    return FaultyReward(
+        name="r.py:f", kind="trial", words=words, cause=cause, row=row, completion=completion, said=said
+    )
+
+
+def test_what_both_answers_to_a_row_show_is_said_once() -> None:
+    def seen(*faults: FaultyReward) -> list[str]:
+        return [p.seen for p in found(facts(faulty_rewards=faults), reward_funcs=["r.py:f"])]
+
+    both = "r.py:f: on row 0, whose completion is '5', and with an empty completion: KeyError"
+    assert seen(tried("5", "KeyError"), tried("", "KeyError")) == [both]
+    assert seen(tried("", "KeyError"), tried("", "KeyError")) == [
+        "r.py:f: on row 0, with an empty completion: KeyError"
+    ]
+    assert len(seen(tried("5", "KeyError"), tried("", "TypeError"))) == 2
+    assert len(seen(tried("5", "KeyError"), tried("", "KeyError", row=1))) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "advice"),
+    [
+        (FaultyReward(name="d/r.py:f", kind="load", words="no", cause="no_file"), "`ls d` shows"),
+        (FaultyReward(name="d/r.py:f", kind="load", words="no", cause="no_module"), "`python d/r.py` shows"),
+        (FaultyReward(name="d/r.py", kind="unknown", words="no", cause="bare_file"), "write d/r.py:NAME"),
+        (tried("", "nan", cause="not_finite"), "or return None where it has no word"),
+        (tried("", "no", cause="judge"), "`curl http://j/v1/models` shows"),
+        (tried("", "no", cause="unmade"), "AutoModelForSequenceClassification.from_pretrained(r.py)"),
+        (tried("", "a value"), "mend the function; --reward_trial false"),
+    ],
+)
+def test_what_to_do_goes_by_the_cause(fault: FaultyReward, advice: str) -> None:
+    given = config(reward_funcs=[fault.name], judge_base_url="http://j/v1")
+    (problem,) = reward_problems(given, facts(faulty_rewards=(fault,)))
+    assert advice in problem.fixes[-1].text
+
+
+def test_the_nearest_function_and_the_lacking_column_are_typed() -> None:
+    near = FaultyReward(name="r.py:scor", kind="load", words="r.py has no scor", near="score")
+    problem = one(facts(faulty_rewards=(near,)), reward_funcs=["r.py:scor"])
+    assert edits_of(problem)[0] == {"reward_funcs": ["r.py:score"]}
+    lacking = FaultyReward(name="r.py:f", kind="signature", words="demands answer", lacking=("answer",))
+    problem = one(facts(faulty_rewards=(lacking,)), reward_funcs=["r.py:f"])
+    assert edits_of(problem)[0] == {"columns": {"solution": "answer"}}
+    two = replace(lacking, lacking=("answer", "level"))
+    assert edits_of(one(facts(faulty_rewards=(two,)), reward_funcs=["r.py:f"])) == [{}]
+
+
+def test_paths_are_shown_as_they_were_typed() -> None:
+    whole = os.path.abspath("d/plugin.py")
+    fault = FaultyReward(name=whole, kind="load", words=tr("there is no file {file}", file=whole))
+    problem = one(facts(faulty_rewards=(fault,)), external_plugins=["d/plugin.py"])
+    assert problem.seen == "d/plugin.py: there is no file d/plugin.py" and isinstance(problem.seen, Text)
 
 
 def test_one_weight_that_counts_is_enough() -> None:

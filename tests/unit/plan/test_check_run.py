@@ -55,7 +55,7 @@ CASES = [
            facts=facts(resume=resumed(("use_adaptive_entropy", True, False))),
            options={**RESUME, "allow_changes": allowed}) for allowed in (True, False)),
     Case(code="E406", option="replay_rollouts", words="x: no rollout",
-         facts=facts(replay_problem="no rollout-*.jsonl in it"), options={"replay_rollouts": "x"}),
+         facts=facts(replay_problem="x: no rollout-*.jsonl in it"), options={"replay_rollouts": "x"}),
     Case(code="E407", option="save_total_limit",
          words="2 checkpoints and the next one take 2.25 GB; 2 GB are free",
          facts=facts(free_disk_bytes=2 * GB + 5)),

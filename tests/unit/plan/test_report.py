@@ -208,7 +208,7 @@ def test_json() -> None:
     assert again["batch"]["total_steps"] == 125
     assert again["lines"] == report_lines(asked, given, batch)
     assert again["notes"] == [{"code": "W103", "option": "learning_rate", "seen": "s", "why": "w"}]
-    cut = {"reason": "cut", "count": 2, "rows": [5, 6], "detail": "", "where": ""}
+    cut = {"reason": "cut", "count": 2, "rows": [5, 6], "detail": "", "role": "", "where": ""}
     assert again["facts"]["left_out"] == [cut]
     assert again["facts"]["golds"]["examples"] == [[1, "x", "none"]]
     assert again["disk"]["num_kept"] == 3

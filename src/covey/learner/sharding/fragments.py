@@ -17,6 +17,7 @@ from torch import Tensor
 from covey.checkpoint.pieces import Piece, SavedPieces, deal, whole
 from covey.errors import CheckpointError
 from covey.learner.sharding.rows import OwnParts, parameter_of
+from covey.texts import tr
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,14 @@ class Fragments:
         def read(key: str) -> Tensor:
             fragment, shape = self[parameter_of(key)], saved.shape(key)
             if shape != fragment.shape:
-                raise CheckpointError(f"{key} of the checkpoint is {shape}, and in this run {fragment.shape}")
+                raise CheckpointError(
+                    tr(
+                        "{key} of the checkpoint is {shape}, and in this run {shape2}",
+                        key=key,
+                        shape=shape,
+                        shape2=fragment.shape,
+                    )
+                )
             return fragment.of_rows(saved.read(key, *fragment.rows))
 
         return OwnParts(saved, read)

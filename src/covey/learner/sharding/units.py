@@ -27,6 +27,7 @@ from covey.learner.sharding.rows import OwnParts, ReadRows, parameter_of
 from covey.models.policy import Policy
 from covey.plan.layout import Layout
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.types import Fix
 
 
@@ -225,8 +226,8 @@ def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
     if compute_dtype == torch.float32 or not copies or len(copies) == len(own):
         return
     name = copies[0].replace(".modules_to_save.default", "")
-    seen = f"modules_to_save trains {name}, which is in the same layer as LoRA matrices."
-    cause = "FSDP trains a layer in one dtype; LoRA matrices need float32, and this module a lower one."
+    seen = tr("modules_to_save trains {name}, which is in the same layer as LoRA matrices.", name=name)
+    cause = tr("FSDP trains a layer in one dtype; LoRA matrices need float32, and this module a lower one.")
     raise ConfigError(
         [
             problem(
@@ -234,8 +235,8 @@ def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
                 "modules_to_save",
                 seen,
                 cause,
-                Fix(text="compute in float32", edits={"torch_dtype": "float32"}),
-                Fix(text="train the LoRA matrices only: leave out --modules_to_save"),
+                Fix(text=tr("compute in float32"), edits={"torch_dtype": "float32"}),
+                Fix(text=tr("train the LoRA matrices only: leave out --modules_to_save")),
             )
         ]
     )

@@ -2,8 +2,16 @@
 stay pure."""
 
 from covey.plan.facts.all_facts import Facts
-from covey.plan.facts.data import EvalSet, LeftOut, MissingColumn, PassRateFacts, UnreadableFile
-from covey.plan.facts.model import AdapterFacts, ModelFault, ModelSizes, TargetFacts
+from covey.plan.facts.data import (
+    DataProblem,
+    EvalSet,
+    HubProblem,
+    LeftOut,
+    MissingColumn,
+    PassRateFacts,
+    UnreadableFile,
+)
+from covey.plan.facts.model import AdapterFacts, FaultDetails, ModelFault, ModelSizes, TargetFacts
 from covey.plan.facts.rewards import (
     BlindReward,
     FaultyReward,
@@ -19,10 +27,13 @@ from covey.plan.facts.servers import ServerFacts, VllmServeFacts
 __all__ = [
     "AdapterFacts",
     "BlindReward",
+    "DataProblem",
     "EvalSet",
     "Facts",
+    "FaultDetails",
     "FaultyReward",
     "GoldFacts",
+    "HubProblem",
     "JudgeFacts",
     "LeftOut",
     "MissingColumn",

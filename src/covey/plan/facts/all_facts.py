@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.plan.facts.data import EvalSet, LeftOut, MissingColumn, PassRateFacts, UnreadableFile
-from covey.plan.facts.model import AdapterFacts, ModelFault, ModelSizes, TargetFacts
+from covey.plan.facts.data import (
+    DataProblem,
+    EvalSet,
+    HubProblem,
+    LeftOut,
+    MissingColumn,
+    PassRateFacts,
+    UnreadableFile,
+)
+from covey.plan.facts.model import NO_DETAILS, AdapterFacts, FaultDetails, ModelFault, ModelSizes, TargetFacts
 from covey.plan.facts.rewards import (
     BlindReward,
     FaultyReward,
@@ -42,8 +50,9 @@ class Facts:
     dataset_missing        paths that do not exist
     dataset_unreadable     files that exist and cannot be read
     model_problem          why the model cannot be read; None where it can be, or where nobody looked
-    model_fault            what kind of fault that is
-    template_problem       why its chat template cannot be used, beside what is wrong with the model
+    model_fault            what kind of fault that is, and `model_details` what is known beyond it
+    template_problem       why its chat template cannot be used, beside what is wrong with the model, and
+                           `template_details` what is known beyond that
     stored_quantization    the options that its weights stand for, where bitsandbytes has quantized them
     unused_tensors         tensors of its files that the model has no use for
     tokens_beyond          (token, id) of the tokenizer's tokens that the embedding has no row for
@@ -59,6 +68,7 @@ class Facts:
     first_prompt           the first rendered prompt
     has_chat_template      whether the model, or the command, brings a chat template
     prompt_problem         what the chat template does to a prompt that it does to no conversation
+    answer_opening         what it puts in front of an answer there, and not behind a prompt; else ""
     prompts_are_text       whether prompts are strings that no template has been put around
     mentions_format        whether a prompt speaks of the tags that the reward format pays for
     media_columns          columns with images, audio or video
@@ -72,7 +82,7 @@ class Facts:
     taskless               rows that name no task, as reason the set to evaluate on or ""
     pass_rates             what is known of measured pass rates
     data_notes             what was read in another way than asked, in words
-    data_problem           why the rows do not make a data set, in words: mixing, columns, splitting
+    data_problem           why the rows do not make a data set: mixing, columns, splitting
     hub_problem            why a hub does not give a data set
     golds                  what the gold answers are, where a reward needs them
     sandbox                how programs of completions are shut off, where a reward runs them
@@ -128,7 +138,9 @@ class Facts:
     dataset_unreadable: tuple[UnreadableFile, ...] | None = None
     model_problem: str | None = None
     model_fault: ModelFault | None = None
+    model_details: FaultDetails = NO_DETAILS
     template_problem: str | None = None
+    template_details: FaultDetails = NO_DETAILS
     stored_quantization: Mapping[str, Any] | None = None
     unused_tensors: tuple[str, ...] = ()
     tokens_beyond: tuple[tuple[str, int], ...] = ()
@@ -145,6 +157,7 @@ class Facts:
     first_prompt: str | None = None
     has_chat_template: bool | None = None
     prompt_problem: str | None = None
+    answer_opening: str = ""
     prompts_are_text: bool | None = None
     mentions_format: bool | None = None
     media_columns: tuple[str, ...] = ()
@@ -158,8 +171,8 @@ class Facts:
     taskless: tuple[LeftOut, ...] = ()
     pass_rates: PassRateFacts | None = None
     data_notes: tuple[str, ...] = ()
-    data_problem: str | None = None
-    hub_problem: str | None = None
+    data_problem: DataProblem | None = None
+    hub_problem: HubProblem | None = None
     golds: GoldFacts | None = None
     sandbox: SandboxFacts | None = None
     code_tests: GoldFacts | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from covey.plan.reasons import DataFault
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingColumn:
@@ -22,22 +24,56 @@ class MissingColumn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableFile:
     """A data file that is there and cannot be read: `UnreadableFile(path="a.jsonl", words="line 3: no
-    JSON")`."""
+    JSON")`.
+
+    kind      what is known beyond the words, or ""
+    subject   the file that the words begin with, "" where it is none
+    within    the words without it, where a place in the file stands before them
+    line      the number of the line that is wrong
+    encoding  what the text is encoded in, "" where that is not known
+    """
 
     path: str
     words: str
+    kind: DataFault = ""
+    subject: str = ""
+    within: str = ""
+    line: int = 0
+    encoding: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataProblem:
+    """Why the rows do not make a data set: `DataProblem(words="columns renames 'a' ...", option="columns")`.
+
+    `option` is the one that this is said of; where it is "", it is the one that `source` was typed for.
+    """
+
+    words: str
+    option: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubProblem:
+    """Why a hub does not give a data set, and whether HF_HUB_OFFLINE says that nobody asks it."""
+
+    name: str
+    words: str
+    is_offline: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """Rows without a usable prompt, by reason: `LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11))`, row
-    numbers from 1. `detail` is what stands in the first of them, and `where` the set to evaluate on, "" for
-    the data to train on."""
+    numbers from 1. `detail` is what stands in the first of them, `role` that of the message which is lost
+    there, and `where` the set to evaluate on, "" for the data to train on."""
 
     reason: str
     count: int
     rows: tuple[int, ...] = ()
     detail: str = ""
+    role: str = ""
     where: str = ""
 
 

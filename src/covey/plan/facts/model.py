@@ -15,6 +15,24 @@ template, that its weights are not those of its config.json, or that they are qu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultDetails:
+    """What is known of a fault of a model, or of its template, beyond its kind and its words.
+
+    cause    what it is, by the kinds of `data.model_files.ModelProblem` and of the errors of a hub and a
+             template; "" where nothing is known
+    subject  the name that the words begin with, which may be the model as it was typed or an option
+    command  what mends it
+    """
+
+    cause: str = ""
+    subject: str = ""
+    command: str = ""
+
+
+NO_DETAILS = FaultDetails()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
     """Adapter targets of the command that match no module, each with the nearest names there are."""
 

@@ -5,16 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from covey.types import RewardCause
+
 RewardFault = Literal["unknown", "load", "signature", "trial"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultyReward:
-    """A reward that cannot be used: `FaultyReward(name="mine.py:f", kind="load", words="...")`."""
+    """A reward that cannot be used: `FaultyReward(name="mine.py:f", kind="load", words="...")`.
+
+    cause       what is known beyond the kind, or ""
+    subject     the name that the words begin with, which may be the reward's; "" where it is none
+    near        the name nearest to one that is not there
+    lacking     the arguments that nothing gives
+    row         the row of a trial, and `completion` what answered it there
+    said        what the reward said of that row, or what was said of its answer
+    """
 
     name: str
     kind: RewardFault
     words: str
+    cause: RewardCause = ""
+    subject: str = ""
+    near: str = ""
+    lacking: tuple[str, ...] = ()
+    row: int | None = None
+    completion: str = ""
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,16 +20,17 @@ from covey.rewards.sandbox.host import (
     endings,
     ways,
 )
+from covey.texts import joined, tr
 
 _TRIAL_S = 20.0
 
 # What each layer is called, in the order in which they are printed.
 LAYERS = (
-    "another user",
-    "no network",
-    "no sight of other processes",
-    "no files but Python's, read-only",
-    "empty environment",
+    tr("another user"),
+    tr("no network"),
+    tr("no sight of other processes"),
+    tr("no files but Python's, read-only"),
+    tr("empty environment"),
     "limits",
 )
 
@@ -75,7 +76,7 @@ class Unisolated(SandboxError):
 
     def __init__(self, reasons: tuple[str, ...]) -> None:
         self.reasons = reasons
-        super().__init__("; ".join(reasons))
+        super().__init__(joined("; ", reasons))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +98,24 @@ class Isolation:
     def words(self) -> tuple[str, str]:
         """`programs run under bubblewrap 0.8.0: another user, no network, …` and `a test has 5 s of …`."""
         most = self.limits
-        parts = f", {most.processes} processes and threads" if most.processes is not None else ""
-        layers = f"programs run under {self.name}: {', '.join(self.has) or 'nothing'}"
+        parts = (
+            tr(", {processes} processes and threads", processes=most.processes)
+            if most.processes is not None
+            else ""
+        )
+        layers = tr(
+            "programs run under {name}: {has}",
+            name=self.name,
+            has=joined(", ", self.has) if self.has else tr("nothing"),
+        )
         return (
             layers,
-            f"a test has {most.cpu_s} s of processor, {most.memory_bytes >> 30} GiB a process{parts}",
+            tr(
+                "a test has {cpu_s} s of processor, {memory_bytes} GiB a process{parts}",
+                cpu_s=most.cpu_s,
+                memory_bytes=most.memory_bytes >> 30,
+                parts=parts,
+            ),
         )
 
 
@@ -115,18 +129,20 @@ def isolate(limits: Limits | None = None, *, unsafe: bool = False) -> Isolation:
         try:
             isolation = tried(way, limits or Limits())
         except SandboxError as error:
-            reasons.append(f"{_name(way)}: {error}")
+            reasons.append(tr("{name}: {error}", name=_name(way), error=error))
             continue
         if not isolation.lacks:
             return isolation
-        reasons.append(f"{isolation.name} leaves out: {', '.join(isolation.lacks)}")
+        reasons.append(
+            tr("{name} leaves out: {lacks}", name=isolation.name, lacks=joined(", ", isolation.lacks))
+        )
     if not any(way.kind == "bwrap" for way in ways()):
-        reasons.insert(0, "bubblewrap is not installed")
+        reasons.insert(0, tr("bubblewrap is not installed"))
     for way in bare_ways() if unsafe else ():
         try:
             return replace(tried(way, _countable(limits or Limits(), way)), reasons=tuple(reasons))
         except SandboxError as error:
-            reasons.append(f"{_name(way)}: {error}")
+            reasons.append(tr("{name}: {error}", name=_name(way), error=error))
     raise Unisolated(tuple(reasons))
 
 
@@ -151,7 +167,9 @@ def tried(way: Way, limits: Limits) -> Isolation:
     try:
         saw = dict(json.loads(ending.output))
     except (ValueError, TypeError):
-        raise SandboxError(f"a program that starts a thread ended with {ending.ended}") from None
+        raise SandboxError(
+            tr("a program that starts a thread ended with {ended}", ended=ending.ended)
+        ) from None
     return Isolation(way=way, name=_name(way), limits=limits, has=_has(way, saw, numbers))
 
 
@@ -183,8 +201,8 @@ def _countable(limits: Limits, way: Way) -> Limits:
 
 def _name(way: Way) -> str:
     if way.kind == "bare":
-        return "another user alone" if way.is_root else "no isolation"
+        return tr("another user alone") if way.is_root else tr("no isolation")
     if way.tool is not None and way.kind == "bwrap":
         done = subprocess.run([way.tool, "--version"], capture_output=True, text=True, check=False)
         return done.stdout.strip() or "bubblewrap"
-    return "namespaces of Linux"
+    return tr("namespaces of Linux")

@@ -23,6 +23,7 @@ from covey.rollout.native.caches import Caches
 from covey.rollout.native.decoding import Decoding
 from covey.rollout.native.rows import Family, Row, refuse_empty
 from covey.rollout.noise import row_key
+from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 
 # Tokens of one prefill pass; bounds its activations.
@@ -80,7 +81,9 @@ class NativeEngine:
     def given_up(self) -> str:
         """What the engine goes on without, and why; empty where nothing failed."""
         failure = self._recordings.failure if self._recordings is not None else ""
-        return failure and f"decoding goes on without CUDA graphs, since one failed: {failure}"
+        return failure and tr(
+            "decoding goes on without CUDA graphs, since one failed: {failure}", failure=failure
+        )
 
     # -- protocol
 
@@ -113,7 +116,7 @@ class NativeEngine:
         """Decode until every request has ended, giving completions as they end."""
         if self._policy.stream == "padded":
             raise ValueError(
-                "the native engine needs a policy that runs as a stream; this one is on padded rows"
+                tr("the native engine needs a policy that runs as a stream; this one is on padded rows")
             )
         self._make_room()
         while True:

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from covey.rollout.server.wire import JSON_BYTES, LINE_BYTES, RUN_HEADER, ServerStatus, WireError, parsed
+from covey.texts import tr
 
 _PIECE = 1 << 16
 # Seconds without traffic after which the system asks whether the other side is still there, and how often.
@@ -32,7 +33,7 @@ class Refused(OSError):
         said = self.body.get("error", self.body.get("detail", "no reason given"))
         # vLLM's is an object with a message.
         said = said.get("message", said) if isinstance(said, dict) else said
-        super().__init__(f"it refused with {status}: {said!s:.400}")
+        super().__init__(tr("it refused with {status}: {said!s:.400}", status=status, said=said))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +125,9 @@ class Answer:
         while piece := self.response.read1(_PIECE):
             data += piece
             if len(data) > JSON_BYTES:
-                raise WireError(f"an answer of more than {JSON_BYTES} bytes")
+                raise WireError(tr("an answer of more than {json_bytes} bytes", json_bytes=JSON_BYTES))
             if time.monotonic() > until:
-                raise TimeoutError(f"its answer took more than {self._limit_s:g} s")
+                raise TimeoutError(tr("its answer took more than {limit_s:g} s", limit_s=self._limit_s))
         return parsed(bytes(data))
 
     def json_or_none(self) -> Any:
@@ -141,7 +142,7 @@ class Answer:
         while line := self.response.readline(LINE_BYTES):
             body = parsed(line)
             if not isinstance(body, dict):
-                raise WireError(f"a line that is no object: {line[:60]!r}")
+                raise WireError(tr("a line that is no object: {line!r}", line=line[:60]))
             yield body
 
 
@@ -171,13 +172,13 @@ def address_fault(address: str) -> str | None:
         parts = urlsplit(address)
         port = parts.port
     except ValueError as error:
-        return f"it is no address: {error}"
+        return tr("it is no address: {error}", error=error)
     if parts.username is not None or parts.password is not None:
-        return "a user or password has no place in it"
+        return tr("a user or password has no place in it")
     if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in address):
-        return "it does not have the form http://HOST:PORT"
+        return tr("it does not have the form http://HOST:PORT")
     if parts.path.rstrip("/") or parts.query or parts.fragment or port == 0:
-        return "it has more than http://HOST:PORT"
+        return tr("it has more than http://HOST:PORT")
     return None
 
 
@@ -185,14 +186,14 @@ def read_token(path: str) -> str:
     """The token in a file; OSError where it cannot be read, WireError where it holds none."""
     words = Path(path).expanduser().read_text(encoding="ascii", errors="replace").split()
     if len(words) != 1 or not words[0].isprintable():
-        raise WireError(f"the file holds {len(words)} words in place of one token")
+        raise WireError(tr("the file holds {num_words} words in place of one token", num_words=len(words)))
     return words[0]
 
 
 def words_of(error: BaseException) -> str:
     """What a failed call says, in words."""
     if isinstance(error, TimeoutError):
-        return f"it gave no sign in time ({error})"
+        return tr("it gave no sign in time ({error})", error=error)
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, Refused | WireError):
         return text

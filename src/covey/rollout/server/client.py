@@ -17,7 +17,6 @@ from queue import Empty, SimpleQueue
 from covey.activity import Activity
 from covey.codes import CODES
 from covey.errors import RunFailed
-from covey.plan.shape import counted
 from covey.rollout.engine import Capabilities, Engine, NamedWeights
 from covey.rollout.server.remote import (
     Event,
@@ -32,6 +31,7 @@ from covey.rollout.server.remote import (
 )
 from covey.rollout.server.send import send_weights
 from covey.rollout.server.wire import REQUESTS, WireError, completion_of, key_text
+from covey.texts import counted, joined, tr
 from covey.types import Completion, Finding, Finish, Fix, GenerationRequest, Receipt, Severity
 
 Ask = tuple[int, GenerationRequest]
@@ -88,7 +88,7 @@ class ServerEngine:
         of the publish, must not find them with a version that nobody has checked."""
         for server in self._servers:
             if server.address not in names:
-                server.state, server.said = State.OUT, "the first rank did not confirm its weights"
+                server.state, server.said = State.OUT, tr("the first rank did not confirm its weights")
 
     def _alone(self, server: RolloutServer) -> ServerEngine:
         engine = ServerEngine(
@@ -181,7 +181,7 @@ class ServerEngine:
         """Give what waits to the servers that have room, the one with the least to do first."""
         in_use = [server for server in self._servers if server.state is State.IN_USE]
         if not in_use and not self._streams and not self._is_asked() and self._groups:
-            raise self._failed("F140", "no rollout server is left")
+            raise self._failed("F140", tr("no rollout server is left"))
         chosen: dict[str, list[Ask]] = {}
         tokens = {s.address: sum(o.num_tokens for o in self._streams if o.server is s) for s in in_use}
         rows = {s.address: sum(len(o.asked) for o in self._streams if o.server is s) for s in in_use}
@@ -206,7 +206,7 @@ class ServerEngine:
         now = time.monotonic()
         for stream in [s for s in self._streams if now - s.sign_at > self._timeout_s]:
             if not stream.is_closed:
-                words = f"it answered, and computed nothing for {self._timeout_s:g} s"
+                words = tr("it answered, and computed nothing for {timeout_s:g} s", timeout_s=self._timeout_s)
                 self._lose(stream, TimeoutError(words))
 
     def _send(self, server: RolloutServer, asks: Sequence[Ask]) -> None:
@@ -302,11 +302,17 @@ class ServerEngine:
             self._note(server, 0)
 
     def _note(self, server: RolloutServer, num_moved: int) -> None:
-        moved = f"; {counted(num_moved, 'completion')} moved to others" if num_moved else ""
+        count = counted(num_moved, "completion")
+        moved = tr("; {count} moved to others", count=count) if num_moved else ""
         self._notices.append(
             Finding(
                 code="W180",
-                seen=f"{server.address} is used no more until the next publish: {server.said}{moved}",
+                seen=tr(
+                    "{address} is used no more until the next publish: {said}{moved}",
+                    address=server.address,
+                    said=server.said,
+                    moved=moved,
+                ),
                 why=CODES["W180"].why,
                 cause="",
                 severity=Severity.WARNING,
@@ -315,17 +321,20 @@ class ServerEngine:
         )
 
     def _failed(self, code: str, what: str) -> RunFailed:
-        said_last = "; ".join(f"{s.address}: {s.said or 'nothing'}" for s in self._servers)
+        said = {server.address: server.said or "nothing" for server in self._servers}
+        said_last = joined("; ", [tr("{address}: {said}", address=a, said=s) for a, s in said.items()])
         return RunFailed(
             Finding(
                 code=code,
-                seen=f"{what}. {said_last}",
+                seen=tr("{what}. {said_last}", what=what, said_last=said_last),
                 why=CODES[code].why,
                 cause="",
                 fixes=(
                     Fix(
-                        text=f"start the servers again with `{self._start}`, then resume from the last "
-                        "checkpoint"
+                        text=tr(
+                            "start the servers again with `{start}`, then resume from the last checkpoint",
+                            start=self._start,
+                        )
                     ),
                 ),
                 step=self._activity.step,
@@ -356,7 +365,8 @@ class ServerEngine:
                 self._notices += server.group.take_notices(self._activity.step)
         self._activity.leave_service()
         if not receipts:
-            raise self._failed("F141", f"no rollout server took version {version} of the weights")
+            said = tr("no rollout server took version {version} of the weights", version=version)
+            raise self._failed("F141", said)
         return Receipt(version=version, members=receipts)
 
     def held_base(self) -> str:

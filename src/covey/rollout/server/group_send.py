@@ -26,6 +26,7 @@ from covey.rollout.server.group import (
     later,
 )
 from covey.rollout.server.wire import ServerStatus, WireError
+from covey.texts import tr
 from covey.types import Finding, Severity
 
 # Seconds in which a server says why it ended a transfer.
@@ -65,11 +66,13 @@ class GroupSender:
 
     def _open(self, status: ServerStatus, device: torch.device) -> None:
         if not status.group_device:
-            self.refused = "it takes no process group"
+            self.refused = tr("it takes no process group")
             return
         both_gpus = device.type == "cuda" and status.group_device != "cpu"
         if both_gpus and status.group_device == device_name(device):
-            self.refused = "it uses the GPU of the training process, and NCCL takes no two processes on one"
+            self.refused = tr(
+                "it uses the GPU of the training process, and NCCL takes no two processes on one"
+            )
             return
         backend = NCCL if both_gpus and dist.is_nccl_available() else GLOO
         limit = self.caller.timeout_s
@@ -79,7 +82,7 @@ class GroupSender:
             found = answer.json()
         name = found.get("group") if isinstance(found, dict) else None
         if not isinstance(name, str):
-            raise WireError(f"its answer has group {name!r:.60}")
+            raise WireError(tr("its answer has group {name!r:.60}", name=name))
 
         def join() -> Group:
             store = connect_store(there, self.port, limit)
@@ -89,8 +92,15 @@ class GroupSender:
         try:
             self._group = later(join).result(timeout=limit)
         except (RuntimeError, TimeoutError) as error:
-            said = first_line(error) or f"nothing in {limit:g} s"
-            raise GroupFailed(f"no process group with it at {there}, port {self.port}: {said}") from error
+            said = first_line(error) or tr("nothing in {limit:g} s", limit=limit)
+            raise GroupFailed(
+                tr(
+                    "no process group with it at {there}, port {port}: {said}",
+                    there=there,
+                    port=self.port,
+                    said=said,
+                )
+            ) from error
         self._name, self._instance = name, status.instance
 
     def give(self, transfer: str, bucket: Bucket) -> None:
@@ -111,8 +121,10 @@ class GroupSender:
         if taken.done() and (error := taken.exception()) is not None:
             raise error
         if sent.done() and (error := sent.exception()) is not None:
-            raise GroupFailed(f"the process group with it failed: {first_line(error)}") from error
-        raise TimeoutError(f"its tensors were not taken in {limit:g} s")
+            raise GroupFailed(
+                tr("the process group with it failed: {first_line}", first_line=first_line(error))
+            ) from error
+        raise TimeoutError(tr("its tensors were not taken in {limit:g} s", limit=limit))
 
     def close(self) -> None:
         """End the group; the next publish makes another."""
@@ -125,7 +137,11 @@ class GroupSender:
         if not self.refused or self.refused in self._told:
             return []
         self._told.add(self.refused)
-        seen = f"{self.caller.address} takes the weights without a process group: {self.refused}"
+        seen = tr(
+            "{address} takes the weights without a process group: {refused}",
+            address=self.caller.address,
+            refused=self.refused,
+        )
         why = CODES["W183"].why
         return [Finding(code="W183", seen=seen, why=why, cause="", severity=Severity.WARNING, step=step)]
 

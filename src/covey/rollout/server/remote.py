@@ -22,6 +22,7 @@ from covey.rollout.server.bucket import Bucket
 from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
 from covey.rollout.server.group_send import GroupSender
 from covey.rollout.server.wire import WHOLE, ServerStatus, WireError, fingerprints_of, names_of, request_body
+from covey.texts import tr
 from covey.types import GenerationRequest, Receipt
 
 # Seconds in which a server says how it is.
@@ -32,7 +33,7 @@ class State(Enum):
     """Whether a server takes requests: it does, it is being asked whether it can, or it does not until the
     next publish."""
 
-    IN_USE = "in use"
+    IN_USE = tr("in use")
     ASKED = "asked"
     OUT = "out"
 
@@ -170,7 +171,13 @@ class Server:
         """Close a publish; the receipt says what the server holds."""
         body = self.caller.post("/v1/publish/end", {"transfer": transfer, "tensors": num_tensors})
         if _of(body, "version", int) != version:
-            raise WireError(f"it serves version {body['version']} after version {version} was sent")
+            raise WireError(
+                tr(
+                    "it serves version {version} after version {version2} was sent",
+                    version=body["version"],
+                    version2=version,
+                )
+            )
         return Receipt(
             version=version,
             fingerprints=fingerprints_of(body.get("fingerprints")),
@@ -192,13 +199,15 @@ def _save(bucket: Mapping[str, Tensor], file: Path) -> None:
     try:
         save_file(dict(bucket), str(file))
     except SafetensorError as error:
-        raise OSError(errno.EIO, f"{file.parent} takes no file of weights: {error}") from error
+        raise OSError(
+            errno.EIO, tr("{parent} takes no file of weights: {error}", parent=file.parent, error=error)
+        ) from error
 
 
 def _of(body: Any, name: str, kind: type) -> Any:
     value = body.get(name) if isinstance(body, dict) else None
     if type(value) is not kind:
-        raise WireError(f"its answer has {name} {value!r:.60}")
+        raise WireError(tr("its answer has {name} {value!r:.60}", name=name, value=value))
     return value
 
 
@@ -241,7 +250,7 @@ class Stream:
         """Read in a thread of its own."""
         self.ids, self.sign_at = frozenset(self.asked), time.monotonic()
         requests = {rid: request for rid, (_, request) in self.asked.items()}
-        name = f"rollout {self.server.address}"
+        name = tr("rollout {address}", address=self.server.address)
         threading.Thread(target=self._read, args=(requests,), name=name, daemon=True).start()
 
     def _read(self, requests: Mapping[str, GenerationRequest]) -> None:
@@ -321,4 +330,4 @@ def is_behind(error: BaseException | None) -> bool:
 
 def said(error: BaseException | None) -> str:
     """What a stream ended with, in words."""
-    return "its answer ended early" if error is None else words_of(error)
+    return tr("its answer ended early") if error is None else words_of(error)

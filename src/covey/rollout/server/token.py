@@ -9,6 +9,7 @@ from pathlib import Path
 
 from covey.rollout.server.call import read_token
 from covey.rollout.server.wire import WireError
+from covey.texts import tr
 
 
 def own_token(path: Path) -> str:
@@ -21,7 +22,9 @@ def own_token(path: Path) -> str:
     except FileExistsError:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
-            raise WireError(f"{path} can be read by others (mode {mode:o})") from None
+            raise WireError(
+                tr("{path} can be read by others (mode {mode:o})", path=path, mode=mode)
+            ) from None
         return read_token(str(path))
     token = secrets.token_urlsafe(32)
     try:

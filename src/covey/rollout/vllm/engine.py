@@ -18,6 +18,7 @@ from covey.rollout.receipts import Sent
 from covey.rollout.vllm import library
 from covey.rollout.vllm.names import whole, whole_adapter
 from covey.rollout.vllm.settings import VllmSettings
+from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 
 if TYPE_CHECKING:
@@ -92,13 +93,23 @@ class VllmEngine:
 
     def in_words(self) -> str:
         """What it is, in words."""
-        given, where = self._settings, f"a GPU; {UNTRIED}" if self._settings.on_gpu else "the CPU"
-        beside = f" beside adapters of rank {given.highest_rank} at most" if given.lora_rank else ""
+        given, where = self._settings, f"a GPU; {UNTRIED}" if self._settings.on_gpu else tr("the CPU")
+        beside = (
+            tr(" beside adapters of rank {highest_rank} at most", highest_rank=given.highest_rank)
+            if given.lora_rank
+            else ""
+        )
         if self._merges:
-            beside = ", adapters added, since vLLM applies none to this model"
-        return (
-            f"vLLM {library.version()}, on a copy of the weights in {given.dtype}{beside}, on {where}; side "
-            f"by side {given.max_num_seqs} completions, of {given.max_model_len} tokens with their prompts"
+            beside = tr(", adapters added, since vLLM applies none to this model")
+        return tr(
+            "vLLM {version}, on a copy of the weights in {dtype}{beside}, on {where}; side by "
+            "side {max_num_seqs} completions, of {max_model_len} tokens with their prompts",
+            version=library.version(),
+            dtype=given.dtype,
+            beside=beside,
+            where=where,
+            max_num_seqs=given.max_num_seqs,
+            max_model_len=given.max_model_len,
         )
 
     # -- sampling
@@ -108,14 +119,21 @@ class VllmEngine:
         since vLLM would cut the completion without a word."""
         prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
         if prompt == 0:
-            raise ValueError("A prompt has no tokens.")
+            raise ValueError(tr("A prompt has no tokens."))
         if prompt + new > self._settings.max_model_len:
             raise ValueError(
-                f"A prompt of {prompt} tokens with {new} new ones is longer than this vLLM holds: "
-                f"{self._settings.max_model_len} (--vllm_max_model_len)."
+                tr(
+                    "A prompt of {prompt} tokens with {new} new ones is longer than this vLLM holds: "
+                    "{max_model_len} (--vllm_max_model_len).",
+                    prompt=prompt,
+                    new=new,
+                    max_model_len=self._settings.max_model_len,
+                )
             )
         if not self._has_weights:
-            raise RuntimeError("This vLLM has no weights: nothing was published since it started or slept.")
+            raise RuntimeError(
+                tr("This vLLM has no weights: nothing was published since it started or slept.")
+            )
         self._wake(_WEIGHTS, _CACHE)
         number = self._next_id
         self._next_id += 1
@@ -200,11 +218,11 @@ class VllmEngine:
             self._load(self._of_base(weights, base, matrices))
             self._base = base
         elif self._base is None:
-            raise ValueError("an adapter was sent, and this vLLM has no base that it belongs to")
+            raise ValueError(tr("an adapter was sent, and this vLLM has no base that it belongs to"))
         else:
             matrices |= {name: _on_cpu(tensor) for name, tensor in weights}
             if odd := [name for name in matrices if not is_of_adapter(name)]:
-                raise ValueError(f"{odd[0]} was sent behind matrices of an adapter")
+                raise ValueError(tr("{odd} was sent behind matrices of an adapter", odd=odd[0]))
         held = whole(self._llm.collective_rpc("covey_parts"), self._numel)
         fingerprints, unread = dict(held.fingerprints), held.unread
         if matrices:
@@ -245,8 +263,14 @@ class VllmEngine:
 
         rank, most = _rank_of(matrices), self.capabilities.adapter_rank
         if rank > most:
-            without = "was started without LoRA" if not most else f"takes adapters of rank {most} at most"
-            raise ValueError(f"an adapter of rank {rank} was sent, and this vLLM {without}")
+            without = (
+                tr("was started without LoRA")
+                if not most
+                else tr("takes adapters of rank {most} at most", most=most)
+            )
+            raise ValueError(
+                tr("an adapter of rank {rank} was sent, and this vLLM {without}", rank=rank, without=without)
+            )
         targets = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in matrices})
         config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
         files = tempfile.TemporaryDirectory(prefix="covey-adapter-", dir=_memory_directory())
@@ -268,17 +292,23 @@ class VllmEngine:
             self._adapter = library.adapter_request(name, self._num_publishes, files.name)
             try:
                 if not self._llm.llm_engine.add_lora(self._adapter):
-                    raise RuntimeError(f"vLLM did not load the adapter {name}.")
+                    raise RuntimeError(tr("vLLM did not load the adapter {name}.", name=name))
             except ValueError as error:
-                merged = "With --vllm_enable_lora false it is added to the weights before they are sent."
-                raise ValueError(f"vLLM does not take the adapter: {error} {merged}") from error
+                merged = tr("With --vllm_enable_lora false it is added to the weights before they are sent.")
+                raise ValueError(
+                    tr("vLLM does not take the adapter: {error} {merged}", error=error, merged=merged)
+                ) from error
 
     def _begin(self, version: int) -> None:
         """Sample as a version: what was computed with former weights is forgotten first."""
         self._wake(_CACHE)
         if not self._llm.reset_prefix_cache():
             raise RuntimeError(
-                f"vLLM kept its prefix cache at the publish of version {version}: requests are still running."
+                tr(
+                    "vLLM kept its prefix cache at the publish of version {version}: requests are "
+                    "still running.",
+                    version=version,
+                )
             )
         self._version, self._has_weights = version, True
 
@@ -312,7 +342,7 @@ class VllmEngine:
 
 def _finish_of(reason: str | None) -> Finish:
     if reason not in _FINISHES:
-        raise RuntimeError(f"vLLM ended a request with {reason!r}.")
+        raise RuntimeError(tr("vLLM ended a request with {reason!r}.", reason=reason))
     return _FINISHES[reason]
 
 
@@ -346,7 +376,9 @@ def _write(weights: NamedWeights, directory: Path) -> None:
             if bucket:
                 save_file(bucket, directory / f"{count:06d}.safetensors")
         except SafetensorError as error:
-            raise ValueError(f"{directory.parent} takes no file of weights: {error}") from error
+            raise ValueError(
+                tr("{parent} takes no file of weights: {error}", parent=directory.parent, error=error)
+            ) from error
         bucket.clear()
         size, count = 0, count + 1
 

@@ -13,6 +13,7 @@ from typing import Any
 from covey.telemetry.trackers.leave import leave_in_time
 from covey.telemetry.trackers.protocol import Start, Tracker
 from covey.telemetry.trackers.worker import Failure, Worker
+from covey.texts import tr
 
 # Of each tracker the package that it imports and the distribution that installs it.
 _PACKAGES = {
@@ -81,10 +82,13 @@ class Trackers:
         try:
             if not self._wait(patience_s, progress):
                 self._say(
-                    f"nothing was sent for {patience_s:g} s; the trackers are not waited for any longer"
+                    tr(
+                        "nothing was sent for {patience_s:g} s; the trackers are not waited for any longer",
+                        patience_s=patience_s,
+                    )
                 )
         except KeyboardInterrupt:
-            self._say("interrupted; the trackers are not waited for any longer")
+            self._say(tr("interrupted; the trackers are not waited for any longer"))
         finally:
             self._give_up(exit_code)
 
@@ -101,7 +105,13 @@ class Trackers:
                 return False
             if now >= say_at:
                 names = ", ".join(worker.name for worker in waiting)
-                self._say(f"waiting for {names} to send {left or 'the last'} records; Ctrl-C stops waiting")
+                self._say(
+                    tr(
+                        "waiting for {names} to send {left} records; Ctrl-C stops waiting",
+                        names=names,
+                        left=left or tr("the last"),
+                    )
+                )
                 say_at = now + _NEXT_WORD_S
         return True
 
@@ -114,9 +124,15 @@ class Trackers:
         for worker, has_ended in zip(self._workers, ended, strict=True):
             self._report(worker)
             if not has_ended:
-                self._say(f"{worker.name} had not ended; what it had not sent may be lost")
+                self._say(tr("{name} had not ended; what it had not sent may be lost", name=worker.name))
             if worker.num_lost:
-                self._say(f"{worker.name} lost {worker.num_lost} records; the run's own files hold them all")
+                self._say(
+                    tr(
+                        "{name} lost {num_lost} records; the run's own files hold them all",
+                        name=worker.name,
+                        num_lost=worker.num_lost,
+                    )
+                )
         if not all(ended) and self._may_exit:
             leave_in_time(exit_code)
 
@@ -128,7 +144,13 @@ class Trackers:
     def _report(self, worker: Worker) -> None:
         for said in worker.take():
             if isinstance(said, Failure):
-                self._say(f"{worker.name} is switched off ({said.error}); the run goes on")
+                self._say(
+                    tr(
+                        "{name} is switched off ({error}); the run goes on",
+                        name=worker.name,
+                        error=said.error,
+                    )
+                )
                 self._event("tracker_failed", name=worker.name, error=said.error)
             else:
                 self._say(said)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from covey.telemetry.trackers.protocol import PROJECT, Start, columns_of
+from covey.texts import tr
 
 if TYPE_CHECKING:
     import swanlab
@@ -33,7 +34,7 @@ class SwanLab:
         if exit_code == 0:
             self._run.finish()
         else:
-            self._run.finish(state="crashed", error=f"exit code {exit_code}")
+            self._run.finish(state="crashed", error=tr("exit code {exit_code}", exit_code=exit_code))
 
 
 def open_tracker(start: Start) -> SwanLab:
@@ -45,8 +46,10 @@ def open_tracker(start: Start) -> SwanLab:
     if settings.mode == "online" and settings.api_key is None:
         mode = "offline"
         start.note(
-            "swanlab: there is no API key, so this run is recorded offline; `swanlab sync` sends it later "
-            "(`swanlab login` or SWANLAB_API_KEY gives the key)"
+            tr(
+                "swanlab: there is no API key, so this run is recorded offline; `swanlab sync` sends "
+                "it later (`swanlab login` or SWANLAB_API_KEY gives the key)"
+            )
         )
     log_dir = start.output_dir / "swanlog"
     if "SWANLAB_LOG_DIR" not in os.environ:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from covey.telemetry.trackers.protocol import PROJECT, Start, columns_of
+from covey.texts import tr
 
 if TYPE_CHECKING:
     import wandb
@@ -42,8 +43,10 @@ def open_tracker(start: Start) -> Wandb:
     if settings.mode in ("online", "run", "shared") and not wandb.login(prompt=False):
         mode = "offline"
         start.note(
-            "wandb: nobody is logged in, so this run is recorded offline; `wandb sync` sends it later "
-            "(`wandb login` or WANDB_API_KEY logs in)"
+            tr(
+                "wandb: nobody is logged in, so this run is recorded offline; `wandb sync` sends it "
+                "later (`wandb login` or WANDB_API_KEY logs in)"
+            )
         )
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT") or PROJECT,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from covey.telemetry.trackers.mute import muted
 from covey.telemetry.trackers.protocol import Tracker
+from covey.texts import tr
 
 _QUEUE = 1000
 _MAX_FAILURES = 3
@@ -136,5 +137,11 @@ class Worker:
             self._queue.clear()
         reason = str(error).strip().splitlines()
         self._said.append(
-            Failure(error=f"{type(error).__name__}: {reason[0] if reason else 'no reason given'}")
+            Failure(
+                error=tr(
+                    "{name}: {reason}",
+                    name=type(error).__name__,
+                    reason=reason[0] if reason else tr("no reason given"),
+                )
+            )
         )

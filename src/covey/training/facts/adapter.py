@@ -24,6 +24,7 @@ from covey.models.adapter_shapes import ALL_LINEAR, ModelShapes, adapter_fault, 
 from covey.options.schema import Config
 from covey.plan.facts import AdapterFacts, Facts
 from covey.plan.memory_training import has_kl
+from covey.texts import tr
 
 _SHAPE = ("lora_rank", "lora_alpha", "use_rslora", "use_dora", "modules_to_save")
 
@@ -60,12 +61,15 @@ def _quantized(config: Config, directory: Path) -> dict[str, Any]:
     if said:
         if all(getattr(config, name) == value for name, value in said.items()):
             return {}
-        return {"quantized": f"bnb, {said['quant_bits']} bits", "quantization": said}
+        return {
+            "quantized": tr("bnb, {quant_bits} bits", quant_bits=said["quant_bits"]),
+            "quantization": said,
+        }
     method, bits = quantized_base(directory) or ("", "")
     if not method or (method == "bnb" and own is not None and str(own.bits) == bits):
         return {}
     return {
-        "quantized": f"{method}, {bits} bits",
+        "quantized": tr("{method}, {bits} bits", method=method, bits=bits),
         "quantization": {"quant_bits": bits} if bits in ("4", "8") else {},
     }
 
@@ -91,7 +95,17 @@ def _reference_problem(config: Config, directory: Path, shapes: ModelShapes) -> 
         if saved.options[name] != own[name]:
             return (
                 "E384",
-                f"{directory} has {name} {saved.options[name]}, but the adapter that trains has {own[name]}",
+                tr(
+                    "{directory} has {name} {options}, but the adapter that trains has {own}",
+                    directory=directory,
+                    name=name,
+                    options=saved.options[name],
+                    own=own[name],
+                ),
             )
     fault = adapter_fault(stored(directory), shapes, settings_of(own))
-    return None if fault is None else ("E384", f"{directory} covers other modules: {fault}")
+    return (
+        None
+        if fault is None
+        else ("E384", tr("{directory} covers other modules: {fault}", directory=directory, fault=fault))
+    )

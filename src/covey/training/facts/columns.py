@@ -13,6 +13,7 @@ from covey.options.schema import Config
 from covey.plan.facts import Facts, MissingColumn
 from covey.rewards.builtin import BuiltIn, built_in_of
 from covey.rewards.golds import check_golds
+from covey.texts import joined, tr
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -66,12 +67,12 @@ def _missing(config: Config, columns: set[str], made: set[str]) -> list[MissingC
         return []
     missing = []
     if not names_a_prompt(sorted(columns)):
-        missing.append(MissingColumn(column=" or ".join(PROMPT_COLUMNS), needed_by="every prompt"))
+        missing.append(MissingColumn(column=joined(tr(" or "), PROMPT_COLUMNS), needed_by=tr("every prompt")))
     lacking: dict[str, str] = {}
     for name in config.reward_funcs:
         built_in = built_in_of(name)
         if built_in is not None and built_in.golds and not (columns | made) & set(built_in.golds):
-            lacking.setdefault(" or ".join(built_in.golds), f"the reward {name}")
+            lacking.setdefault(" or ".join(built_in.golds), tr("the reward {name}", name=name))
     return [*missing, *(MissingColumn(column=column, needed_by=who) for column, who in lacking.items())]
 
 

@@ -21,12 +21,15 @@ from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
 from covey.options.schema import Config
 from covey.plan.check_rows import left_words
-from covey.plan.facts import EvalSet, Facts, LeftOut, UnreadableFile
+from covey.plan.facts import DataProblem, EvalSet, Facts, LeftOut, UnreadableFile
 from covey.plan.reasons import REFUSED
 from covey.quickstart import task
 from covey.rewards.builtin import GOLD_COLUMNS
+from covey.texts import tr
+from covey.texts.language import spoken
 from covey.training.facts.columns import with_columns
-from covey.training.facts.model import QUICKSTART
+from covey.training.facts.data_faults import data_problem, hub_problem, unreadable_file
+from covey.training.facts.model import QUICKSTART, details_of
 from covey.training.facts.pass_rates import with_pass_rates
 from covey.training.facts.tasks import with_tasks
 
@@ -87,7 +90,7 @@ def _sources(facts: Facts, texts: Sequence[str], live: Live) -> list[DataSource 
             source = parse_source(text)  # also of the built-in task, for what stands after its #
             parsed.append(text if text.partition("#")[0] == QUICKSTART else source)
         except DataError as error:
-            raise _Unusable(replace(facts, data_problem=str(error))) from error
+            raise _Unusable(replace(facts, data_problem=data_problem(error))) from error
     missing = tuple(
         s.path for s in parsed if isinstance(s, DataSource) and s.hub == "local" and not Path(s.path).exists()
     )
@@ -127,8 +130,8 @@ def _load(
             )
         except DataError as error:
             if source.hub != "local":
-                raise _Unusable(replace(facts, hub_problem=str(error))) from error
-            unreadable.append(UnreadableFile(path=source.path, words=str(error)))
+                raise _Unusable(replace(facts, hub_problem=hub_problem(source.path, error))) from error
+            unreadable.append(unreadable_file(source.path, error))
             continue
         tables.append(_named(loaded.rows, source, config.task_column))
         notes += loaded.notes
@@ -162,7 +165,7 @@ def _one_table(
             rows = rename_columns(rows, config.columns)
         train, held = split_rows(rows, config.split_dataset_ratio, seed=config.data_seed)
     except DataError as error:
-        raise _Unusable(replace(facts, data_problem=str(error))) from error
+        raise _Unusable(replace(facts, data_problem=data_problem(error))) from error
     return replace(facts, num_rows=len(rows)), train, held
 
 
@@ -211,17 +214,21 @@ def _rendered(
             (name, prompt_table(found, codec, max_length=limit, options=options)) for name, found in sets
         )
     except TemplateError as error:
-        return replace(facts, template_problem=str(error)), Data()
+        return replace(facts, template_problem=str(error), template_details=details_of(error)), Data()
     except DataError as error:
-        return replace(facts, data_problem=str(error)), Data()
+        return replace(facts, data_problem=data_problem(error)), Data()
     empty = [name for name, found in tables if not found.entries]
     if empty:
         facts = _of_sets(facts, tables)
         if any(found.reason in REFUSED for found in facts.left_out):
             return facts, Data()
         left = left_words(facts, empty[0])
-        words = f"the set to evaluate on, {empty[0]}, has no usable prompt{f': {left}' if left else ''}"
-        return replace(facts, data_problem=words), Data()
+        words = tr(
+            "the set to evaluate on, {empty}, has no usable prompt{words}",
+            empty=empty[0],
+            words=tr(": {left}", left=left) if left else "",
+        )
+        return replace(facts, data_problem=DataProblem(words=words, option="val_dataset")), Data()
     used, measured = with_pass_rates(config, table)
     facts = replace(_of_table(facts, used, table), pass_rates=measured)
     facts = _of_sets(facts, tables)
@@ -263,6 +270,7 @@ def _left_out(table: PromptTable, where: str) -> list[LeftOut]:
             count=count,
             rows=tuple(n + 1 for n in table.left_out_rows.get(reason, ())),
             detail=table.details.get(reason, ""),
+            role=table.roles.get(reason, ""),
             where=where,
         )
         for reason, count in table.left_out.items()
@@ -273,7 +281,7 @@ def _of_sets(facts: Facts, sets: Sequence[tuple[str, PromptTable]]) -> Facts:
     """The facts with what is left out of the sets to evaluate on."""
     left = [found for name, table in sets for found in _left_out(table, name)]
     notes = [
-        f"{name}, {words}"
+        tr("{name}, {words}", name=name, words=words)
         for name, table in sets
         for words in _read_as(table, len(table.entries) + sum(table.left_out.values()))
     ]
@@ -283,7 +291,9 @@ def _of_sets(facts: Facts, sets: Sequence[tuple[str, PromptTable]]) -> Facts:
 def _read_as(table: PromptTable, num_rows: int) -> list[str]:
     """What was read from elsewhere than where covey's own form has it, and in how many rows if not in all."""
     return [
-        words if count >= num_rows else f"{words} ({count:,} of {num_rows:,} rows)"
+        words
+        if count >= num_rows
+        else tr("{words} ({count:,} of {num_rows:,} rows)", words=words, count=count, num_rows=num_rows)
         for words, count in table.read_as.items()
     ]
 
@@ -301,7 +311,8 @@ def _streamed(
     """The facts of the first rows; the others are read as they are needed."""
     real = [s for s in sources if isinstance(s, DataSource)]
     if len(real) < len(sources):
-        raise _Unusable(replace(facts, data_problem="the built-in task is no stream: leave out --streaming"))
+        words = tr("the built-in task is no stream: leave out --streaming")
+        raise _Unusable(replace(facts, data_problem=DataProblem(words=words, option="streaming")))
     facts, sets = _eval_rows(facts, config, held, (), live, offline=offline)
     if codec is None:
         return facts, Data()
@@ -319,7 +330,7 @@ def _streamed(
         block = stream.first_block()
         first = stream.first_rows()
     except (DataError, TemplateError) as error:
-        raise _Unusable(replace(facts, data_problem=str(error))) from error
+        raise _Unusable(replace(facts, data_problem=data_problem(error))) from error
     facts = with_columns(facts, config, first, sets)
     if facts.missing_columns:
         return facts, Data()
@@ -366,7 +377,11 @@ def _progress() -> Callable[[int, int], None]:
         if now - last >= _PATIENCE_S or is_last_word:
             last = now
             end = "\n" if done == total or not sys.stderr.isatty() else "\r"
-            sys.stderr.write(f"reading the data: {done:,} of {total:,} rows{end}")
+            sys.stderr.write(
+                spoken(
+                    tr("reading the data: {done:,} of {total:,} rows{end}", done=done, total=total, end=end)
+                )
+            )
             sys.stderr.flush()
 
     return say

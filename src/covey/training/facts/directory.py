@@ -11,6 +11,7 @@ from typing import Any
 
 from covey.checkpoint.manifest import checkpoint_step
 from covey.telemetry.owner import LOCK
+from covey.texts import tr
 
 _LEFTOVERS = (
     *(LOCK, ".tmp-*", ".covey-*", "status-rank-*.json", "live"),
@@ -34,12 +35,14 @@ def in_the_way(output_dir: Path, step: int) -> tuple[tuple[str, str], ...]:
     for path in sorted(output_dir.iterdir()):
         of_step = checkpoint_step(path.name)
         if path.name in _FILES and not path.is_file():
-            found.append((str(path), "is no file, and the run writes a file of that name"))
+            found.append((str(path), tr("is no file, and the run writes a file of that name")))
         elif path.name in _DIRECTORIES and not path.is_dir():
-            found.append((str(path), "is no directory, and the run writes into a directory of that name"))
+            found.append((str(path), tr("is no directory, and the run writes into a directory of that name")))
         elif of_step is not None and of_step > step and (path.is_symlink() or not path.is_dir()):
             kind = "link" if path.is_symlink() else "file"
-            found.append((str(path), f"is a {kind}, and the run saves a checkpoint under that name"))
+            found.append(
+                (str(path), tr("is a {kind}, and the run saves a checkpoint under that name", kind=kind))
+            )
     return tuple(found)
 
 
@@ -53,10 +56,10 @@ def records_problem(output_dir: Path) -> tuple[str, str] | None:
         try:
             content = path.read_bytes() if path.is_file() else b""
         except OSError as error:
-            return str(path), f"cannot be read: {error.strerror}"
+            return str(path), tr("cannot be read: {strerror}", strerror=error.strerror)
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             if words := _fault(line, is_sound):
-                return str(path), f"is damaged in line {number}: {words}"
+                return str(path), tr("is damaged in line {number}: {words}", number=number, words=words)
     return None
 
 
@@ -64,12 +67,12 @@ def _fault(line: bytes, is_sound: Any) -> str:
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return f"byte {error.start + 1} is no UTF-8"
+        return tr("byte {start} is no UTF-8", start=error.start + 1)
     except (ValueError, RecursionError):
-        return "it is not JSON"
+        return tr("it is not JSON")
     if not isinstance(record, dict):
-        return "it is not a JSON object"
-    return "" if is_sound(record) else "it lacks what each record has"
+        return tr("it is not a JSON object")
+    return "" if is_sound(record) else tr("it lacks what each record has")
 
 
 def _is_step(record: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from covey.config.objects import is_live
 from covey.config.quantization import quantization_of, stored_options
 from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
-from covey.data.model_files import model_context, model_problem, read_json, vocabulary_of
+from covey.data.model_files import ModelProblem, model_context, model_problem, read_json, vocabulary_of
 from covey.data.text import TextCodec, load_codec, prompt_problem, stop_tokens_in_words
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes, settings_of
@@ -19,8 +19,9 @@ from covey.models.config_shapes import FAMILIES, shapes_of_config
 from covey.models.fit import fit_of
 from covey.options.schema import Config
 from covey.plan.checks import checks
-from covey.plan.facts import Facts, ModelFault, TargetFacts
+from covey.plan.facts import Facts, FaultDetails, ModelFault, TargetFacts
 from covey.quickstart import task
+from covey.texts import replaced, tr
 from covey.training.facts.adapter import with_adapter
 from covey.training.facts.memory import model_sizes
 from covey.training.facts.reward_models import fetch_reward_models
@@ -45,6 +46,7 @@ _FAULTS: Mapping[str, ModelFault] = {
     "vision": "media",
     "encoder_decoder": "kind",
     "not_causal": "kind",
+    "no_model_type": "kind",
     "unknown_model_type": "kind",
     "adapter": "kind",
     "pickled_weights": "format",
@@ -70,7 +72,7 @@ def fetch_model(config: Config) -> None:
     try:
         fetch_weights(config.model, revision=config.model_revision, use_hf=config.use_hf)
     except ModelError as error:
-        facts = Facts(model_problem=str(error), model_fault="hub")
+        facts = Facts(model_problem=str(error), model_fault="hub", model_details=details_of(error))
         raise ConfigError([p for p in checks(config, facts) if p.code == "E321"]) from error
 
 
@@ -99,14 +101,13 @@ def with_model(
     try:
         directory, is_whole = _located(config, offline=offline)
     except ModelError as error:
-        return replace(facts, model_problem=str(error), model_fault="hub"), None
+        facts = replace(facts, model_problem=str(error), model_fault="hub", model_details=details_of(error))
+        return facts, None
     packs = quantization_of(config) is not None
     problem = model_problem(directory, with_weights=is_whole and facts.layout.is_here, takes_packed=packs)
     facts = replace(facts, stored_quantization=_stored_quantization(directory))
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
-        fault = _FAULTS.get(problem.kind, "missing")
-        facts = replace(facts, model_problem=str(problem), model_fault=fault)
-        return _with_codec(facts, config, directory)
+        return _with_codec(_with_problem(facts, problem, directory), config, directory)
     facts = _with_config(replace(facts, model_dir=str(directory)), directory)
     try:
         facts = _with_sizes(facts, config, directory, _shapes(directory))
@@ -114,13 +115,37 @@ def with_model(
         if is_whole and problem is None and facts.layout.is_here and facts.stored_quantization is None:
             facts = _with_fit(facts, directory)
         if not facts.layout.is_here and facts.num_parameters is None:
-            words = f"{directory} has no weights, and config.json alone says what a model weighs for the "
-            words += f"families {', '.join(FAMILIES)} only, not for {facts.model_type}"
-            facts = replace(facts, model_problem=words, model_fault="missing")
+            words = tr(
+                "{directory} has no weights, and config.json alone says what a model weighs for the ",
+                directory=directory,
+            )
+            words += tr(
+                "families {families} only, not for {model_type}",
+                families=", ".join(FAMILIES),
+                model_type=facts.model_type,
+            )
+            facts = _lacking(facts, words, FaultDetails(subject=str(directory)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        words = f"a .safetensors file of {directory} is damaged: {error}"
-        facts = replace(facts, model_problem=words, model_fault="missing")
+        words = tr("a .safetensors file of {directory} is damaged: {error}", directory=directory, error=error)
+        facts = _lacking(facts, words, FaultDetails(cause="damaged", subject=str(directory)))
     return _with_codec(facts, config, directory)
+
+
+def details_of(error: ModelError | TemplateError) -> FaultDetails:
+    """What an error says beside its words."""
+    if isinstance(error, TemplateError):
+        return FaultDetails(cause=error.kind, subject="chat_template" if error.names_option else "")
+    return FaultDetails(cause=error.kind, subject=error.subject)
+
+
+def _with_problem(facts: Facts, problem: ModelProblem, directory: Path) -> Facts:
+    fault = _FAULTS.get(problem.kind, "missing")
+    details = FaultDetails(cause=problem.kind, subject=str(directory), command=problem.command)
+    return replace(facts, model_problem=problem.words, model_fault=fault, model_details=details)
+
+
+def _lacking(facts: Facts, words: str, details: FaultDetails) -> Facts:
+    return replace(facts, model_problem=words, model_fault="missing", model_details=details)
 
 
 def _stored_quantization(directory: Path) -> dict[str, Any] | None:
@@ -143,8 +168,12 @@ def _with_live(facts: Facts, config: Config, live: LiveModel) -> tuple[Facts, Te
     directory = live.directory
     problem = model_problem(directory, with_weights=False)
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
-        words = str(problem).replace(str(directory), config.model)
-        facts = replace(facts, model_problem=words, model_fault=_FAULTS.get(problem.kind, "missing"))
+        facts = _with_problem(facts, problem, directory)
+        facts = replace(
+            facts,
+            model_problem=replaced(problem.words, str(directory), config.model),
+            model_details=replace(facts.model_details, subject=config.model),
+        )
     else:
         facts = _with_sizes(_with_config(facts, directory), config, directory, live.shapes)
         held = live.bytes_on("cuda" if facts.cuda else "cpu")
@@ -164,7 +193,12 @@ def _with_fit(facts: Facts, directory: Path) -> Facts:
     facts = replace(facts, unused_tensors=fit.unused)
     if fit.problem is None:
         return facts
-    return replace(facts, model_problem=f"{directory}: {fit.problem}", model_fault="weights")
+    return replace(
+        facts,
+        model_problem=tr("{directory}: {problem}", directory=directory, problem=fit.problem),
+        model_fault="weights",
+        model_details=FaultDetails(subject=str(directory)),
+    )
 
 
 def _located(config: Config, *, offline: bool) -> tuple[Path, bool]:
@@ -185,19 +219,21 @@ def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, T
             chat_template_kwargs=config.chat_template_kwargs,
         )
     except TemplateError as error:
-        return replace(facts, template_problem=str(error)), None
+        return replace(facts, template_problem=str(error), template_details=details_of(error)), None
     except (ModelError, OSError, ValueError) as error:
         if facts.model_problem is None:
-            facts = replace(facts, model_problem=str(error), model_fault="missing")
+            names = isinstance(error, ModelError | OSError)
+            facts = _lacking(facts, str(error), FaultDetails(subject=str(directory) if names else ""))
         return facts, None
     rows = vocabulary_of(directory)
     facts = replace(facts, embedding_rows=rows, tokens_beyond=codec.tokens_beyond(rows))
-    has_template = codec.chat_template is not None
+    has_template, odd = codec.chat_template is not None, prompt_problem(codec)
     facts = replace(
         facts,
         stop_tokens=stop_tokens_in_words(codec),
         has_chat_template=has_template,
-        prompt_problem=prompt_problem(codec),
+        prompt_problem=None if odd is None else odd.words,
+        answer_opening="" if odd is None else odd.opening,
         unstoppable_turn=codec.unstoppable,
         unused_sampling=_unused_sampling(config, directory),
     )
@@ -215,7 +251,8 @@ def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
             chat_template_kwargs=config.chat_template_kwargs,
         )
     except TemplateError as error:
-        facts = replace(facts, template_problem=facts.template_problem or str(error))
+        if facts.template_problem is None:
+            facts = replace(facts, template_problem=str(error), template_details=details_of(error))
         return facts, load_codec(task.MODEL_DIR)
 
 

@@ -20,6 +20,7 @@ from covey.data.hub import locate_model
 from covey.data.live import LiveRows, live_rows
 from covey.options.schema import Config
 from covey.plan.problem import problem
+from covey.texts import tr
 from covey.training.facts.rewards import Functions
 from covey.types import Fix, Problem
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 # Names of TRL's trainer that its command does not have.
 _OF_TRAINERS = {"train_dataset": "dataset", "eval_dataset": "val_dataset", "processing_class": "tokenizer"}
-_ROWS = "a list of dicts, a Dataset of the library datasets, or a file, directory or id"
+_ROWS = tr("a list of dicts, a Dataset of the library datasets, or a file, directory or id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +82,19 @@ def frozen_problems(config: Config, live: LiveModel | None) -> list[Problem]:
     """What stands against training all weights of a model of which some need no gradient."""
     if live is None or not live.frozen or config.tuner_type != "full":
         return []
-    more = f" and {len(live.frozen) - 3} more" if len(live.frozen) > 3 else ""
+    more = tr(" and {num_frozen} more", num_frozen=len(live.frozen) - 3) if len(live.frozen) > 3 else ""
     return [
         problem(
             "E377",
             "model",
-            f"Tensors of the model have requires_grad False: {', '.join(live.frozen[:3])}{more}.",
+            tr(
+                "Tensors of the model have requires_grad False: {frozen}{more}.",
+                frozen=", ".join(live.frozen[:3]),
+                more=more,
+            ),
             "",
-            Fix(text="make every weight trainable: `model.requires_grad_(True)`"),
-            Fix(text="leave the weights frozen and train a LoRA adapter", edits={"tuner_type": "lora"}),
+            Fix(text=tr("make every weight trainable: `model.requires_grad_(True)`")),
+            Fix(text=tr("leave the weights frozen and train a LoRA adapter"), edits={"tuner_type": "lora"}),
         )
     ]
 
@@ -151,7 +156,11 @@ class _Taking:
         try:
             rows = live_rows(value)
         except DataError as error:
-            self._problems.append(problem("E377", option, f"{option} {error}.", "", Fix(text=_ROWS)))
+            self._problems.append(
+                problem(
+                    "E377", option, tr("{option} {error}.", option=option, error=error), "", Fix(text=_ROWS)
+                )
+            )
             self._names.append(object_name(type(value).__name__, UNUSABLE))
             return self._names[-1]
         name = rows.name
@@ -177,30 +186,37 @@ class _Taking:
         """Where the tokenizer lies that is named, or with which the model was loaded; None where there is
         none."""
         source = str(named or getattr(model, "name_or_path", ""))
-        whose = f"tokenizer is {source}" if named else "tokenizer is not given"
+        whose = tr("tokenizer is {source}", source=source) if named else tr("tokenizer is not given")
         try:
             found = locate_model(source, offline=offline).directory if source else None
         except ModelError as error:
-            seen = f"{whose}, and that of the model cannot be read: {error}."
+            seen = tr("{whose}, and that of the model cannot be read: {error}.", whose=whose, error=error)
         else:
             if found is not None and (found / "tokenizer.json").is_file():
                 return found
-            seen = f"{whose}, and the model does not say where it was loaded from."
-            seen = f"{whose}, and {source} has no tokenizer.json." if source else seen
+            seen = tr("{whose}, and the model does not say where it was loaded from.", whose=whose)
+            seen = (
+                tr("{whose}, and {source} has no tokenizer.json.", whose=whose, source=source)
+                if source
+                else seen
+            )
         advice = "tokenizer=AutoTokenizer.from_pretrained(DIR_OR_ID)"
         self._problems.append(problem("E377", "tokenizer", seen, "", Fix(text=advice)))
         return None
 
     def refuse_tokenizer(self, model: Any) -> None:
-        seen = f"tokenizer is given, and model is the name {model}: its tokenizer is read from its directory."
+        seen = tr(
+            "tokenizer is given, and model is the name {model}: its tokenizer is read from its directory.",
+            model=model,
+        )
         self._problems.append(
             problem(
                 "E377",
                 "tokenizer",
                 seen,
                 "",
-                Fix(text="leave tokenizer out"),
-                Fix(text="give the model as an object too: AutoModelForCausalLM.from_pretrained(MODEL)"),
+                Fix(text=tr("leave tokenizer out")),
+                Fix(text=tr("give the model as an object too: AutoModelForCausalLM.from_pretrained(MODEL)")),
             )
         )
 

@@ -16,6 +16,7 @@ from covey.options.schema import Config
 from covey.plan.facts import PassRateFacts
 from covey.rollout.records import score_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
+from covey.texts import tr
 from covey.types import Prompt, ScorePart
 
 _NAMED_ROWS = 5
@@ -25,7 +26,7 @@ def with_pass_rates(config: Config, table: PromptTable) -> tuple[PromptTable, Pa
     """The rows within min_pass_rate and max_pass_rate, each with its rate; and what was found."""
     if config.streaming or (config.pass_rates is None) == (config.pass_rate_column is None):
         return table, None
-    where = config.pass_rates or f"the column {config.pass_rate_column}"
+    where = config.pass_rates or tr("the column {pass_rate_column}", pass_rate_column=config.pass_rate_column)
     try:
         if config.pass_rates is not None:
             found = _measured(Path(config.pass_rates).expanduser())
@@ -60,15 +61,25 @@ def _matched(prompts: Sequence[Prompt], found: dict[str, Tally]) -> list[Prompt]
 def _of_column(table: PromptTable, column: str) -> list[Prompt]:
     if column not in table.columns:
         raise DataError(
-            f"no row has it{nearest(column, table.columns)}; there are {', '.join(table.columns)}"
+            tr(
+                "no row has it{nearest}; there are {columns}",
+                nearest=nearest(column, table.columns),
+                columns=", ".join(table.columns),
+            )
         )
     rated = [replace(p, pass_rate=_number(p.columns.get(column))) for p in table.entries]
     wrong = [p for p in rated if p.pass_rate is None and p.columns.get(column) not in (None, "")]
     if wrong:
         rows = ", ".join(str(p.id + 1) for p in wrong[:_NAMED_ROWS])
-        raise DataError(f"what it holds is no number from 0 to 1 in {len(wrong)} rows: {rows}")
+        raise DataError(
+            tr(
+                "what it holds is no number from 0 to 1 in {num_wrong} rows: {rows}",
+                num_wrong=len(wrong),
+                rows=rows,
+            )
+        )
     if rated and all(p.pass_rate is None for p in rated):
-        raise DataError("no row has a number in it")
+        raise DataError(tr("no row has a number in it"))
     return rated
 
 
@@ -83,17 +94,17 @@ def _number(value: object) -> float | None:
 def _measured(path: Path) -> dict[str, Tally]:
     """What a file of pass rates holds, or what the rollouts of a run say."""
     if not path.exists():
-        raise DataError("it does not exist")
+        raise DataError(tr("it does not exist"))
     if path.is_file():
         return tallies_of(iter_jsonl(path))
     if (path / FILE).is_file():
         return tallies_of(iter_jsonl(path / FILE))
     directory = path / "rollouts"
     if not list_rollouts(directory):
-        raise DataError(f"it holds neither {FILE} nor rollouts/")
+        raise DataError(tr("it holds neither {file} nor rollouts/", file=FILE))
     found = tally(_samples(directory))
     if not found:
-        raise DataError("its rollouts hold no checksums of prompts, or no rewards")
+        raise DataError(tr("its rollouts hold no checksums of prompts, or no rewards"))
     return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from covey.plan.facts import RayFacts
+from covey.texts import tr
 
 _ANSWER_S = 5.0
 # Where `ray start` leaves the address of the Ray of a machine.
@@ -25,11 +26,11 @@ def find_ray(environment: Mapping[str, str]) -> RayFacts:
         address = _started_here(environment)
         if address is not None or not named:
             return RayFacts(address=address)
-        return RayFacts(address=named, fault="no Ray of this user runs on this machine")
+        return RayFacts(address=named, fault=tr("no Ray of this user runs on this machine"))
     if "://" in named:
-        return RayFacts(address=named, fault="it is an address of Ray Client, or of the dashboard")
+        return RayFacts(address=named, fault=tr("it is an address of Ray Client, or of the dashboard"))
     if not re.fullmatch(r".+:\d+", named):
-        return RayFacts(address=named, fault="it has no port")
+        return RayFacts(address=named, fault=tr("it has no port"))
     return RayFacts(address=named, fault=silence(named))
 
 
@@ -52,4 +53,4 @@ def silence(address: str) -> str:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S):
             return ""
     except (OSError, ValueError, OverflowError) as error:
-        return f"nobody answers there ({getattr(error, 'strerror', None) or error})"
+        return tr("nobody answers there ({getattr})", getattr=getattr(error, "strerror", None) or error)

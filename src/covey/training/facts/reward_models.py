@@ -20,6 +20,7 @@ from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import IN_WORKERS, JUDGE, built_in_name
 from covey.rewards.judge_text import BadPattern, placeholders, reward_pattern, template_text
 from covey.rewards.targets import is_model, model_name
+from covey.texts import tr
 from covey.weight_files import stored_tensors
 
 _OF_A_ROW = ("prompt", "completion")
@@ -97,22 +98,31 @@ def _described(entry: str, revision: str | None, config: Config, offline: bool) 
     directory = files.directory
     problem = classifier_problem(directory, with_weights=files.revision is None)
     if problem is not None:
-        return replace(facts, problem=problem.words, fault=problem.kind)
+        return replace(facts, problem=str(problem), fault=problem.kind)
     facts = replace(facts, directory=str(directory), context=model_context(directory))
     facts = replace(facts, has_template=_has_template(directory))
     try:
         shapes = read_shapes(directory).tensors
     except ValueError as error:
-        return replace(facts, problem=f"a file of {directory} is damaged: {error}", fault="missing_shards")
+        return replace(
+            facts,
+            problem=tr("a file of {directory} is damaged: {error}", directory=directory, error=error),
+            fault="missing_shards",
+        )
     if not shapes:
         return replace(facts, is_here=False, file_bytes=files.weights_bytes or 0)
     if not any(shape and shape[0] == 1 for shape in shapes.values()):
-        words = f"{directory} is called a classifier, and among its weights is no head with one row"
+        words = tr(
+            "{directory} is called a classifier, and among its weights is no head with one row",
+            directory=directory,
+        )
         return replace(facts, problem=words, fault="causal")
     config_json = read_json(directory / "config.json")
     unfit = fit_of(directory, config_json, stored_tensors(directory), auto=CLASSIFIER).problem
     if unfit is not None:
-        return replace(facts, problem=f"{directory}: {unfit}", fault="weights")
+        return replace(
+            facts, problem=tr("{directory}: {unfit}", directory=directory, unfit=unfit), fault="weights"
+        )
     hidden = config_json.get("hidden_size") or 0
     return replace(
         facts,
@@ -136,10 +146,12 @@ def _prompt(config: Config) -> tuple[str | None, list[str]]:
     try:
         text = template_text(value)
     except (OSError, UnicodeDecodeError) as error:
-        return f"judge_prompt names a file, {value}, that cannot be read: {error}", []
+        return tr(
+            "judge_prompt names a file, {value}, that cannot be read: {error}", value=value, error=error
+        ), []
     if text == value and value.endswith((".txt", ".md")) and len(value.split()) == 1:
-        return f"judge_prompt names a file, {value}, which is not there", []
+        return tr("judge_prompt names a file, {value}, which is not there", value=value), []
     names = placeholders(text)
     if "completion" not in names:
-        return f"judge_prompt has no {{completion}}: {text[:80]!r}", names
+        return tr("judge_prompt has no {{completion}}: {text!r}", text=text[:80]), names
     return None, names

@@ -19,6 +19,7 @@ from covey.rewards.protocol import RewardFault, Scored
 from covey.rewards.registry import available, options_read
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered, blind, trial
+from covey.texts import tr
 from covey.training.facts.code import CODE_REWARD, with_code
 from covey.training.facts.data import as_json, gold_of
 from covey.training.facts.reward_models import (
@@ -143,7 +144,18 @@ def _given_columns(columns: Sequence[str]) -> Sequence[str]:
 
 def _fault(fault: RewardFault, config: Config) -> FaultyReward:
     name = _typed(fault.reward, config)
-    return FaultyReward(name=name, kind=_KINDS.get(fault.kind, "load"), words=fault.words)
+    return FaultyReward(
+        name=name,
+        kind=_KINDS.get(fault.kind, "load"),
+        words=fault.words,
+        cause=fault.cause,
+        subject=fault.subject,
+        near=fault.near,
+        lacking=fault.lacking,
+        row=fault.row,
+        completion=fault.completion,
+        said=fault.said,
+    )
 
 
 def _typed(name: str, config: Config) -> str:
@@ -196,7 +208,9 @@ def _golds(config: Config, prompts: PromptTable | None) -> GoldFacts | None:
     read = {p.id for name in readers for p in rows_of(config, name, prompts).entries}
     prompts = replace(prompts, entries=tuple(p for p in prompts.entries if p.id in read))
     report = check_golds((gold_of(p.columns) for p in prompts.entries), budget_s=_GOLD_BUDGET_S)
-    absent = [(i, "", "there is none") for i, p in enumerate(prompts.entries) if gold_of(p.columns) is None]
+    absent = [
+        (i, "", tr("there is none")) for i, p in enumerate(prompts.entries) if gold_of(p.columns) is None
+    ]
     bad = sorted([*report.bad, *absent])
     return GoldFacts(
         num_checked=report.num_checked + len(absent),

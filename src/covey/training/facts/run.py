@@ -29,6 +29,7 @@ from covey.plan.versions import TRIED, VLLM_ON_CPU
 from covey.telemetry.owner import owner_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
+from covey.texts import joined, tr
 from covey.training.facts.devices import gpus_have_bfloat16, num_gpus
 from covey.training.facts.directory import in_the_way, is_leftover, records_problem
 from covey.training.facts.memory import free_memory
@@ -141,7 +142,7 @@ def _read_deepspeed(word: str | None) -> FromFile | None:
     is_json = word is not None and word.lstrip().startswith("{")
     if not word or word.lower() in PRESETS or not (is_json or Path(word).exists()):
         return None
-    path = "the JSON of --deepspeed" if is_json else word
+    path = tr("the JSON of --deepspeed") if is_json else word
     try:
         content = json.loads(word if is_json else Path(word).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -199,19 +200,30 @@ def _has_bfloat16(gpus: int) -> bool | None:
 
 
 def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
-    directory = Path(str(config.replay_rollouts))
+    named = str(config.replay_rollouts)
+    directory = Path(named)
     if not directory.is_dir():
-        return replace(facts, replay_problem="is not a directory")
+        return replace(facts, replay_problem=tr("{directory} is not a directory", directory=named))
     if not list_rollouts(directory):
-        return replace(facts, replay_problem="holds no rollout-*.jsonl or rollout-*.jsonl.gz file")
+        words = tr("{named} holds no rollout-*.jsonl or rollout-*.jsonl.gz file", named=named)
+        return replace(facts, replay_problem=words)
     wanted = num_processes * config.per_device_train_batch_size * config.steps_per_generation
     try:
         sizes = {number: len(records) for number, records in read_rollouts(directory)}
     except (OSError, ValueError) as error:
-        return replace(facts, replay_problem=f"cannot be read: {error}")
-    wrong = [f"rollout {number} holds {size}" for number, size in sizes.items() if size != wanted]
+        return replace(facts, replay_problem=tr("{path} cannot be read: {error}", path=named, error=error))
+    wrong = [
+        tr("rollout {number} holds {size}", number=number, size=size)
+        for number, size in sizes.items()
+        if size != wanted
+    ]
     if wrong:
-        text = f"a rollout of this configuration is {wanted} completions, and {', '.join(wrong[:3])}"
+        text = tr(
+            "{named}: a rollout of this configuration is {wanted} completions, and {wrong}",
+            named=named,
+            wanted=wanted,
+            wrong=joined(", ", wrong[:3]),
+        )
         return replace(facts, replay_problem=text)
     return facts
 
@@ -255,17 +267,19 @@ def _resume(config: Config) -> ResumeFacts | None:
         try:
             return _resume_facts(Path(asked), _with_trainer(Path(asked)), config, ())
         except CheckpointError as error:
-            return ResumeFacts(path=asked, problem=f"{error}{_newest_in(Path(asked))}")
+            return ResumeFacts(
+                path=asked, problem=tr("{error}{newest_in}", error=error, newest_in=_newest_in(Path(asked)))
+            )
     latest = find_latest(Path(config.output_dir), with_trainer=True)
     if latest.path is not None and latest.manifest is not None:
         return _resume_facts(latest.path, latest.manifest, config, latest.skipped)
     if asked == "auto" and not latest.skipped:
         return None
-    reasons = "; ".join(s.reason for s in latest.skipped)
-    problem = "there is no complete checkpoint with trainer state in it"
+    reasons = joined("; ", [s.reason for s in latest.skipped])
+    problem = tr("there is no complete checkpoint with trainer state in it")
     return ResumeFacts(
         path=config.output_dir,
-        problem=f"{problem}{': ' + reasons if reasons else ''}",
+        problem=tr("{problem}{reasons}", problem=problem, reasons=": " + reasons if reasons else ""),
         skipped=tuple(s.reason for s in latest.skipped),
     )
 
@@ -279,7 +293,7 @@ def _foreign_resume(config: Config, asked: str) -> ResumeFacts | None:
     for path in (named, *reversed(list_checkpoints(named))):
         kind = foreign_kind(path) if path.is_dir() and not (path / MANIFEST).is_file() else ""
         if kind:
-            words = "is a checkpoint of transformers' Trainer (TRL, ms-swift), not of covey."
+            words = tr("is a checkpoint of transformers' Trainer (TRL, ms-swift), not of covey.")
             return ResumeFacts(path=str(path), problem=words, foreign=kind)
     return None
 
@@ -292,7 +306,7 @@ def _with_trainer(path: Path) -> Manifest:
 def _newest_in(path: Path) -> str:
     """What to give instead where a run was given in the place of its checkpoint."""
     newest = find_latest(path, with_trainer=True).path
-    return "" if newest is None else f"; its newest checkpoint is {newest}"
+    return "" if newest is None else tr("; its newest checkpoint is {newest}", newest=newest)
 
 
 def _resume_facts(

@@ -104,6 +104,7 @@ def _with_data_alone(facts: Facts, config: Config, objects: Objects, *, offline:
         facts,
         model_context=given.model_context,
         template_problem=given.template_problem,
+        template_details=given.template_details,
         longest_prompt=None,
         longest_prompt_in_data=None,
         num_prompts_too_long=None,

@@ -1,0 +1,189 @@
+"""Rules on the signal of groups: rewards that do not differ within them teach nothing (F211, F212, F220)."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from covey.health.baseline import fallen, is_solved, total_of
+from covey.health.history import History, Series, Value, binary_means, chance_of_no_spread
+from covey.health.names import CUT, IDENTICAL, NO_SPREAD, UNPARSED
+from covey.health.sign import Sign
+from covey.health.thresholds import limit
+from covey.texts import tr
+from covey.types import Fix
+
+_WATCHED = ("loss", "grad_norm", "reward", "kl", "entropy")
+
+
+def has_no_signal(h: History) -> bool:
+    """Whether no group of the newest rollout has any spread."""
+    share, spread = h.value(NO_SPREAD), h.value("reward_std")
+    if not h.compares_siblings:
+        return False
+    return share == 1.0 if share is not None else spread == 0.0
+
+
+def no_signal(h: History) -> Sign | None:
+    """F211: no group of several rollouts in a row has any spread, and the run has not solved its prompts."""
+    if not has_no_signal(h) or is_solved(h):
+        return None
+    series = h.get(NO_SPREAD, "reward_std")
+    assert series is not None
+    flat = _tail(series, 1.0 if h.value(NO_SPREAD) is not None else 0.0)
+    groups = sum(v.count for v in flat)
+    is_small = groups < limit("no_signal_groups") and len(flat) < limit("no_signal_rollouts_small")
+    if is_small or len(flat) < limit("no_signal_rollouts"):
+        return None
+    reward = h.value("reward")
+    at = "" if reward is None else tr("; the reward is {reward:.4g}", reward=reward)
+    return Sign(
+        seen=tr(
+            "in {num_flat} rollouts in a row every completion has the reward of its siblings{at}",
+            num_flat=len(flat),
+            at=at,
+        ),
+        cause=why_equal(h),
+        fixes=_fixes_of_equal(h),
+        badness=1.0,
+    )
+
+
+def _fixes_of_equal(h: History) -> tuple[Fix, ...]:
+    if fallen(h, total_of(h)) is not None:
+        return h.slower(), other_prompts()
+    return (_test_the_reward(),) if _is_constant(h) else (other_prompts(), h.larger_groups())
+
+
+def _is_constant(h: History) -> bool:
+    """Whether the reward has the same value, not 0, in every rollout so far."""
+    series = h.get(h.sampled("reward"))
+    values = {v.value for v in series.first} | set(series.last.numbers()) if series is not None else set()
+    return len(values) == 1 and values != {0.0}
+
+
+def other_prompts() -> Fix:
+    """Other prompts, as a way out."""
+    return Fix(text=tr("prompts that the model solves sometimes"))
+
+
+def _test_the_reward() -> Fix:
+    return Fix(text=tr("call the reward with a right and a wrong completion: it has to tell them apart"))
+
+
+def _tail(series: Series, value: float) -> list[Value]:
+    """The newest values, as far back as they are all `value`."""
+    found = []
+    for item in reversed(series.last):
+        if item.value != value:
+            break
+        found.append(item)
+    return found
+
+
+def why_equal(h: History) -> str:
+    """The likely cause of equal rewards within groups."""
+    change = fallen(h, total_of(h))
+    if change is not None:
+        return tr(
+            "The reward fell: {words}. What is left has no right answer to learn from.", words=change.words
+        )
+    unparsed, cut = h.value(UNPARSED), h.value(CUT)
+    reward, series = h.value(h.sampled("reward")), h.get(h.sampled("reward"))
+    if (h.value(IDENTICAL) or 0.0) > limit("identical_groups"):
+        return tr("The completions of a prompt are the same text: sampling is greedy or has a fixed seed.")
+    if unparsed is not None and unparsed > 0.5:
+        return tr(
+            "No answer can be read in {unparsed:.0%} of the completions: the form, or the parser.",
+            unparsed=unparsed,
+        )
+    if cut is not None and cut > 0.5:
+        return tr("{cut:.0%} of the completions are cut before they end.", cut=cut)
+    if _is_constant(h):
+        return tr(
+            "Every completion of the run has the reward {reward:.4g}: it does not look at them.",
+            reward=reward,
+        )
+    if reward is not None and series is not None:
+        highest = max(series.last.numbers())
+        if reward > 0 and reward >= highest and min(series.last.numbers()) < highest:
+            return tr("The prompts are solved: the reward is the highest of the run.")
+        if reward == 0:
+            return tr("The prompts are too hard, or the reward does not find what it pays for.")
+    return tr("The prompts are too easy or too hard, or the reward does not look at the completion.")
+
+
+def little_signal(h: History) -> Sign | None:
+    """F212: far more groups without spread than chance gives, or the same completions within groups."""
+    same = h.series.get(IDENTICAL)
+    value = h.value(IDENTICAL)
+    early = same is not None and len(same.last) <= limit("identical_rollouts")
+    is_some = (
+        same is not None and value is not None and value * same.last[-1].count >= limit("repetitive_least")
+    )
+    if early and is_some and value is not None and value > limit("identical_groups"):
+        return Sign(
+            seen=tr("in {value:.0%} of the groups all completions are the same text", value=value),
+            cause=tr("Sampling is greedy, or every completion gets the same seed."),
+            fixes=(Fix(text="sample", edits={"temperature": 1.0}),),
+            badness=1.0,
+        )
+    series, size = h.get(h.sampled(NO_SPREAD)), h.option("num_generations")
+    window = int(limit("little_signal_rollouts"))
+    if series is None or not size or len(series.last) < window or has_no_signal(h):
+        return None
+    if not h.compares_siblings:
+        return None
+    if h.has_risen():  # prompts that the run has come to solve
+        return None
+    share = fmean(series.last.numbers(window))
+    rates = binary_means(h)
+    groups = sum(series.last[-i].count for i in range(1, window + 1))
+    if not rates or share <= limit("little_signal") or groups < limit("no_signal_groups"):
+        return None
+    expected, rate = min((chance_of_no_spread(p, size), p) for p in rates)
+    if share - expected <= limit("little_signal_excess"):
+        return None
+    return Sign(
+        seen=tr(
+            "{share:.0%} of the groups of {window} rollouts have no spread; at a pass rate of "
+            "{rate:.0%} and {size:g} completions a prompt chance gives {expected:.0%}",
+            share=share,
+            window=window,
+            rate=rate,
+            size=size,
+            expected=expected,
+        ),
+        cause=tr("Prompts that are always solved or never, or completions of a prompt that are the same."),
+        fixes=(
+            Fix(text=tr("leave out prompts that are always or never solved")),
+            Fix(text=tr("look at siblings in rollouts/: the same text means that sampling is at fault")),
+        ),
+        badness=share / limit("little_signal"),
+    )
+
+
+def short_of_signal(h: History) -> Sign | None:
+    """F220: groups without signal are left, after every further draw and what was held of earlier
+    rollouts."""
+    left, tried = h.value("select/without_signal"), h.value("select/attempts")
+    if not left or not tried or h.record is None:
+        return None
+    replayed, groups = h.value("select/replayed") or 0.0, h.record.metrics["select/replayed"].count
+    fixes = [other_prompts(), h.larger_groups()]
+    times = h.option("max_resample_times")
+    if times and tried >= times:
+        text = tr("more draws, each of which takes as long as it samples")
+        fixes.append(Fix(text=text, edits={"max_resample_times": int(2 * times)}))
+    return Sign(
+        seen=tr(
+            "{left:.0f} of {groups} groups have no signal after {tried:.0f} further draws and "
+            "{replayed:.0f} replayed groups, and stay",
+            left=left,
+            groups=groups,
+            tried=tried,
+            replayed=replayed,
+        ),
+        cause=tr("Many prompts are always solved or never, or the reward has few values."),
+        fixes=tuple(fixes),
+        badness=left / groups,
+    )

@@ -1,0 +1,140 @@
+"""The lines of a plan on data, rewards and evaluations."""
+
+from __future__ import annotations
+
+from covey.options.schema import Config
+from covey.plan.check_pass_rates import histogram
+from covey.plan.disk import size
+from covey.plan.facts import Facts
+from covey.plan.memory import reward_model_bytes
+from covey.plan.reasons import REASONS
+from covey.texts import counted, joined, tr
+
+_SPLITS = 6
+
+
+def data_lines(config: Config, facts: Facts) -> list[str]:
+    """The rows, and which prompts are left out."""
+    if config.replay_rollouts is not None:
+        return [
+            tr("rollouts of {replay_rollouts}; nothing is sampled", replay_rollouts=config.replay_rollouts)
+        ]
+    if config.streaming:
+        return [tr("read as it is needed; longer prompts are left out as they come"), *facts.data_notes]
+    rows = "" if facts.num_rows is None else tr("{rows}, ", rows=counted(facts.num_rows, "row"))
+    lines = [tr("{rows}{prompts} used", rows=rows, prompts=counted(facts.num_prompts or 0, "prompt"))]
+    if facts.longest_prompt:
+        lines[0] += tr(", the longest of {tokens}", tokens=counted(facts.longest_prompt, "token"))
+    for left in facts.left_out:
+        where = ", ".join(map(str, left.rows))
+        verb = "" if left.reason == "cut" else tr("left out: ")
+        verb += tr("of {where}, ", where=left.where) if left.where else ""
+        some = " ..." if left.count > len(left.rows) else ""
+        lines.append(
+            joined("", [verb, counted(left.count, "row"), " ", REASONS.get(left.reason, left.reason)])
+            + (tr(" (row {where}{some})", where=where, some=some) if where else "")
+        )
+    if facts.golds is not None:
+        lines.append(
+            tr(
+                "gold answers: {num_checked:,} of {num_checked2:,} can be read",
+                num_checked=facts.golds.num_checked - facts.golds.num_bad,
+                num_checked2=facts.golds.num_checked,
+            )
+        )
+    return [*lines, *facts.data_notes]
+
+
+def task_lines(config: Config, facts: Facts) -> list[str]:
+    """The rows of each task, and what scores them."""
+    named = config.task_rewards or {}
+    return [
+        tr(
+            "{task}: {prompts}{rewards}",
+            task=task,
+            prompts=counted(count, "prompt"),
+            rewards=tr(", by {names}", names=" + ".join(named[task])) if named.get(task) else "",
+        )
+        for task, count in facts.tasks.items()
+    ]
+
+
+def pass_rate_lines(config: Config, facts: Facts) -> list[str]:
+    """Where pass rates are from, what is left out by them, and how they are spread."""
+    rates = facts.pass_rates
+    if rates is None or rates.problem is not None:
+        return []
+    low, high = config.min_pass_rate, config.max_pass_rate
+    left = rates.num_rows - rates.num_kept
+    lines = [
+        tr(
+            "{where}: {num_measured:,} of {prompts} measured, the others are kept; {left:,} left "
+            "out, below {low:g} or above {high:g}",
+            where=rates.where,
+            num_measured=rates.num_measured,
+            prompts=counted(rates.num_rows, "prompt"),
+            left=left,
+            low=low,
+            high=high,
+        ),
+        tr("by pass rate: {histogram}", histogram=histogram(rates) or tr("none")),
+    ]
+    return [
+        *lines,
+        *(
+            [tr("each epoch {curriculum}", curriculum=config.curriculum)]
+            if config.curriculum != "none"
+            else []
+        ),
+    ]
+
+
+def reward_lines(config: Config, facts: Facts) -> list[str]:
+    """The rewards with their weights, and the models that score."""
+    pairs = zip(config.rewards, config.reward_weights, strict=True)
+    return [
+        " + ".join(f"{weight:g} x {name}" for name, weight in pairs),
+        *_models(facts),
+        *facts.reward_notes,
+    ]
+
+
+def _models(facts: Facts) -> list[str]:
+    """The reward models, each in a process of its own beside each training process."""
+    return [
+        tr("reward model {name}: {millions} parameters", name=m.name, millions=millions(m.parameters))
+        + ("" if m.context is None else tr(", context {context} tokens", context=m.context))
+        + tr("; a process of its own, about {size}", size=size(reward_model_bytes(m, cuda=bool(facts.cuda))))
+        for m in facts.reward_models
+        if m.problem is None and m.is_here
+    ]
+
+
+def evaluation_lines(config: Config, facts: Facts) -> list[str]:
+    """When it evaluates, and on what."""
+    if config.eval_strategy == "no" or not facts.eval_sets:
+        return []
+    when = (
+        tr("every {eval_steps} steps", eval_steps=config.eval_steps)
+        if config.eval_strategy == "steps"
+        else tr("after each epoch")
+    )
+    start = tr("before the first step, ") if config.eval_on_start else ""
+    sets = ", ".join(f"{s.name} ({counted(s.num_prompts, 'prompt')})" for s in facts.eval_sets)
+    each = counted(config.num_generations_eval, "completion")
+    heat = f"{config.eval_temperature:g}"
+    return [
+        tr(
+            "{sets}: {start}{when} and at the end; {each} a prompt at temperature {heat}",
+            sets=sets,
+            start=start,
+            when=when,
+            each=each,
+            heat=heat,
+        )
+    ]
+
+
+def millions(count: int) -> str:
+    """Return a count in millions."""
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
