@@ -116,19 +116,7 @@ class SavedPieces(Mapping[str, "Tensor"]):
         self._opened: dict[Path, Any] = {}
         faults = self._find() or self._gaps()
         if faults:
-            more = (
-                tr("; and {num_faults} more", num_faults=len(faults) - _MOST_FAULTS)
-                if len(faults) > _MOST_FAULTS
-                else ""
-            )
-            raise CheckpointError(
-                tr(
-                    "{path}: {faults}{more}",
-                    path=directory,
-                    faults=joined("; ", faults[:_MOST_FAULTS]),
-                    more=more,
-                )
-            )
+            raise damaged(directory, faults)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -271,3 +259,11 @@ class SavedPieces(Mapping[str, "Tensor"]):
                     )
                 )
         return faults
+
+
+def damaged(path: Path, faults: Sequence[str]) -> CheckpointError:
+    """The error of a checkpoint with these faults, of which the first ones are named."""
+    rest = len(faults) - _MOST_FAULTS
+    more = tr("; and {num_faults} more", num_faults=rest) if rest > 0 else ""
+    shown = joined("; ", faults[:_MOST_FAULTS])
+    return CheckpointError(tr("{path}: {faults}{more}", path=path, faults=shown, more=more))

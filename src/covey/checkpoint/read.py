@@ -20,14 +20,12 @@ from covey.checkpoint.manifest import (
     read_manifest,
     require_states,
 )
-from covey.checkpoint.pieces import SavedPieces
+from covey.checkpoint.pieces import SavedPieces, damaged
 from covey.checkpoint.registry import State
 from covey.checkpoint.write import STATE_FILE, tensor_file
 from covey.errors import CheckpointError
-from covey.texts import joined, tr
+from covey.texts import tr
 from covey.weight_files import DamagedFileError, read_header
-
-_MOST_FAULTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,19 +249,7 @@ def _content_faults(files: Mapping[str, Path], entries: Mapping[str, FileEntry])
 
 def _raise_faults(checkpoint: Path, faults: list[Fault]) -> None:
     if faults:
-        more = (
-            tr("; and {num_faults} more", num_faults=len(faults) - _MOST_FAULTS)
-            if len(faults) > _MOST_FAULTS
-            else ""
-        )
-        raise CheckpointError(
-            tr(
-                "{path}: {faults}{more}",
-                path=checkpoint,
-                faults=joined("; ", map(str, faults[:_MOST_FAULTS])),
-                more=more,
-            )
-        )
+        raise damaged(checkpoint, [str(fault) for fault in faults])
 
 
 def _read_state(trainer: Path, name: str, entry: Mapping[str, Any]) -> State:

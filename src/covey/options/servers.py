@@ -49,7 +49,7 @@ class ServerOptions(Options):
         "it, in the order of rollout_servers. Not set: weights go over HTTP or through files.",
         ge=1024,
         le=65535,
-        why="A server opens no port below 1024.",
+        why="Ports below 1024 are reserved for the system.",
         trl="51216",
         swift="51216",
         names=("vllm_group_port",),
