@@ -22,7 +22,7 @@ from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.texts.language import spoken
 from covey.training.facts import Survey, model_dir
 from covey.training.run import Outcome, train
@@ -107,7 +107,8 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
     first = tr("{accuracy:.3f} -> ", accuracy=before.accuracy) if before is not None else ""
     run = os.path.relpath(outcome.output_dir)
     typed = os.path.relpath(sys.argv[0]) if os.path.basename(sys.argv[0]) == "covey" else "covey"
-    return "\n".join(
+    return joined(
+        "\n",
         [
             "",
             tr(
@@ -127,7 +128,7 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
                 relpath=os.path.relpath(outcome.checkpoint),
             ),
             "",
-            "next:",
+            tr("next:"),
             tr(
                 "  {typed} quickstart --max_steps {total_steps} --output_dir {run} "
                 "--resume_from_checkpoint latest --allow_changes true",
@@ -140,7 +141,7 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
             ),
             tr("  {typed} train --help", typed=typed),
             "",
-        ]
+        ],
     )
 
 
