@@ -267,12 +267,13 @@ def test_a_request_that_is_aborted_ends(build: Callable[..., Built]) -> None:
         assert len(sampled(engine, requests(4))) == 4 and time.monotonic() - started < 30
 
 
-def test_a_run(address: str, key: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run(address: str, key: Path, tmp_path: Path, ranks: int) -> None:
     words = (
         "train --model quickstart --dataset quickstart --reward_funcs accuracy --max_completion_length 16 "
         "--learning_rate 1e-3 --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --max_steps 3 "
         f"--num_generations 4 --use_vllm true --vllm_mode server --vllm_server_base_url {address} "
-        "--rollout_token_file key --output_dir out"
+        f"--rollout_token_file key --output_dir out --nproc_per_node {ranks}"
     )
     call: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 600}
     done = subprocess.run([sys.executable, "-m", "covey", *words.split()], **call)
@@ -282,6 +283,8 @@ def test_a_run(address: str, key: Path, tmp_path: Path) -> None:
     assert f"1 rollout server: {address} (vLLM 0.32" in said
     steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in steps] == [1, 2, 3]
+    (first, *_) = sorted((tmp_path / "out" / "rollouts").iterdir())
+    assert len(first.read_text().splitlines()) == 16 * ranks
     assert max(m["publish/canary_gap"] for m in steps if m["publish/canary_gap"] is not None) < 1e-3
     key.write_text("another")
     done = subprocess.run([sys.executable, "-m", "covey", *words.split()], **call)

@@ -42,6 +42,8 @@ CASES = [
          facts=facts(data_problem=DataProblem(words="the set to evaluate on, math, has no usable prompt",
                                               option="val_dataset")),
          options={"val_dataset": ["math.jsonl"]}),
+    Case(code="W141", option="dataset", words="The columns images, tools are not used",
+         facts=facts(unused_columns=("images", "tools"))),
     Case(code="E303", option="dataset", words="No column prompt or question, which every prompt needs.",
          facts=facts(missing_columns=(MissingColumn(column="prompt or question", needed_by="every prompt"),),
                      columns=("instruction", "solution"))),

@@ -77,6 +77,8 @@ CASES = [
          facts=facts(cuda=False, has_bfloat16=False), options={"torch_dtype": "bf16"}),
     Case(code="E116", option="report_to", words="report_to needs wandb",
          facts=facts(missing_packages=(("report_to", "wandb"),)), options={"report_to": ["wandb"]}),
+    Case(code="W151", option="model", words="4 tensors of m are not loaded: a, b, c and 1 more",
+         facts=facts(unused_tensors=("a", "b", "c", "d")), options={"model": "m"}),
     Case(code="W109", option="apply_chat_template", words="is not applied",
          facts=facts(prompts_are_text=True)),
     Case(code="W112", option="learning_rate", words="is 1e-06 and the model has 0.83 M parameters",

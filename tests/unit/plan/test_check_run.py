@@ -54,6 +54,8 @@ CASES = [
     *(Case(code="E405", option="resume_from_checkpoint", words="use_adaptive_entropy True -> False",
            facts=facts(resume=resumed(("use_adaptive_entropy", True, False))),
            options={**RESUME, "allow_changes": allowed}) for allowed in (True, False)),
+    Case(code="W161", option="resume_from_checkpoint", words="runs/a/config.yaml is missing or cannot be read",
+         facts=facts(resume=ResumeFacts(path="runs/a/checkpoint-5", step=5, is_compared=False)), options=RESUME),
     Case(code="E406", option="replay_rollouts", words="x: no rollout",
          facts=facts(replay_problem="x: no rollout-*.jsonl in it"), options={"replay_rollouts": "x"}),
     Case(code="E407", option="save_total_limit",

@@ -48,6 +48,7 @@ def test_a_server_of_the_same_model_is_taken() -> None:
         ({"fault": "silent", "said": "Connection refused"}, "E420"),
         ({"fault": "token", "said": "401"}, "E421"),
         ({"fault": "address", "said": "it is none"}, "E427"),
+        ({"fault": "other", "said": "404"}, "E428"),
         ({"model_type": "llama"}, "E422"),
         ({"num_parameters": 10}, "E422"),
         ({"vocab": 321}, "E422"),
