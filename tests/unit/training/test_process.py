@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import socket
 from pathlib import Path
 
 import pytest
 
+from covey.errors import ConfigError
 from covey.training.failure import text_of
-from covey.training.process import long_lived, record_collectives
+from covey.training.process import long_lived, ranks, record_collectives
 from covey.types import Finding, Fix
 
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
@@ -63,3 +65,18 @@ def test_what_is_there_is_left_out_of_garbage_collection():
         assert gc.get_freeze_count() == 0
     finally:
         gc.freeze()
+
+
+def test_a_rank_whose_first_one_is_not_there_says_where_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    monkeypatch.setattr("covey.training.process.MEET_S", 1.0)
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(ConfigError) as error, ranks(2):
+        pass
+    (problem,) = error.value.problems
+    assert (
+        problem.code == "E375"
+        and f"Rank 1 of 2 could not join the others at 127.0.0.1:{port}" in problem.seen
+    )
