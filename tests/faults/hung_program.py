@@ -1,8 +1,8 @@
 """`python hung_program.py MODE`: a program that calls `covey.train`, in which an update hangs.
 
 The modes: the update hangs in the `main` thread or in another `thread`, or it hangs and then goes on when it
-is interrupted (`swallowed`); or a `tracker` never ends, Ctrl-C is pressed, and a thread of the program goes on
-for longer than a command would wait for it.
+is interrupted (`swallowed`); or a `tracker` never ends, Ctrl-C is pressed, and a thread of the program is
+still there when a command would have been ended.
 """
 
 from __future__ import annotations
