@@ -1,7 +1,8 @@
 """`python hung_program.py MODE`: a program that calls `covey.train`, in which an update hangs.
 
 The modes: the update hangs in the `main` thread or in another `thread`, or it hangs and then goes on when it
-is interrupted (`swallowed`); or a `tracker` never ends, and Ctrl-C is pressed.
+is interrupted (`swallowed`); or a `tracker` never ends, Ctrl-C is pressed, and a thread of the program is
+still there when a command would have been ended.
 """
 
 from __future__ import annotations
@@ -74,12 +75,18 @@ def train(**more: Any) -> None:
         print("ended:", outcome.exit_code, outcome.step)  # noqa: T201
 
 
+def go_on() -> None:
+    time.sleep(5.0)
+    print("went on")  # noqa: T201
+
+
 if __name__ == "__main__":
     (mode,) = sys.argv[1:]
     if mode == "tracker":
         factory._open = lambda name, start: Tracker()
         train(report_to=["tensorboard"])
-        sys.exit()
+        threading.Thread(target=go_on).start()
+        sys.exit(7)
     plant(mode)
     if mode == "thread":
         caller = threading.Thread(target=train)

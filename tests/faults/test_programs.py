@@ -12,7 +12,7 @@ import pytest
 from faults import hung_program
 
 
-def test_a_program_waits_for_trackers_until_ctrl_c(tmp_path: Path) -> None:
+def test_a_program_waits_for_trackers_until_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, hung_program.__file__, "tracker"],
         cwd=tmp_path,
@@ -21,13 +21,15 @@ def test_a_program_waits_for_trackers_until_ctrl_c(tmp_path: Path) -> None:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("tracker ", "ended: "))]
+    assert done.returncode == 7, done.stderr
+    said = ("tracker ", "ended: ", "went on")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(said)]
     assert lines == [
         "tracker   waiting for tensorboard to send the last records; Ctrl-C stops waiting",
         "tracker   interrupted; the trackers are not waited for any longer",
         "tracker   tensorboard had not ended; what it had not sent may be lost",
         "ended: 0 4",
+        "went on",
     ]
 
 

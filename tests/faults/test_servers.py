@@ -39,6 +39,7 @@ from covey.rollout.server.http import _Handler
 from covey.rollout.server.remote import State
 from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
 from faults import covey_run
+from support.engines import sampled
 from support.models import VOCAB, policy_of
 from support.ranks import run_ranks
 from support.servers import Process, Running, covey, engine_on, policy_of_server, processes, running
@@ -83,21 +84,6 @@ def requests() -> list[GenerationRequest]:
 def expected(policies: list[Policy], requests: list[GenerationRequest]) -> list[Completion]:
     """What the engine of the process samples."""
     return sampled(NativeEngine(policies[0]), requests)
-
-
-def sampled(
-    engine: Any, requests: list[GenerationRequest], then: Callable[[], object] = lambda: None
-) -> list[Completion]:
-    """Completions in the order of the requests, each exactly once; `then` happens after the first."""
-    numbers = [engine.submit(request) for request in requests]
-    found: list[Completion] = []
-    for completion in engine.results():
-        if not found:
-            then()
-        found.append(completion)
-    by_number = {c.request_id: c for c in found}
-    assert sorted(c.request_id for c in found) == sorted(numbers)
-    return [by_number[number] for number in numbers]
 
 
 def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:

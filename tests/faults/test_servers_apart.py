@@ -22,7 +22,8 @@ from covey.rollout.server import bucket
 from covey.rollout.server.call import Caller
 from covey.rollout.server.token import own_token
 from covey.rollout.server.wire import MARKER
-from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import GenerationRequest, NoiseKey, SamplingParams
+from support.engines import sampled
 from support.machines import Machine, two_machines
 from support.servers import TOKEN, engine_on, policy_of_server, running
 
@@ -52,16 +53,11 @@ def request_of(prompt: range, number: int) -> GenerationRequest:
 
 @pytest.fixture(scope="module")
 def expected(policies: list[Policy], requests: list[GenerationRequest]) -> list[tuple[int, ...]]:
-    return sampled(NativeEngine(policies[0]), requests)
+    return tokens_of(NativeEngine(policies[0]), requests)
 
 
-def sampled(engine: Any, requests: list[GenerationRequest]) -> list[tuple[int, ...]]:
-    """Tokens in the order of the requests, each of which ends once."""
-    numbers = [engine.submit(request) for request in requests]
-    found: list[Completion] = list(engine.results())
-    assert sorted(c.request_id for c in found) == sorted(numbers)
-    by_number = {c.request_id: c.token_ids for c in found}
-    return [by_number[number] for number in numbers]
+def tokens_of(engine: Any, requests: list[GenerationRequest]) -> list[tuple[int, ...]]:
+    return [c.token_ids for c in sampled(engine, requests)]
 
 
 # -- the network
@@ -140,11 +136,11 @@ def test_a_network_that_is_cut_in_the_middle_of_a_publish(
         assert time.monotonic() - started < 3 * TIMEOUT_S
         (notice,) = engine.take_notices()
         assert notice.code == "W180" and remote in notice.seen and near.address not in notice.seen
-        assert sampled(engine, requests) == expected
+        assert tokens_of(engine, requests) == expected
         there.link("up")
         answers_again(remote)
         assert list(engine.publish(plain_weights(policies[0]), 2).members) == [near.address, remote]
-        assert sampled(engine.members[remote], requests) == expected
+        assert tokens_of(engine.members[remote], requests) == expected
         alone = engine_on([remote], timeout_s=TIMEOUT_S)
         started = time.monotonic()
         with pytest.raises(RunFailed, match="F141") as failed:
@@ -190,7 +186,7 @@ def test_a_directory_of_weights_without_room_is_named(
         (notice,) = engine.take_notices()
         assert notice.code == "W180" and bad.address in notice.seen
         assert f"{full} takes no file of weights" in notice.seen and "No space left" in notice.seen
-        assert sampled(engine, requests) == expected
+        assert tokens_of(engine, requests) == expected
         # Nothing is left of what was begun, and the server still waits for a publish.
         assert [p.name for p in full.iterdir()] == [f"{MARKER}{'1' * 16}"]
         assert bad.failed == [] and bad.front.status().version == -1
@@ -219,13 +215,13 @@ def test_a_prompt_that_a_server_has_no_positions_for_goes_to_another_or_is_named
     with running(policies[1]) as good, running(policies[2], max_len=40) as short:
         engine = engine_on([good.address, short.address])
         engine.publish(plain_weights(policies[0]), 0)
-        assert sampled(engine, requests) == expected
+        assert tokens_of(engine, requests) == expected
         engine.publish(plain_weights(policies[0]), 1)
         alone = engine_on([short.address])
         alone.publish(plain_weights(policies[0]), 2)
         # 16 and 24 tokens are as many as it has.
-        assert sampled(alone, requests[4:]) == expected[4:]
+        assert tokens_of(alone, requests[4:]) == expected[4:]
         with pytest.raises(RunFailed, match=r"F140[\s\S]*20 tokens and 24 new ones are more than the 40"):
-            sampled(alone, requests[:1])
+            tokens_of(alone, requests[:1])
         engine.close()
         alone.close()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ from covey.plan.facts import VllmServeFacts
 from covey.rollout.server.call import Caller
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.vllm_serve import VllmServe
-from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import GenerationRequest, NoiseKey, SamplingParams
+from support.engines import sampled
+from support.web import Handler, listening
 
 pytestmark = pytest.mark.multi
 
@@ -77,40 +78,29 @@ class StandIn:
 def standing_in(**changes: Any) -> Iterator[StandIn]:
     stand_in = StandIn(**changes)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self) -> None:
             self.do_POST()
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
-            if self.path == "/v1/completions":
-                stand_in.asked.append(body)
-                self.send_response(200)
-                self.end_headers()
-                for part in stand_in.parts:
-                    if part is None:
-                        stand_in.over.wait(30)
-                        return
-                    self.wfile.write(part)
+            body = self.read_json()
+            if self.path != "/v1/completions":
+                self.answer(200, stand_in.answer(self.path, body))
                 return
-            data = json.dumps(stand_in.answer(self.path, body)).encode()
+            stand_in.asked.append(body)
             self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            for part in stand_in.parts:
+                if part is None:
+                    stand_in.over.wait(30)
+                    return
+                self.wfile.write(part)
 
-        def log_message(self, *words: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    stand_in.address = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield stand_in
-    finally:
-        stand_in.over.set()
-        server.shutdown()
-        server.server_close()
+    with listening(Answers) as stand_in.address:
+        try:
+            yield stand_in
+        finally:
+            stand_in.over.set()
 
 
 @contextmanager
@@ -151,14 +141,6 @@ def requests(count: int) -> list[GenerationRequest]:
     ]
 
 
-def sampled(engine: ServerEngine, count: int) -> list[Completion]:
-    """Completions, each exactly once."""
-    numbers = [engine.submit(request) for request in requests(count)]
-    found = list(engine.results())
-    assert sorted(c.request_id for c in found) == sorted(numbers)
-    return found
-
-
 @pytest.mark.parametrize("unties_head", [False, True])
 def test_a_publish_gives_it_every_tensor_and_leaves_no_file(tmp_path: Path, unties_head: bool) -> None:
     with standing_in() as server, engine_on(tmp_path, server, unties_head=unties_head) as engine:
@@ -169,7 +151,7 @@ def test_a_publish_gives_it_every_tensor_and_leaves_no_file(tmp_path: Path, unti
         (read,) = server.reloads
         assert read.keys() == expected.keys() and all(read[n].equal(t) for n, t in expected.items())
         assert list(tmp_path.iterdir()) == [] and server.label == "covey run-1 3" and server.resets == []
-        found = sampled(engine, 5)
+        found = sampled(engine, requests(5))
         assert {c.token_ids for c in found} == {(3, 4, 5, 6)} and {c.versions for c in found} == {(3,) * 4}
         assert len({body["seed"] for body in server.asked}) == 5
         assert {body["temperature"] for body in server.asked} == {0.7}
@@ -209,7 +191,7 @@ def test_a_server_that_is_broken_loses_its_work_to_another(tmp_path: Path, what:
         engine.publish(iter(WEIGHTS.items()), 0)
         bad.parts = BROKEN[what]
         started = time.monotonic()
-        assert {c.token_ids for c in sampled(engine, 12)} == {(3, 4, 5, 6)}
+        assert {c.token_ids for c in sampled(engine, requests(12))} == {(3, 4, 5, 6)}
         assert time.monotonic() - started < 20 and bad.asked
         seen = " ".join(notice.seen for notice in engine.take_notices())
         # What breaks off or is silent is asked again; by then the work is done.
@@ -221,4 +203,4 @@ def test_weights_that_were_replaced_meanwhile_are_not_sampled_from(tmp_path: Pat
         engine.publish(iter(WEIGHTS.items()), 0)
         server.label = "default"
         with pytest.raises(RunFailed, match=r"F140.*labelled 'default'"):
-            sampled(engine, 3)
+            sampled(engine, requests(3))

@@ -12,7 +12,8 @@ import torch
 from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.types import Finish
-from support.vllm_learner import Learner, prompts, request_of, sampled, settings
+from support.engines import sampled
+from support.vllm_learner import Learner, prompts, request_of, settings
 
 pytestmark = pytest.mark.vllm
 

@@ -15,6 +15,7 @@ import pytest
 
 from covey.rollout.server.call import Caller
 from covey.types import Completion, GenerationRequest
+from support.engines import sampled
 from support.servers import TOKEN, engine_on
 from support.vllm_learner import Learner, prompts, request_of
 
@@ -89,21 +90,6 @@ def wait_for(holds: Callable[[], object], process: Any, said: Path, seconds: flo
     while not holds():
         assert process.poll() is None and time.monotonic() < until, said.read_text()[-3000:]
         time.sleep(0.2)
-
-
-def sampled(
-    engine: Any, requests: Sequence[GenerationRequest], then: Callable[[], object] = lambda: None
-) -> list[Completion]:
-    """Completions in the order of the requests, each exactly once; `then` happens after the first."""
-    numbers = [engine.submit(request) for request in requests]
-    found: list[Completion] = []
-    for completion in engine.results():
-        if not found:
-            then()
-        found.append(completion)
-    assert sorted(c.request_id for c in found) == sorted(numbers)
-    by_number = {c.request_id: c for c in found}
-    return [by_number[number] for number in numbers]
 
 
 def assert_whole(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from covey.checksums import checksum
-from support.vllm_learner import Learner, prompts, request_of, sampled
+from support.engines import sampled
+from support.vllm_learner import Learner, prompts, request_of
 
 pytestmark = pytest.mark.vllm
 

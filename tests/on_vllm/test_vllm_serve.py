@@ -35,6 +35,7 @@ from covey.rollout.server.vllm_serve import VllmServe
 from covey.training.facts.servers import with_servers
 from covey.training.served import served_engine
 from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
+from support.engines import sampled
 from support.steps import OPTIMIZER
 
 pytestmark = pytest.mark.vllm
@@ -144,12 +145,6 @@ def requests(count: int = 24, **sampling: Any) -> list[GenerationRequest]:
         )
         for number in range(count)
     ]
-
-
-def sampled(engine: ServerEngine, asked: list[GenerationRequest]) -> list[Completion]:
-    numbers = [engine.submit(request) for request in asked]
-    found = {c.request_id: c for c in engine.results()}
-    return [found[number] for number in numbers]
 
 
 def gap(policy: Policy, asked: list[GenerationRequest], completions: list[Completion]) -> float:

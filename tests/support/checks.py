@@ -149,7 +149,7 @@ def gathered_anew(given: Facts, before: Config, after: Config) -> Facts:
     """The facts where they depend on the options that differ; all others are those of the same files."""
     names = {*after.target_modules, *after.modules_to_save}
     changed = {
-        "faulty_rewards": tuple(f for f in given.faulty_rewards if f.name in after.reward_funcs),
+        "faulty_rewards": tuple(f for f in given.faulty_rewards if f.reward in after.reward_funcs),
         "unmatched_targets": tuple(f for f in given.unmatched_targets if f.target in names),
         "untrainable_targets": tuple(t for t in given.untrainable_targets if t[0] in names),
         "resume": _resume(given.resume, before, after),

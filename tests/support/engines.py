@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,21 @@ from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.receipts import Sent
 from covey.types import Completion, Finding, GenerationRequest, Receipt
+
+
+def sampled(
+    engine: Any, requests: Sequence[GenerationRequest], then: Callable[[], object] = lambda: None
+) -> list[Completion]:
+    """Completions in the order of the requests, each exactly once; `then` happens after the first."""
+    numbers = [engine.submit(request) for request in requests]
+    found: list[Completion] = []
+    for completion in engine.results():
+        if not found:
+            then()
+        found.append(completion)
+    assert sorted(c.request_id for c in found) == sorted(numbers)
+    by_number = {c.request_id: c for c in found}
+    return [by_number[number] for number in numbers]
 
 
 class CopyEngine:

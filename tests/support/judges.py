@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from support.web import Handler, listening
 
 Answer = Callable[[str, int], tuple[int, Any]]
 
@@ -51,29 +51,14 @@ def serving(answer: Answer, delay_s: float = 0.0) -> Iterator[Service]:
     """The service, at `service.url` until the block ends."""
     service = Service(answer, delay_s)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
             assert self.path == "/v1/chat/completions"
-            status, body = service.take(request, self.headers["authorization"])
+            status, body = service.take(self.read_json(), self.headers["authorization"])
             if status == 200 and (body is None or isinstance(body, str)):
                 body = completion(body)
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(status, body, {"content-type": "application/json"})
 
-        def log_message(self, *words: Any) -> None:
-            """Nothing on the terminal."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    service.url = f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with listening(Answers) as address:
+        service.url = f"{address}/v1"
         yield service
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -44,13 +44,10 @@ def elsewhere(layout: Layout, **changes: Any) -> Facts:
 
 
 FIELDS = {
-    "plan_zero_stage": "zero_stage",
-    "plan_offload": "offload",
     "vllm_gpu_memory_utilization": "engine_share",
     "vllm_tensor_parallel_size": "engine_parallel",
     "vllm_enable_sleep_mode": "engine_sleeps",
     "vllm_mode": "engine",
-    "async_generate": "asynchronous",
 }
 """Words of a layout, each with what it sets."""
 
@@ -66,6 +63,6 @@ def typed_on(layout: Layout, edits: Mapping[str, Any]) -> Layout:
     run = config(**({"fsdp": "full_shard"} if layout.fsdp else {}) | words)
     word = run.deepspeed or ""
     read = from_content(json.loads(word), "JSON") if word.startswith("{") else None
-    states, problems = states_of(run, None, read, cuda=True)
+    states, problems = states_of(run, read, cuda=True)
     assert problems == ()
     return replace(changed, zero_stage=states.stage, offload=states.offload, fsdp=states.fsdp)

@@ -16,6 +16,7 @@ from covey.quickstart import task
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
 from covey.types import Completion, GenerationRequest, NoiseKey, Receipt, SamplingParams
+from support.engines import sampled
 
 
 def settings(**changes: Any) -> VllmSettings:
@@ -39,13 +40,6 @@ def prompts(number: int = 6) -> list[list[int]]:
     """Prompts of lengths from 5 to 70 tokens: some of more than a block."""
     draw = random.Random(3)
     return [[draw.randrange(300) for _ in range(5 + 13 * i)] for i in range(number)]
-
-
-def sampled(engine: VllmEngine, requests: Sequence[GenerationRequest]) -> list[Completion]:
-    """What an engine samples, in the order of the requests."""
-    numbers = [engine.submit(request) for request in requests]
-    found = {completion.request_id: completion for completion in engine.results()}
-    return [found[number] for number in numbers]
 
 
 @dataclass

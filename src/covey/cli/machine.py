@@ -67,15 +67,7 @@ def _machine(own: Layer, given: dict[str, Any], problems: list[Problem]) -> Mach
         problems.append(_unfit("plan_gpus", str(num_gpus or "none"), tr("a whole number from 1 on")))
         num_gpus = 0
     gpu_bytes = _bytes(given["plan_gpu_memory"] or "none", problems) if "plan_gpu_memory" in given else 0
-    if problems:
-        return Machine(num_gpus=num_gpus)
-    stage = given.get("plan_zero_stage")
-    return Machine(
-        num_gpus=num_gpus,
-        gpu_bytes=gpu_bytes,
-        zero_stage=None if stage is None else int(stage),
-        offload=given.get("plan_offload"),
-    )
+    return Machine(num_gpus=num_gpus, gpu_bytes=0 if problems else gpu_bytes)
 
 
 def _bytes(word: str, problems: list[Problem]) -> int:

@@ -88,5 +88,5 @@ def _is_of_layout(error: ConfigError, planned: Planned) -> bool:
     tools and sampling beside training, under which a forecast stands all the same."""
     codes = {problem.code for problem in error.problems if problem.severity is Severity.ERROR}
     if planned.machine is not None:
-        return codes <= {"E102", "E211", "E216"}
+        return codes <= {"E102", "E211"}
     return codes == {"E211"} and planned.ladder

@@ -185,11 +185,6 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "it does not start.",
     ),
     (
-        "E216",
-        "Asynchronous engine on the training GPUs",
-        "Sampling beside training needs GPUs of its own; colocated, the two take turns.",
-    ),
-    (
         "E217",
         "DeepSpeed file that cannot be read",
         "The plan would be for another layout than the one that the file is meant to say.",

@@ -42,6 +42,7 @@ _NO_LOADERS = tr("Prompts are read before the run starts, so there are no loader
 _GROUPS = tr("Each process samples and trains; covey does not divide devices into groups.")
 _EVERY_COLUMN = tr("Every column of the data set goes to the rewards.")
 _UPLOAD = tr("This version uploads nothing.")
+_PLANNED = tr("`covey plan` reads how the model is sharded and offloaded from the options of the run.")
 
 MOOT: Mapping[str, Moot] = {
     "dataloader_num_workers": Moot(_NO_LOADERS),
@@ -172,6 +173,8 @@ REFUSED: Mapping[str, str] = {
     "stopping_strategy": tr(
         "Mixing ends when the first source is used up; without --interleave_prob all are."
     ),
+    "plan_zero_stage": _PLANNED,
+    "plan_offload": _PLANNED,
     "val_dataset_shuffle": tr("Every prompt of --val_dataset is evaluated, so their order is of no matter."),
 }
 """Names that this version has nothing for, each with what it does instead."""
@@ -219,6 +222,8 @@ INSTEAD: Mapping[str, str] = {
     "lr_scheduler_kwargs": tr("--lr_scheduler_type, --warmup_steps or --warmup_ratio"),
     "auto_find_batch_size": "--per_device_train_batch_size N",
     "gradient_checkpointing_kwargs": tr("--gradient_checkpointing true"),
+    "plan_zero_stage": "--deepspeed zero3",
+    "plan_offload": "--deepspeed zero3_offload",
     "lora_": tr("--lora_rank, --lora_alpha or --target_modules"),
     "bnb_": tr("--quant_bits 4, --bnb_4bit_quant_type or --bnb_4bit_use_double_quant"),
     "wandb_": tr("a variable such as WANDB_PROJECT=NAME in front of covey"),

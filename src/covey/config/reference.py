@@ -145,7 +145,8 @@ def _moot() -> list[str]:
 def _refused() -> list[str]:
     lines = ["", "## Refused", ""]
     lines += [
-        "These names of TRL and ms-swift are refused (E102), because ignoring them would give another run.",
+        "These names of TRL, of ms-swift and of earlier versions are refused (E102), because ignoring them "
+        "would give another run.",
         "",
     ]
     lines += ["| name | why | type instead |", "|---|---|---|"]

@@ -9,6 +9,7 @@ from typing import Any
 from covey.data.errors import RowFault
 from covey.data.messages import Message, messages_of, parsed, tools_of, written_messages
 from covey.data.plain import is_encodable, plain_columns
+from covey.types import GOLD_COLUMNS
 
 # Where a prompt is looked for, in this order.
 PROMPT_COLUMNS = (
@@ -17,7 +18,6 @@ PROMPT_COLUMNS = (
 )
 _LISTS = ("messages", "conversations", "conversation")
 _SYSTEM = ("system", "system_prompt")
-GOLDS = ("solution", "answer")
 # What holds the answer of a conversation; it is the gold where no column is.
 RESPONSES = ("response", "output", "completion", "targets", "target", "answers", "answer_key")
 MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
@@ -25,7 +25,7 @@ MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
 _KNOWN = (
     *PROMPT_COLUMNS,
     *_SYSTEM,
-    *GOLDS,
+    *GOLD_COLUMNS,
     *RESPONSES,
     *MEDIA_COLUMNS,
     *("history", "tools", "chat_template_kwargs", "reward_model", "chosen", "rejected", "label"),
@@ -191,7 +191,7 @@ class _Reading:
 
     def _golds(self, answer: str | None) -> dict[str, Any]:
         """The gold where covey looks for it, if the row has it elsewhere."""
-        named = next((n for n in GOLDS if n in self._names), None)
+        named = next((n for n in GOLD_COLUMNS if n in self._names), None)
         if named is not None:
             if self._names[named] == named:
                 return {}

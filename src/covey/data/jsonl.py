@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from covey.data.errors import DataError, in_file
+from covey.json_lines import UNREADABLE, Line, opened, read_lines
 from covey.texts import tr
 
 # A backslash, a whole pair, or half of one, which is the group.
@@ -23,11 +22,13 @@ def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a file in its order; DataError names the file and the line."""
     number = 0
     try:
-        with _opened(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _row(path, number, line)
-    except (EOFError, zlib.error, OSError) as error:
+        with opened(path) as lines:
+            for line in read_lines(lines):
+                number = line.number
+                if line.fault:
+                    raise _bad(path, line)
+                yield line.record
+    except UNREADABLE as error:
         raise DataError(
             tr(
                 "{path} could not be read after line {number}: {error}", path=path, number=number, error=error
@@ -90,30 +91,15 @@ def refuse_lone_surrogates(directory: Path) -> None:
 
 def other_encoding(path: Path) -> str | None:
     """The encoding that the first bytes of a text file name, where it is not UTF-8."""
-    with _opened(path) as file:
+    with opened(path) as file:
         first = file.read(4)
     if first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "UTF-32"
     return "UTF-16" if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
 
 
-def _opened(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    return path.open("rb")
-
-
-def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-    except json.JSONDecodeError as error:
-        words = tr("line {number}: {msg}", number=number, msg=error.msg)
-        raise in_file(path, words, kind="line", line=number) from error
-    except UnicodeDecodeError as error:
-        words = tr("line {number}: the bytes are no UTF-8 text", number=number)
-        raise in_file(path, words, kind="encoding") from error
-    if not isinstance(row, dict):
-        name = type(row).__name__
-        words = tr("line {number}: a row is a JSON object, not {name}", number=number, name=name)
-        raise in_file(path, words, kind="line", line=number)
-    return row
+def _bad(path: Path, line: Line) -> DataError:
+    words = tr("line {number}: {msg}", number=line.number, msg=line.why)
+    if line.fault == "encoding":
+        return in_file(path, words, kind="encoding")
+    return in_file(path, words, kind="line", line=line.number)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from covey.json_lines import read_lines
 from covey.telemetry.jsonl import as_float
 from covey.texts import tr
 from covey.types import Metric, StepRecord
@@ -42,23 +43,16 @@ def read_json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Return the objects of a JSON lines file; lines that are none are counted in a note, not raised."""
     if not path.is_file():
         return []
-    records: list[dict[str, Any]] = []
-    bad = 0
-    text = path.read_bytes().decode("utf-8", "replace")
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            bad += bool(line.strip())
-            continue
-        if isinstance(value, dict):
-            records.append(value)
-        else:
-            bad += 1
+    with path.open("rb") as file:
+        lines = list(read_lines(file))
+    records = [line.record for line in lines if not line.fault]
+    bad = len(lines) - len(records)
     if bad:
-        lines = tr("1 line is") if bad == 1 else tr("{bad} lines are", bad=bad)
-        torn = tr("; the last one is cut short") if text and not text.endswith("\n") else ""
-        notes.append(tr("{name}: {lines} no JSON and left out{torn}", name=path.name, lines=lines, torn=torn))
+        counted = tr("1 line is") if bad == 1 else tr("{bad} lines are", bad=bad)
+        torn = tr("; the last one is cut short") if lines[-1].fault and not lines[-1].is_whole else ""
+        notes.append(
+            tr("{name}: {lines} no JSON and left out{torn}", name=path.name, lines=counted, torn=torn)
+        )
     return records
 
 

@@ -132,10 +132,6 @@ class PlanOptions(VerbOptions):
         None, "GPUs of a machine to plan for; the options below say what they are and how a run lies on them."
     )
     plan_gpu_memory: str | None = option(None, "Memory of each, with its unit: 96GiB, 80GB.")
-    plan_zero_stage: Literal["0", "1", "2", "3"] = option("0", "Stage of DeepSpeed's ZeRO, 0 to 3; 0 is DDP.")
-    plan_offload: Literal["none", "optimizer", "params"] = option(
-        "none", "What lies in the machine's memory instead: none, optimizer, or params, which is both."
-    )
     ladder: bool = option(
         False,
         "Show the layouts one change away, with the memory of each and the least costly that fits.",

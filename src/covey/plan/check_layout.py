@@ -23,8 +23,6 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     problems = [*_of_split(config, layout), *_two_dtypes(config, facts), *_offload(config, layout)]
     if layout.is_known and layout.engine == "colocate":
         problems += [*_parallel(layout, facts), *_share(layout, facts)]
-        if layout.asynchronous:
-            problems.append(_sampling_beside_training())
     return problems
 
 
@@ -74,43 +72,21 @@ def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
     return [problem("E115", "modules_to_save", seen, cause, *fixes)]
 
 
-def _sampling_beside_training() -> Problem:
-    return problem(
-        "E216",
-        "async_generate",
-        tr("async_generate is on, and vLLM shares the GPUs with the training (vllm_mode colocate)."),
-        tr("A command for an inference server, whose vllm_mode was changed."),
-        Fix(text=tr("an inference server on GPUs of its own"), edits={"vllm_mode": "server"}),
-        Fix(text=tr("sample and train one after the other"), edits={"async_generate": False}),
-    )
-
-
 def _offload(config: Config, layout: Layout) -> list[Problem]:
     needed = {"none": 0, "optimizer": 1, "params": 3}[layout.offload]
     if layout.zero_stage >= needed or layout.fsdp:
         return []
-    source = config.deepspeed if layout.file is None else layout.file.path
-    if layout.by_words or source is None:
-        option = "plan_offload"
-        seen = tr(
-            "plan_offload is {offload}, and plan_zero_stage is {zero_stage}.",
-            offload=layout.offload,
-            zero_stage=layout.zero_stage,
-        )
-    else:
-        option = "deepspeed"
-        what = tr("the optimizer") if layout.offload == "optimizer" else "weights"
-        seen = tr(
-            "{source} offloads {what} in stage {zero_stage}.",
-            source=source,
-            what=what,
-            zero_stage=layout.zero_stage,
-        )
+    seen = tr(
+        "{source} offloads {what} in stage {zero_stage}.",
+        source="deepspeed" if layout.file is None else layout.file.path,
+        what=tr("the optimizer") if layout.offload == "optimizer" else "weights",
+        zero_stage=layout.zero_stage,
+    )
     lower: Offload = "none" if layout.zero_stage == 0 else "optimizer"
     return [
         problem(
             "E213",
-            option,
+            "deepspeed",
             seen,
             tr("DeepSpeed offloads the optimizer from stage 1 on, and weights in stage 3 alone."),
             Fix(text=f"ZeRO-{needed}", edits=states_typed(layout, needed, layout.offload)),

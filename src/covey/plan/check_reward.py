@@ -7,10 +7,10 @@ from typing import Any
 from covey.options.schema import Config
 from covey.plan.check_apart import context_warnings, judge_problems, reward_model_problems
 from covey.plan.check_reward_faults import faulty_reward_problems
-from covey.plan.facts import BlindReward, Facts, GoldFacts
+from covey.plan.facts import Facts, GoldFacts
 from covey.plan.problem import problem, warning
 from covey.texts import counted, joined, plural, tr
-from covey.types import Fix, Problem
+from covey.types import BlindReward, Fix, Problem
 
 _ASKS_FOR_FORMAT = ("format", "tag_count", "think_format_reward", "trl.rewards.think_format_reward")
 _COSINE = (
@@ -134,14 +134,14 @@ def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
 
 
 def _blind(reward: BlindReward) -> Problem:
-    if not reward.name:
+    if not reward.reward:
         return _blind_total(reward)
     if reward.form:
         return _blind_form(reward)
     seen = tr(
         "{name} gives the gold answers of {column} no more than {than}, on {missed} of {rows} "
         "rows, each tried in several forms.",
-        name=reward.name,
+        name=reward.reward,
         column=reward.column,
         than=_compared(reward),
         missed=reward.num_rows - reward.num_told_apart,
@@ -194,7 +194,7 @@ def _blind_form(reward: BlindReward) -> Problem:
         tr(
             "{name} does not read {form}, where GOLD is the answer in {column}: on {missed} of "
             "{rows} rows it scores no more than an empty completion.",
-            name=reward.name,
+            name=reward.reward,
             form=reward.form,
             column=reward.column,
             missed=reward.num_rows - reward.num_told_apart,

@@ -9,18 +9,19 @@ from dataclasses import replace
 
 from covey.config.names import nearest
 from covey.options.schema import Config
-from covey.plan.facts import Facts, FaultyReward, RewardFault
+from covey.plan.facts import Facts
 from covey.plan.problem import problem
 from covey.texts import filled, replaced, tr
-from covey.types import Fix, Problem, RewardCause
+from covey.types import GOLD_NAMES, FaultKind, Fix, Problem, RewardCause, RewardFault
 
-_FAULTS: Mapping[RewardFault, tuple[str, str, str]] = {
+# By the kind of the fault; every other is one of loading.
+_FAULTS: Mapping[FaultKind, tuple[str, str, str]] = {
     "unknown": (
         "E306",
         tr("A reward of another tool, a misspelt name, or a plugin that was left out."),
         tr("a function of yours is FILE.py:NAME or package.module.NAME; a plugin's needs --external_plugins"),
     ),
-    "load": (
+    "import": (
         "E314",
         tr("A misspelt name, a file from another directory, or an import that fails here."),
         tr("rewards are written as FILE.py:NAME or package.module.NAME"),
@@ -86,7 +87,6 @@ _UNMADE_MODEL = (
     tr("AutoModelForSequenceClassification.from_pretrained({file}) shows the same"),
 )
 _OF_THE_JUDGE = ("judge", "verdict")
-_GOLD_NAMES = ("ground_truth", "gold", "label", "target", "reference", "answer", "solution")
 
 
 def faulty_reward_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -94,9 +94,9 @@ def faulty_reward_problems(config: Config, facts: Facts) -> list[Problem]:
     return [_faulty(config, facts, fault) for fault in _once_each(facts.faulty_rewards)]
 
 
-def _once_each(faults: Sequence[FaultyReward]) -> list[FaultyReward]:
+def _once_each(faults: Sequence[RewardFault]) -> list[RewardFault]:
     """Return the faults, those that both answers to a row of the trial show as one."""
-    kept: list[FaultyReward] = []
+    kept: list[RewardFault] = []
     for fault in faults:
         last = kept[-1] if kept else None
         if last is None or fault.completion or not _is_of_one_row(last, fault):
@@ -112,14 +112,14 @@ def _once_each(faults: Sequence[FaultyReward]) -> list[FaultyReward]:
     return kept
 
 
-def _is_of_one_row(one: FaultyReward, other: FaultyReward) -> bool:
-    same = (other.name, other.row, other.said)
-    return one.kind == other.kind == "trial" and other.said != "" and (one.name, one.row, one.said) == same
+def _is_of_one_row(one: RewardFault, other: RewardFault) -> bool:
+    same = (other.reward, other.row, other.said)
+    return one.kind == other.kind == "trial" and other.said != "" and (one.reward, one.row, one.said) == same
 
 
-def _faulty(config: Config, facts: Facts, fault: FaultyReward) -> Problem:
+def _faulty(config: Config, facts: Facts, fault: RewardFault) -> Problem:
     fault = _as_typed(config, fault)
-    name, words = fault.name, fault.words
+    name, words = fault.reward, fault.words
     code, cause, advice = _advised(config, fault)
     places = ("reward_funcs", "reward_model", "external_plugins")
     option = next((place for place in places if name in getattr(config, place)), "external_plugins")
@@ -134,48 +134,48 @@ def _faulty(config: Config, facts: Facts, fault: FaultyReward) -> Problem:
     )
 
 
-def _advised(config: Config, fault: FaultyReward) -> tuple[str, str, str]:
+def _advised(config: Config, fault: RewardFault) -> tuple[str, str, str]:
     """Return the code of a fault, its likely cause and what to do."""
-    code, cause, advice = _FAULTS[fault.kind]
+    code, cause, advice = _FAULTS.get(fault.kind, _FAULTS["import"])
     if fault.kind == "trial" and fault.cause == "unmade":
         cause, advice = _UNMADE_MODEL
     else:
         cause, advice = _CAUSES.get(fault.cause, (cause, advice))
-    file = fault.name.partition(".py:")[0] + ".py" if ".py:" in fault.name else fault.name
+    file = fault.reward.partition(".py:")[0] + ".py" if ".py:" in fault.reward else fault.reward
     directory = shlex.quote(os.path.dirname(file) or ".")
     return code, cause, filled(advice, file=file, directory=directory, judge=config.judge_base_url or "")
 
 
-def _as_typed(config: Config, fault: FaultyReward) -> FaultyReward:
+def _as_typed(config: Config, fault: RewardFault) -> RewardFault:
     """Return a fault with paths as the user wrote them."""
     files = [entry.partition(".py:")[0] + ".py" for entry in config.reward_funcs if ".py:" in entry]
     for file in (*files, *config.external_plugins):
         whole = os.path.abspath(os.path.expanduser(file))
         fault = replace(
             fault,
-            name=file if fault.name == whole else fault.name,
+            reward=file if fault.reward == whole else fault.reward,
             subject=file if fault.subject == whole else fault.subject,
             words=replaced(fault.words, whole, file),
         )
     return fault
 
 
-def _typed_fixes(config: Config, facts: Facts, fault: FaultyReward) -> list[Fix]:
+def _typed_fixes(config: Config, facts: Facts, fault: RewardFault) -> list[Fix]:
     """Return the fixes that are option values: the nearest name, or a renamed column."""
     near = None
     if fault.kind == "unknown":
-        near = nearest(fault.name, facts.rewards_available or ())
-    elif fault.near and ".py:" in fault.name:
-        near = f"{fault.name.rpartition(':')[0]}:{fault.near}"
+        near = nearest(fault.reward, facts.rewards_available or ())
+    elif fault.near and ".py:" in fault.reward:
+        near = f"{fault.reward.rpartition(':')[0]}:{fault.near}"
     if near is not None:
-        names = list(dict.fromkeys(near if n == fault.name else n for n in config.reward_funcs))
+        names = list(dict.fromkeys(near if n == fault.reward else n for n in config.reward_funcs))
         return [Fix(text=tr("the nearest is {near}", near=near), edits={"reward_funcs": names})]
     there = set(facts.columns or ()) - set(facts.made_columns)
-    gold = next((name for name in _GOLD_NAMES if name in there), None)
+    gold = next((name for name in GOLD_NAMES if name in there), None)
     if gold is None or len(fault.lacking) != 1 or len(config.reward_funcs) > 1:
         return []
     (lacking,) = fault.lacking
-    if lacking not in _GOLD_NAMES:
+    if lacking not in GOLD_NAMES:
         return []
     columns = {old: new for old, new in (config.columns or {}).items() if new != gold}
     source = next((old for old, new in (config.columns or {}).items() if new == gold), gold)

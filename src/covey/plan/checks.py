@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from covey.config.resolve import Resolved
 from covey.errors import ConfigError
@@ -66,8 +66,8 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *pass_rate_problems(config, facts),
         *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
         *layout,
-        # A layout whose parts cannot be together has no forecast; in E216 they only cannot work at once.
-        *(memory_problems(config, facts, typed) if _has_forecast(layout) else []),
+        # A layout whose parts cannot be together has no forecast.
+        *([] if any(p.severity is Severity.ERROR for p in layout) else memory_problems(config, facts, typed)),
         *value_problems(config),
         *algorithm_problems(config, facts.num_processes, typed or ()),
         *eval_problems(config, facts),
@@ -75,10 +75,6 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *effect_problems(config, facts, typed or ()),
     ]
     return sorted(problems, key=lambda problem: problem.severity is not Severity.ERROR)
-
-
-def _has_forecast(layout: Sequence[Problem]) -> bool:
-    return all(p.code == "E216" for p in layout if p.severity is Severity.ERROR)
 
 
 def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:

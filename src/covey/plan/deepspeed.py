@@ -14,7 +14,7 @@ from covey.options.schema import Config
 from covey.plan.deepspeed_file import ROWS, ZERO, FromFile, setting
 from covey.plan.facts import Facts
 from covey.plan.fsdp import fsdp_states
-from covey.plan.layout import OFFLOAD_BLOCKS, PRESETS, Machine, States, computes_low
+from covey.plan.layout import OFFLOAD_BLOCKS, PRESETS, States, computes_low
 from covey.plan.problem import problem, warning
 from covey.texts import tr
 from covey.types import Fix, Problem
@@ -111,10 +111,10 @@ def _filled(name: str, value: Any, facts: Facts) -> Any:
 
 
 def states_of(
-    config: Config, machine: Machine | None, read: FromFile | None, *, cuda: bool = False
+    config: Config, read: FromFile | None, *, cuda: bool = False
 ) -> tuple[States, tuple[Problem, ...]]:
     """Return where the states lie by `deepspeed`, of which `read` is the file, or by `fsdp`, with every
-    problem of them. The words of a `machine` overrule a name, and have to agree with a file."""
+    problem of them."""
     sharded, problems = fsdp_states(config)
     if config.deepspeed and sharded.stage:
         problems.append(_both(config))
@@ -126,14 +126,6 @@ def states_of(
         stage, offload = PRESETS.get(config.deepspeed.lower(), (0, "none"))
         if config.deepspeed.lower() not in PRESETS:
             problems.append(_no_preset(config.deepspeed))
-    typed_stage = None if machine is None else machine.zero_stage
-    typed_offload = None if machine is None else machine.offload
-    if read is not None:
-        words = (("plan_zero_stage", typed_stage, stage), ("plan_offload", typed_offload, offload))
-        problems += [_two_layouts(read.file.path, *word) for word in words if word[1] not in (None, word[2])]
-    else:
-        stage = stage if typed_stage is None else typed_stage
-        offload = typed_offload or offload
     if config.deepspeed and stage == 1 and offload == "none" and computes_low(config, cuda=cuda):
         problems.append(_stage_2(config.deepspeed if read is None else read.file.path))
         stage = 2
@@ -143,7 +135,6 @@ def states_of(
         file=None if read is None else read.file,
         fsdp=sharded.fsdp and not config.deepspeed,
         is_hybrid=sharded.is_hybrid,
-        by_words=(typed_stage, typed_offload) != (None, None),
     ), tuple(problems)
 
 
@@ -169,15 +160,3 @@ def _stage_2(asked: str) -> Problem:
     seen = tr("{asked} asks for ZeRO-1; in bfloat16 covey runs ZeRO-2 instead.", asked=asked)
     fix = Fix(text=tr("no action is needed; this asks for what runs"), edits={"deepspeed": "zero2"})
     return warning("W119", "deepspeed", seen, "", fix)
-
-
-def _two_layouts(path: str, name: str, typed: int | str | None, of_file: int | str) -> Problem:
-    seen = tr(
-        "{name} is {typed} (flag --{name}), and {path} says {of_file}.",
-        name=name,
-        typed=typed,
-        path=path,
-        of_file=of_file,
-    )
-    fix = Fix(text=tr("leave out --{name}, or change it in {path}", name=name, path=path))
-    return problem("E219", name, seen, tr("The flag and the file ask for two layouts."), fix)

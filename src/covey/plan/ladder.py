@@ -54,15 +54,16 @@ _OF_OFFLOAD: dict[Offload, float] = {"none": 0.0, "optimizer": 14.0, "params": 2
 _OF_RECOMPUTE: dict[Recompute, float] = {"none": 0.0, "selective": 6.0, "full": 8.0}
 _OF_HALVING, _OF_SHARE, _OF_SLEEP, _OF_LORA, _OF_QLORA = 4.0, 2.0, 3.0, 100.0, 150.0
 _OF_LEVER = {"offload_reference": 11.0, "offload_model": 12.0, "offload_optimizer": 13.0, "optim": 60.0}
+# Without stage 1, which runs as stage 2 in bfloat16.
 _STATES: tuple[tuple[int, Offload], ...] = (
     (0, "none"),
-    (1, "none"),
     (2, "none"),
     (3, "none"),
     (2, "optimizer"),
     (3, "optimizer"),
     (3, "params"),
 )
+_STATES_OF_FSDP: tuple[tuple[int, Offload], ...] = ((2, "params"),)
 # FSDP, from a whole model in each process. It comes just before ZeRO-3, which needs another package.
 _BY_FSDP: dict[Offload, Edits] = {
     "none": {"fsdp": "full_shard"},
@@ -302,19 +303,14 @@ def _can_quantize(config: Config, facts: Facts) -> bool:
 def _of_states(layout: Layout) -> Iterator[Change]:
     """Where weights, gradients and optimizer state are; one process has nothing to split."""
     now = _OF_STAGE[layout.zero_stage] + _OF_OFFLOAD[layout.offload]
-    states = list(_STATES)
-    if not layout.by_words:
-        # In bfloat16 stage 1 runs as stage 2.
-        states.remove((1, "none"))
-    if layout.fsdp:
-        states.append((2, "params"))
+    states = [*_STATES, *_STATES_OF_FSDP] if layout.fsdp else _STATES
     for stage, offload in states:
         cost = _OF_STAGE[stage] + _OF_OFFLOAD[offload] - now
         edits = states_typed(layout, stage, offload)
         if edits and (layout.num_gpus > 1 or offload != "none" or cost < 0):
             fields = {"zero_stage": stage, "offload": offload, "fsdp": layout.fsdp and stage > 0}
             yield Change(kind="states", typed=edits, options={}, layout=fields, cost=cost)
-    if layout.num_gpus > 1 and now == 0 and not layout.by_words:
+    if layout.num_gpus > 1 and now == 0:
         for offload, typed in _BY_FSDP.items():
             fields = {"zero_stage": 3, "offload": offload, "fsdp": True}
             cost = _OF_STAGE[3] + _OF_OFFLOAD[offload] - _BEFORE_ZERO_3

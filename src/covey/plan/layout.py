@@ -23,7 +23,6 @@ Engine = Literal["own", "colocate", "server"]
 Held = Literal["weights", "gradients", "optimizer"]
 
 STAGES = (0, 1, 2, 3)
-OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "params")
 
 PRESETS: Mapping[str, tuple[int, Offload]] = {
     "zero0": (0, "none"),
@@ -81,15 +80,13 @@ class DeepSpeedFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
     """Where weights, gradients and optimizer state are: the stage of ZeRO, what is offloaded, and the file
-    that says so. With `fsdp`, FSDP splits as much as the stage says, if `is_hybrid` over one machine only.
-    `by_words`: options of `covey plan` say the stage or the offloading."""
+    that says so. With `fsdp`, FSDP splits as much as the stage says, if `is_hybrid` over one machine only."""
 
     stage: int = 0
     offload: Offload = "none"
     file: DeepSpeedFile | None = None
     fsdp: bool = False
     is_hybrid: bool = False
-    by_words: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +99,9 @@ class Layout:
     engine_share     of a GPU's memory that vLLM takes
     engine_parallel  GPUs that one vLLM spans
     engine_sleeps    whether it gives its memory back while the model trains
-    asynchronous     whether it samples while the model trains
     file             the DeepSpeed file that says stage and offloading; None where it is the command
     fsdp             whether FSDP splits the model; else DeepSpeed does, from stage 1 on
     shard_gpus       GPUs over which it is split; 0 for all of them
-    by_words         whether options of `covey plan` say stage or offloading
     """
 
     num_gpus: int
@@ -118,11 +113,9 @@ class Layout:
     engine_share: float = ENGINE_SHARE
     engine_parallel: int = 1
     engine_sleeps: bool = False
-    asynchronous: bool = False
     file: DeepSpeedFile | None = None
     fsdp: bool = False
     shard_gpus: int = 0
-    by_words: bool = False
 
     @property
     def by_deepspeed(self) -> bool:
@@ -190,13 +183,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """GPUs that a plan is for in the place of this machine's, 0 where they could not be read; a stage and an
-    offload stand over what the configuration says."""
+    """GPUs that a plan is for in the place of this machine's, 0 where they could not be read."""
 
     num_gpus: int
     gpu_bytes: int = 0
-    zero_stage: int | None = None
-    offload: Offload | None = None
 
 
 def layout_of(
@@ -219,12 +209,10 @@ def layout_of(
         file=states.file,
         fsdp=states.fsdp,
         shard_gpus=num_shards,
-        by_words=states.by_words,
         engine="server" if config.rollout_servers else config.vllm_mode if config.use_vllm else "own",
         engine_share=config.vllm_gpu_memory_utilization or ENGINE_SHARE,
         engine_parallel=config.vllm_tensor_parallel_size,
         engine_sleeps=config.vllm_enable_sleep_mode,
-        asynchronous=config.async_generate,
     )
 
 
@@ -233,27 +221,19 @@ THIS_MACHINE = Layout(num_gpus=1, gpu_bytes=0, is_here=True)
 
 
 def states_typed(layout: Layout, stage: int, offload: Offload) -> dict[str, Any]:
-    """Return what is typed behind a layout's words to have another stage or offloading; nothing for its own,
-    or where FSDP has no word for it.
-
-    They are options of a run, but where words of `covey plan` were typed, which stand over those.
-    """
+    """Return the options that give a layout another stage or offloading; none for its own, and none where
+    FSDP has no word for it."""
     if (stage, offload) == (layout.zero_stage, layout.offload):
         return {}
-    edits: dict[str, Any] = {}
-    if layout.fsdp and not layout.by_words:
+    if layout.fsdp:
         words = _OF_FSDP.get(stage)
         if words is None or offload == "optimizer" or (stage == 0 and offload != "none"):
             return {}
-        edits |= {} if stage == layout.zero_stage else {"fsdp": words[bool(layout.shard_gpus)]}
+        edits: dict[str, Any] = {}
+        if stage != layout.zero_stage:
+            edits["fsdp"] = words[bool(layout.shard_gpus)]
         return edits | ({} if offload == layout.offload else {"fsdp_offload": offload == "params"})
-    if layout.file is not None or not layout.by_words:
-        edits["deepspeed"] = deepspeed_word(stage, offload)
-    if layout.by_words and stage != layout.zero_stage:
-        edits["plan_zero_stage"] = stage
-    if layout.by_words and offload != layout.offload:
-        edits["plan_offload"] = offload
-    return edits
+    return {"deepspeed": deepspeed_word(stage, offload)}
 
 
 def computes_low(config: Config, *, cuda: bool) -> bool:

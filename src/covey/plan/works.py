@@ -147,9 +147,8 @@ class _Search:
 
     def _states(self) -> list[Edits]:
         """Where the states may be: as typed, then by the tool that was typed, then by the other one."""
-        as_typed: list[Edits] = [] if self.facts.layout.by_words else [{}]
         ways = (*_FSDP, *_ZERO) if self.config.deepspeed is None else (*_ZERO, *_FSDP)
-        return [*as_typed, *(_WHOLE | way for way in ways)]
+        return [{}, *(_WHOLE | way for way in ways)]
 
     def _laid_out(self, config: Config, edits: Edits) -> Facts:
         """The facts with the layout of a changed configuration."""
@@ -160,11 +159,10 @@ class _Search:
             file=now.file,
             fsdp=now.fsdp,
             is_hybrid=now.shard_gpus > 0,
-            by_words=now.by_words,
         )
         problems: tuple[Problem, ...] = ()
         if edits.keys() & _WHOLE.keys():
-            states, problems = states_of(config, None, None, cuda=bool(self.facts.cuda))
+            states, problems = states_of(config, None, cuda=bool(self.facts.cuda))
         layout = layout_of(
             config,
             now.num_gpus,

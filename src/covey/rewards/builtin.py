@@ -14,8 +14,8 @@ from covey.rewards.repetition import repetition, repetition_of_tokens
 from covey.rewards.targets import Target
 from covey.rewards.toolbench import toolbench
 from covey.rewards.validity import json_valid, xml_valid
+from covey.types import GOLD_COLUMNS
 
-GOLD_COLUMNS = ("solution", "answer")
 _TRLS_GOLD = ("solution",)
 _TRL = "trl.rewards."
 

@@ -15,10 +15,9 @@ from covey.errors import CoveyError
 from covey.rewards import swift_standin
 from covey.rewards.builtin import BUILT_IN
 from covey.rewards.callee import Callee, describe, file_of
-from covey.rewards.protocol import FaultKind, RewardFault
 from covey.rewards.targets import Target, callable_name
 from covey.texts import tr
-from covey.types import RewardCause
+from covey.types import FaultKind, RewardCause, RewardFault
 
 
 class Unloadable(CoveyError):

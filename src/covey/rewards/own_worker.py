@@ -11,8 +11,9 @@ from typing import Any
 from covey.rewards.arguments import as_json
 from covey.rewards.callee import Reply
 from covey.rewards.pool import Loaded, Pool, PoolPlan, awaited
-from covey.rewards.protocol import RewardFault, TrainerState
+from covey.rewards.protocol import TrainerState
 from covey.rewards.targets import Target
+from covey.types import RewardFault
 
 
 class OwnWorker:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from covey.rewards.callee import Reply, Wants, unpacked_reply
 from covey.rewards.process import WorkerGone, WorkerProcess
-from covey.rewards.protocol import RewardFault, TrainerState, unpacked_fault
+from covey.rewards.protocol import TrainerState, unpacked_fault
 from covey.rewards.targets import Target
 from covey.texts import joined, tr
-from covey.types import Status
+from covey.types import RewardFault, Status
 
 T = TypeVar("T")
 _LOOK_S = 0.2

@@ -8,10 +8,9 @@ from typing import Any, Literal, Protocol
 
 from covey.rewards.steps import steps_of
 from covey.texts import packed, unpacked
-from covey.types import Metric, Prompt, RewardCause, ScorePart, Trajectory
+from covey.types import Metric, Prompt, RewardCause, RewardFault, ScorePart, Trajectory
 
 Form = Literal["text", "messages"]
-FaultKind = Literal["unknown", "twice", "import", "missing", "not_callable", "signature", "trial"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,30 +38,6 @@ class TrainerState:
     global_step: int = 0
     max_steps: int = 0
     epoch: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardFault:
-    """Why a reward cannot be used: `RewardFault(reward="r.py:f", kind="missing", words="r.py has no f")`.
-
-    cause       what is known beyond the kind, or ""
-    subject     the name that the words begin with, which may be the reward's; "" where it is none
-    near        the name nearest to one that is not there
-    lacking     the arguments that nothing gives
-    row         the row of a trial, and `completion` what answered it there
-    said        what the reward said of that row, or what was said of its answer
-    """
-
-    reward: str
-    kind: FaultKind
-    words: str
-    cause: RewardCause = ""
-    subject: str = ""
-    near: str = ""
-    lacking: tuple[str, ...] = ()
-    row: int | None = None
-    completion: str = ""
-    said: str = ""
 
 
 def packed_fault(fault: RewardFault) -> dict[str, Any]:

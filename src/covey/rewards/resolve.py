@@ -11,16 +11,17 @@ from typing import Any, Literal
 
 from covey.config.names import nearest
 from covey.rewards.arguments import as_json
-from covey.rewards.builtin import BUILT_IN, GOLD_COLUMNS, IN_WORKERS, JUDGE, built_in_name
+from covey.rewards.builtin import BUILT_IN, IN_WORKERS, JUDGE, built_in_name
 from covey.rewards.callee import Callee, Wants
 from covey.rewards.function_reward import Arguments, Ask, FunctionReward
 from covey.rewards.loading import Unloadable, callee_of
 from covey.rewards.own_worker import OwnWorker
 from covey.rewards.pool import Pool, awaited
-from covey.rewards.protocol import Form, RewardFault, TrainerState
+from covey.rewards.protocol import Form, TrainerState
 from covey.rewards.steps import STEP_SEPARATOR
 from covey.rewards.targets import Target, callable_name, target_of, target_of_callable
 from covey.texts import tr
+from covey.types import GOLD_COLUMNS, RewardFault
 
 Entry = str | Callable[..., Any]
 

@@ -13,21 +13,11 @@ from covey.rewards.apart import ModelEntry, judge_reward, model_reward
 from covey.rewards.builtin import JUDGE
 from covey.rewards.own_worker import OwnWorker
 from covey.rewards.pool import Pool, PoolPlan
-from covey.rewards.protocol import (
-    Form,
-    Judged,
-    JudgedRow,
-    Judgement,
-    Reward,
-    RewardFault,
-    RowWord,
-    Scored,
-    TrainerState,
-)
+from covey.rewards.protocol import Form, Judged, JudgedRow, Judgement, Reward, RowWord, Scored, TrainerState
 from covey.rewards.resolve import Entry, ResolvedReward, names_of, resolve_reward
 from covey.rewards.steps import STEP_SEPARATOR
 from covey.texts import joined, tr
-from covey.types import Metric, ScorePart
+from covey.types import Metric, RewardFault, ScorePart
 
 _LOAD_LIMIT_S = 60.0
 

@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from covey.rewards.answers import extract_gold
-from covey.rewards.protocol import JudgedRow, RewardFault, Scored, TrainerState
+from covey.rewards.protocol import JudgedRow, Scored, TrainerState
 from covey.rewards.registry import total
 from covey.rewards.reward_set import RewardSet
 from covey.texts import tr
 from covey.types import (
+    GOLD_NAMES,
+    BlindReward,
     Finish,
     NoiseKey,
     Prompt,
     RewardCause,
+    RewardFault,
     SamplingParams,
     ScorePart,
     Segment,
@@ -24,9 +27,6 @@ from covey.types import (
     Status,
     Trajectory,
 )
-
-GOLD_COLUMNS = ("solution", "answer", "ground_truth", "gold", "label", "target", "reference")
-"""Columns that hold a gold answer by their name; a reward that names several is tried with the first."""
 
 # What a right answer may look like: rewards look for a tag, a box, a mark, a block of code, or at all of it.
 _FORMS: tuple[Callable[[str, str], str], ...] = (
@@ -49,24 +49,6 @@ _ROWS = 6
 _FEWEST_ROWS = 3
 # A reward of random values tells more rows apart than this, but for once in 10^5.
 _MOST_TOLD_APART = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blind:
-    """A reward that does not tell gold answers from what they are compared with.
-
-    On all but `num_told_apart` of `num_rows` rows it gives the gold no more than that. `reward` "" is the
-    weighted total. `constant` is the one value that it gives to everything, or None. `form` is the one form
-    of an answer in which this holds, "" where it holds in all.
-    """
-
-    reward: str
-    column: str
-    compared: Literal["empty", "others"]
-    num_rows: int
-    num_told_apart: int
-    constant: float | None = None
-    form: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +92,7 @@ def answered(prompt: Prompt, text: str, sibling: int) -> Scored:
 
 def blind(
     rewards: RewardSet, weights: Sequence[float], prompts: Sequence[Prompt], claims: Collection[int] = ()
-) -> list[Blind]:
+) -> list[BlindReward]:
     """The rewards that name a gold column and, called once on some rows, do not see it.
 
     Each row is answered with nothing, with its gold and with the gold of another row, both in several forms.
@@ -119,13 +101,13 @@ def blind(
     every single reward sees it, the weighted total has to score the gold above nothing. The rewards numbered
     in `claims` read golds as answers, and have to see each form that they say they read.
     """
-    columns = [c for c in GOLD_COLUMNS if any(c in p.columns for p in prompts)]
+    columns = [c for c in GOLD_NAMES if any(c in p.columns for p in prompts)]
     readers = {
         i: named[0]
         for i, reads in enumerate(rewards.named(columns))
         if weights[i] != 0.0 and (named := [c for c in columns if c in reads])
     }
-    blind_rewards: list[Blind] = []
+    blind_rewards: list[BlindReward] = []
     for column in dict.fromkeys(readers.values()):
         tries = _tries(prompts, column)
         if len(tries) < _FEWEST_ROWS:
@@ -145,7 +127,9 @@ def blind(
     return blind_rewards
 
 
-def _judged(values: Sequence[Sequence[float | None]], reward: str, column: str, weight: float) -> list[Blind]:
+def _judged(
+    values: Sequence[Sequence[float | None]], reward: str, column: str, weight: float
+) -> list[BlindReward]:
     """The first comparison that fails; a row's values are of nothing, its gold and, where there is one,
     another's."""
     distinct = {v for row in values for v in row if v is not None}
@@ -162,7 +146,7 @@ def _judged(values: Sequence[Sequence[float | None]], reward: str, column: str, 
         ]
         if len(tells_apart) >= _FEWEST_ROWS and sum(tells_apart) <= _MOST_TOLD_APART * len(tells_apart):
             return [
-                Blind(
+                BlindReward(
                     reward=reward,
                     column=column,
                     compared=against,
@@ -174,7 +158,7 @@ def _judged(values: Sequence[Sequence[float | None]], reward: str, column: str, 
     return []
 
 
-def _unread_forms(rewards: RewardSet, i: int, prompts: Sequence[Prompt], column: str) -> list[Blind]:
+def _unread_forms(rewards: RewardSet, i: int, prompts: Sequence[Prompt], column: str) -> list[BlindReward]:
     """The first claimed form of the gold that scores no more than nothing on half of the rows; only the
     reward itself is called."""
     name = rewards.names[i]
@@ -191,7 +175,7 @@ def _unread_forms(rewards: RewardSet, i: int, prompts: Sequence[Prompt], column:
         tells_apart = [r > e for row in values if (r := row[index]) is not None and (e := row[0]) is not None]
         if len(tells_apart) >= _FEWEST_ROWS and 2 * sum(tells_apart) <= len(tells_apart):
             return [
-                Blind(
+                BlindReward(
                     reward=name,
                     column=column,
                     compared="empty",

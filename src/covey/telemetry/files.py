@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from covey.errors import CoveyError
-from covey.telemetry.jsonl import append_line, as_float, cut_torn_tail, encode, read_lines, write_text
+from covey.telemetry.jsonl import (
+    append_line,
+    as_float,
+    cut_torn_tail,
+    encode,
+    read_records,
+    write_bytes,
+    write_text,
+)
 from covey.telemetry.rollouts import RolloutLimits, RolloutLog, list_rollouts, read_rollouts
 from covey.texts import tr
 from covey.types import Metric, StepRecord
@@ -153,8 +161,8 @@ class RunFiles:
         directory = _next_directory(self.output_dir / "superseded")
         for path, part in ((self.metrics_path, metrics), (self.events_path, events)):
             if part.moved:
-                write_text(directory / path.name, "".join(part.moved))
-                write_text(path, "".join(part.kept))
+                write_bytes(directory / path.name, b"".join(part.moved))
+                write_bytes(path, b"".join(part.kept))
         for path in rollouts:
             target = directory / "rollouts" / path.name
             target.parent.mkdir(exist_ok=True)
@@ -216,8 +224,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 def _read(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="\n") as file:
-        return list(read_lines(file, path))
+    with path.open("rb") as file:
+        return list(read_records(file, path))
 
 
 def _metrics_line(record: StepRecord) -> dict[str, Any]:
@@ -236,17 +244,17 @@ def _step_record(line: Mapping[str, Any]) -> StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    kept: list[str]
-    moved: list[str]
+    kept: list[bytes]
+    moved: list[bytes]
 
 
 def _split(path: Path, step: int) -> _Split:
     """Divide the lines of a file into those up to `step` and those after it."""
     if not path.is_file():
         return _Split(kept=[], moved=[])
-    with path.open(encoding="utf-8", newline="\n") as file:
-        lines = list(file)
-    after = [record["step"] > step for record in read_lines(lines, path)]
+    with path.open("rb") as file:
+        lines = [line for line in file if line.strip()]
+    after = [record["step"] > step for record in read_records(lines, path)]
     pairs = list(zip(lines, after, strict=True))
     return _Split(kept=[x for x, late in pairs if not late], moved=[x for x, late in pairs if late])
 

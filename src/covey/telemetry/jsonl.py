@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from covey.errors import CoveyError
+from covey.json_lines import read_lines
 from covey.texts import tr
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -97,20 +98,15 @@ def cut_torn_tail(path: Path) -> int:
     return len(content) - whole
 
 
-def read_lines(lines: Iterable[str], where: Path) -> Iterator[dict[str, Any]]:
+def read_records(lines: Iterable[bytes], where: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of `lines`, but for a last one without its line break: it is still being written."""
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith("\n"):
+    for line in read_lines(lines):
+        if not line.is_whole:
             return
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise CoveyError(
-                tr("{where}, line {number}, is no JSON: {error}", where=where, number=number, error=error)
-            ) from error
-        if not isinstance(record, dict):
-            raise CoveyError(tr("{where}, line {number}, is no JSON object", where=where, number=number))
-        yield record
+        if line.fault:
+            words = tr("line {number}: {msg}", number=line.number, msg=line.why)
+            raise CoveyError(tr("{path}, {words}", path=where, words=words))
+        yield line.record
 
 
 def _plain(value: Any) -> Any:

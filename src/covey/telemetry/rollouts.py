@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import re
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covey.errors import CoveyError
-from covey.telemetry.jsonl import encode, read_lines, write_bytes, write_text
+from covey.json_lines import UNREADABLE, opened
+from covey.telemetry.jsonl import encode, read_records, write_bytes, write_text
 from covey.texts import tr
 
 RolloutPolicy = Literal["all", "none"] | int
@@ -157,9 +157,8 @@ def read_rollouts(directory: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]
 
 def read_rollout(path: Path) -> list[dict[str, Any]]:
     """Return the records of one rollout's file, plain or compressed."""
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8", newline="\n") as file:
-            return list(read_lines(file, path))
-    except (OSError, EOFError, zlib.error) as error:
+        with opened(path) as file:
+            return list(read_records(file, path))
+    except UNREADABLE as error:
         raise CoveyError(tr("{path} cannot be read: {error}", path=path, error=error)) from error

@@ -224,7 +224,7 @@ def _start_trackers(config: Config, job: Job, others: Together) -> None:
         config=config.model_dump(),
         say=lambda text: recorder.say(tr("tracker   {text}", text=text)),
         event=event,
-        may_exit=others.may_exit,
+        may_exit=others.owns_process,
     )
     # torchrun ends this process half a minute after another one of the run has failed.
     others.closing.append(partial(recorder.trackers.close, 1, patience_s=HURRY_S))

@@ -10,6 +10,14 @@ from covey.types.messages import (
     Problem,
     Severity,
 )
+from covey.types.rewards import (
+    GOLD_COLUMNS,
+    GOLD_NAMES,
+    BlindReward,
+    FaultKind,
+    RewardCause,
+    RewardFault,
+)
 from covey.types.rollout import (
     Completion,
     Finish,
@@ -19,7 +27,6 @@ from covey.types.rollout import (
     Origin,
     Prompt,
     Receipt,
-    RewardCause,
     SamplingParams,
     Score,
     ScoredGroup,
@@ -48,10 +55,14 @@ from covey.types.training import (
 )
 
 __all__ = [
+    "GOLD_COLUMNS",
+    "GOLD_NAMES",
     "AnnotatedSample",
     "Batch",
+    "BlindReward",
     "Completion",
     "Denominators",
+    "FaultKind",
     "Finding",
     "Finish",
     "Fix",
@@ -66,6 +77,7 @@ __all__ = [
     "Prompt",
     "Receipt",
     "RewardCause",
+    "RewardFault",
     "Sample",
     "SamplingParams",
     "Score",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 
 class Source(StrEnum):
@@ -179,38 +179,6 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     planned: int
     invalid: Mapping[int, str] = field(default_factory=dict)
-
-
-RewardCause = Literal[
-    "",
-    "bare_file",
-    "no_file",
-    "no_module",
-    "import",
-    "unmade",
-    "num_values",
-    "num_steps",
-    "no_number",
-    "no_step_number",
-    "not_finite",
-    "judge",
-    "verdict",
-]
-"""Why a reward cannot be used or failed, where more is known than its words.
-
-bare_file       a file without the name of a function
-no_file         a file that is not there
-no_module       an import of a module that is not there
-import          code that raises while it is imported
-unmade          a class of which no object can be made
-num_values      another number of values than of completions
-num_steps       another number of values than of steps
-no_number       something else than a number, or than a list of them
-no_step_number  the same of a step
-not_finite      nan or an infinity
-judge           a service that gave no answer
-verdict         an answer of it without a reward
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

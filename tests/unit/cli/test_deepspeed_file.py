@@ -122,29 +122,6 @@ def test_files_that_cannot_be_opened() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        (["--plan_zero_stage", "2"], ["plan_zero_stage"]),
-        (["--plan_offload", "params"], ["plan_offload"]),
-        (["--plan_zero_stage", "0", "--plan_offload", "optimizer"], ["plan_zero_stage", "plan_offload"]),
-    ],
-)
-def test_words_that_contradict_it(words: list[str], options: list[str]) -> None:
-    path = write(zero(stage=3))
-    got = read_layout([*GPUS, "--deepspeed", path, *words])
-    assert [(p.code, p.option) for p in got.problems] == [("E219", option) for option in options]
-    assert not got.layout.zero_stage
-
-
-def test_words_that_say_the_same_and_a_faulty_one() -> None:
-    path = write(zero(stage=3))
-    same = read_layout([*GPUS, "--deepspeed", path, "--plan_zero_stage", "3", "--plan_offload", "none"])
-    assert same.problems == () and same.layout.zero_stage == 3
-    faulty = read_layout([*GPUS, "--deepspeed", path, "--plan_zero_stage", "5"])
-    assert [(p.code, p.option) for p in faulty.problems] == [("E104", "plan_zero_stage")]
-
-
-@pytest.mark.parametrize(
     ("numbers", "seen", "can_be_typed"),
     [
         ({"train_micro_batch_size_per_gpu": 4}, "train_micro_batch_size_per_gpu is 4; this run has 8.", True),

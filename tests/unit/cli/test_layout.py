@@ -60,14 +60,9 @@ def typed_words(line: str) -> list[str]:
     ("words", "changes"),
     [
         ([], {}),
-        (["--plan_zero_stage", "2"], {"zero_stage": 2}),
-        (["--plan-zero-stage=3", "--plan-offload=params"], {"zero_stage": 3, "offload": "params"}),
         (["--deepspeed", "zero3_offload"], {"zero_stage": 3, "offload": "params"}),
         (["--deepspeed", "zero2_offload"], {"zero_stage": 2, "offload": "optimizer"}),
         (["--deepspeed", "zero3"], {"zero_stage": 3}),
-        (["--deepspeed", "zero2", "--plan_zero_stage", "3"], {"zero_stage": 3}),
-        (["--deepspeed", "zero3_offload", "--plan_offload", "none"], {"zero_stage": 3}),
-        (["--plan_zero_stage", "1", "--plan_zero_stage", "2"], {"zero_stage": 2}),
         (["--use_vllm", "true"], {"engine": "colocate"}),
         (["--use_vllm", "--vllm_mode", "server"], {"engine": "server"}),
         (["--use_vllm", "false", "--vllm_mode", "colocate"], {}),
@@ -78,7 +73,6 @@ def typed_words(line: str) -> list[str]:
         (["--vllm_mode", "colocate", "--sleep_level", "1"], {"engine": "colocate", "engine_sleeps": True}),
         (["--use_vllm", "--vllm_enable_sleep_mode"], {"engine": "colocate", "engine_sleeps": True}),
         (["--use_vllm", "--sleep_level", "2", "--vllm_enable_sleep_mode", "false"], {"engine": "colocate"}),
-        (["--async_generate", "true"], {"asynchronous": True}),
         (["--fsdp", "full_shard auto_wrap"], {"zero_stage": 3, "fsdp": True}),
         (["--fsdp", "fsdp2,offload"], {"zero_stage": 3, "offload": "params", "fsdp": True}),
         (["--fsdp", "hybrid_shard", "--fsdp_offload"], {"zero_stage": 3, "offload": "params", "fsdp": True}),
@@ -115,9 +109,7 @@ def typed_words(line: str) -> list[str]:
 def test_words_of_a_layout(words: list[str], changes: dict[str, Any]) -> None:
     got = read_layout([*GPUS, *words])
     assert got.problems == ()
-    plain = [word.replace("-", "_") for word in words]
-    by_words = any(word.startswith(("__plan_zero_stage", "__plan_offload")) for word in plain)
-    given = {"num_gpus": 8, "gpu_bytes": 96 * 2**30, "by_words": by_words}
+    given = {"num_gpus": 8, "gpu_bytes": 96 * 2**30}
     assert got.layout == Layout(**{**given, **changes})
 
 
@@ -147,9 +139,7 @@ def test_the_ladder_takes_no_word_of_the_run() -> None:
     ("words", "code", "option"),
     [
         (["--plan_gpus", "8"], "E115", "plan_gpus"),
-        (["--plan_zero_stage", "3"], "E115", "plan_zero_stage"),
-        ([*GPUS, "--plan_zero_stage", "4"], "E104", "plan_zero_stage"),
-        ([*GPUS, "--plan_offload", "disk"], "E104", "plan_offload"),
+        (["--plan_gpu_memory", "80GB"], "E115", "plan_gpu_memory"),
         ([*GPUS, "--deepspeed", "ds.json"], "E104", "deepspeed"),
         ([*GPUS, "--vllm_mode", "own"], "E104", "vllm_mode"),
         ([*GPUS, "--fsdp", "full_shards"], "E104", "fsdp"),
@@ -168,14 +158,23 @@ def test_words_that_are_no_layout(words: list[str], code: str, option: str) -> N
     assert got.problems[0].fixes and got.problems[0].cause
 
 
-@pytest.mark.parametrize(
-    "word", ["plan_gpus", "plan_gpu_memory", "plan_zero_stage", "plan_offload", "ladder"]
-)
+@pytest.mark.parametrize("word", ["plan_gpus", "plan_gpu_memory", "ladder"])
 def test_other_verbs_refuse_them(capsys: pytest.CaptureFixture[str], word: str) -> None:
     assert main(["train", "--model", "quickstart", *SMALL, "--learning_rate", "1e-4", f"--{word}", "3"]) == 2
     error = capsys.readouterr().err
     assert codes_in(error) == ["E212"]
     assert f"{word} (flag --{word}) is a word of `covey plan` alone." in error
+
+
+@pytest.mark.parametrize("verb", ["plan", "train"])
+@pytest.mark.parametrize("typed", [["--plan_zero_stage", "3"], ["--plan-offload=params"]])
+def test_names_that_only_the_plan_had_are_answered(
+    capsys: pytest.CaptureFixture[str], verb: str, typed: list[str]
+) -> None:
+    """With the option that a run has for it."""
+    assert main([verb, "--model", "quickstart", *SMALL, "--learning_rate", "1e-4", *typed]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert codes_in(error) == ["E102"] and "and type --deepspeed zero" in error
 
 
 def test_vllm_that_is_not_here_is_asked_for_here_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,10 +273,10 @@ def test_weights_are_needed_for_this_machine(capsys: pytest.CaptureFixture[str],
     ("words", "codes"),
     [
         (["--plan_gpus", "8", "--plan_gpu_memory", "96"], ["E103"]),
-        (["--plan_gpus", "8", "--plan_gpu_memory", "lots", "--plan_offload", "disk"], ["E104", "E103"]),
+        (["--plan_gpus", "8", "--plan_gpu_memory", "lots", "--vllm_mode", "own"], ["E104", "E103"]),
         (["--plan_gpus", "eight", "--plan_gpu_memory", "96GiB"], ["E103"]),
         (["--plan_gpus", "8"], ["E115"]),
-        (["--plan_zero_stage", "3"], ["E115"]),
+        (["--plan_gpu_memory", "80GB"], ["E115"]),
     ],
 )
 def test_of_a_faulty_word_the_fault_alone_is_said(
@@ -336,7 +335,8 @@ def test_two_numbers_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_contradiction_is_refused_before_anything_is_shown(
     capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
-    words = ["plan", "--model", str(model), *RUN, *GPUS, "--plan_offload", "params", "--ladder"]
+    offloaded = '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}'
+    words = ["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", offloaded, "--ladder"]
     assert main(words) == 2
     done = capsys.readouterr()
     assert done.out == "" and codes_in(done.err) == ["E213"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import datasets
@@ -20,6 +18,7 @@ from covey.data.model_files import model_problem
 from covey.data.sources import load_source, parse_source, stream_rows
 from covey.data.text import load_codec
 from covey.quickstart.task import MODEL_DIR
+from support.web import Handler, listening
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL = {p.name: p.read_bytes() for p in MODEL_DIR.iterdir() if p.suffix in (".json", ".jinja")}
@@ -107,30 +106,17 @@ def hub(monkeypatch):
     """A hub on the loopback interface, where the client is pointed."""
     state = Hub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self):
             state.asked.append((self.path, self.headers.get("Authorization")))
             status, headers, body = state.answer(self.path)
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
+            self.answer(status, body, headers)
 
         do_HEAD = do_GET
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    _point(monkeypatch, f"http://127.0.0.1:{server.server_port}")
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with listening(Answers) as address:
+        _point(monkeypatch, address)
+        yield state
 
 
 def words(call, *args, **kwargs):

@@ -20,16 +20,15 @@ def problem(layout: Layout) -> Problem:
 
 
 CASES = [
-    ("E213", "plan_offload", replace(OFFLOADED, zero_stage=2)),
-    ("E213", "plan_offload", replace(OFFLOADED, zero_stage=0)),
-    ("E213", "plan_offload", replace(EIGHT, offload="optimizer")),
+    ("E213", "deepspeed", replace(OFFLOADED, zero_stage=2)),
+    ("E213", "deepspeed", replace(OFFLOADED, zero_stage=0)),
+    ("E213", "deepspeed", replace(EIGHT, offload="optimizer")),
     ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, engine_parallel=3)),
     ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, engine_parallel=16)),
     # 16 GPUs have room for an engine of 16, of which 40 heads are no multiple.
     ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, num_gpus=16, engine_parallel=16)),
     ("E215", "vllm_gpu_memory_utilization", replace(COLOCATED, engine_parallel=1)),
     ("E215", "vllm_gpu_memory_utilization", replace(COLOCATED, engine_share=0.1)),
-    ("E216", "async_generate", replace(COLOCATED, asynchronous=True)),
 ]
 
 
@@ -52,7 +51,7 @@ def test_what_cannot_be_together(code: str, option: str, layout: Layout) -> None
         COLOCATED,
         replace(SHARDED, offload="optimizer"),
         replace(EIGHT, zero_stage=1, offload="optimizer"),
-        replace(COLOCATED, engine="server", asynchronous=True, engine_parallel=3),
+        replace(COLOCATED, engine="server", engine_parallel=3),
     ],
 )
 def test_what_can(layout: Layout) -> None:

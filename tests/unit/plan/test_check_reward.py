@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from covey.plan.check_reward import reward_problems
-from covey.plan.facts import BlindReward, FaultyReward, GoldFacts, RewardFault
+from covey.plan.facts import GoldFacts
 from covey.texts import Text, tr
-from covey.types import RewardCause
+from covey.types import BlindReward, FaultKind, RewardCause, RewardFault
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 
-def faulty(name: str, kind: RewardFault, words: str = "seen so") -> dict[str, Any]:
-    return {"faulty_rewards": (FaultyReward(name=name, kind=kind, words=words),)}
+def faulty(name: str, kind: FaultKind, words: str = "seen so") -> dict[str, Any]:
+    return {"faulty_rewards": (RewardFault(reward=name, kind=kind, words=words),)}
 
 
 def blind(name: str, compared: Any, constant: float | None = None) -> BlindReward:
     return BlindReward(
-        name=name, column="solution", compared=compared, num_rows=6, num_told_apart=1, constant=constant
+        reward=name, column="solution", compared=compared, num_rows=6, num_told_apart=1, constant=constant
     )
 
 
@@ -44,9 +44,9 @@ CASES = [
     Case(code="E306", option="reward_funcs", words="my_judge: seen so",
          facts=facts(**faulty("my_judge", "unknown")), options={"reward_funcs": ["my_judge"]}),
     Case(code="E314", option="reward_funcs", words="r.py:f: r.py has no f",
-         facts=facts(**faulty("r.py:f", "load", "r.py has no f")), options={"reward_funcs": ["r.py:f"]}),
+         facts=facts(**faulty("r.py:f", "import", "r.py has no f")), options={"reward_funcs": ["r.py:f"]}),
     Case(code="E314", option="external_plugins", words="plugin.py: line 3",
-         facts=facts(**faulty("plugin.py", "load", "line 3")), options={"external_plugins": ["plugin.py"]}),
+         facts=facts(**faulty("plugin.py", "import", "line 3")), options={"external_plugins": ["plugin.py"]}),
     Case(code="E315", option="reward_funcs", words="r.py:f: seen so",
          facts=facts(**faulty("r.py:f", "signature")), options={"reward_funcs": ["r.py:f"]}),
     Case(code="E316", option="reward_funcs", words="r.py:f: seen so",
@@ -115,28 +115,28 @@ def test_a_misspelt_reward_is_replaced_in_its_place() -> None:
         one(facts(**faulty("formt", "unknown")), reward_funcs=["accuracy", "formt", "r.py:f"])
     ) == [{"reward_funcs": ["accuracy", "format", "r.py:f"]}, {}]
     # Only a name can be misspelt; a file that fails to load may well be the right one.
-    assert edits_of(one(facts(**faulty("format.py", "load")), reward_funcs=["format.py"])) == [{}]
+    assert edits_of(one(facts(**faulty("format.py", "import")), reward_funcs=["format.py"])) == [{}]
     nothing_near = one(facts(**faulty("my_judge", "unknown")), reward_funcs=["my_judge"])
     assert edits_of(nothing_near) == [{}]
     assert "FILE.py:NAME" in nothing_near.fixes[0].text
 
 
 def test_every_faulty_reward_is_named() -> None:
-    both = (*faulty("a.py:f", "load")["faulty_rewards"], *faulty("b.py:f", "trial")["faulty_rewards"])
+    both = (*faulty("a.py:f", "import")["faulty_rewards"], *faulty("b.py:f", "trial")["faulty_rewards"])
     problems = found(facts(faulty_rewards=both), reward_funcs=["a.py:f", "b.py:f"])
     assert [(p.code, p.seen) for p in problems] == [("E314", "a.py:f: seen so"), ("E316", "b.py:f: seen so")]
 
 
-def tried(completion: str, said: str, row: int = 0, cause: RewardCause = "") -> FaultyReward:
+def tried(completion: str, said: str, row: int = 0, cause: RewardCause = "") -> RewardFault:
     shown = f"whose completion is {completion!r}" if completion else "with an empty completion"
     words = f"on row {row}, {shown}: {said}"
-    return FaultyReward(
-        name="r.py:f", kind="trial", words=words, cause=cause, row=row, completion=completion, said=said
+    return RewardFault(
+        reward="r.py:f", kind="trial", words=words, cause=cause, row=row, completion=completion, said=said
     )
 
 
 def test_what_both_answers_to_a_row_show_is_said_once() -> None:
-    def seen(*faults: FaultyReward) -> list[str]:
+    def seen(*faults: RewardFault) -> list[str]:
         return [p.seen for p in found(facts(faulty_rewards=faults), reward_funcs=["r.py:f"])]
 
     both = "r.py:f: on row 0, whose completion is '5', and with an empty completion: KeyError"
@@ -151,26 +151,29 @@ def test_what_both_answers_to_a_row_show_is_said_once() -> None:
 @pytest.mark.parametrize(
     ("fault", "advice"),
     [
-        (FaultyReward(name="d/r.py:f", kind="load", words="no", cause="no_file"), "`ls d` shows"),
-        (FaultyReward(name="d/r.py:f", kind="load", words="no", cause="no_module"), "`python d/r.py` shows"),
-        (FaultyReward(name="d/r.py", kind="unknown", words="no", cause="bare_file"), "write d/r.py:NAME"),
+        (RewardFault(reward="d/r.py:f", kind="import", words="no", cause="no_file"), "`ls d` shows"),
+        (
+            RewardFault(reward="d/r.py:f", kind="import", words="no", cause="no_module"),
+            "`python d/r.py` shows",
+        ),
+        (RewardFault(reward="d/r.py", kind="unknown", words="no", cause="bare_file"), "write d/r.py:NAME"),
         (tried("", "nan", cause="not_finite"), "or return None where it has no word"),
         (tried("", "no", cause="judge"), "`curl http://j/v1/models` shows"),
         (tried("", "no", cause="unmade"), "AutoModelForSequenceClassification.from_pretrained(r.py)"),
         (tried("", "a value"), "mend the function; --reward_trial false"),
     ],
 )
-def test_what_to_do_goes_by_the_cause(fault: FaultyReward, advice: str) -> None:
-    given = config(reward_funcs=[fault.name], judge_base_url="http://j/v1")
+def test_what_to_do_goes_by_the_cause(fault: RewardFault, advice: str) -> None:
+    given = config(reward_funcs=[fault.reward], judge_base_url="http://j/v1")
     (problem,) = reward_problems(given, facts(faulty_rewards=(fault,)))
     assert advice in problem.fixes[-1].text
 
 
 def test_the_nearest_function_and_the_lacking_column_are_typed() -> None:
-    near = FaultyReward(name="r.py:scor", kind="load", words="r.py has no scor", near="score")
+    near = RewardFault(reward="r.py:scor", kind="import", words="r.py has no scor", near="score")
     problem = one(facts(faulty_rewards=(near,)), reward_funcs=["r.py:scor"])
     assert edits_of(problem)[0] == {"reward_funcs": ["r.py:score"]}
-    lacking = FaultyReward(name="r.py:f", kind="signature", words="demands answer", lacking=("answer",))
+    lacking = RewardFault(reward="r.py:f", kind="signature", words="demands answer", lacking=("answer",))
     problem = one(facts(faulty_rewards=(lacking,)), reward_funcs=["r.py:f"])
     assert edits_of(problem)[0] == {"columns": {"solution": "answer"}}
     two = replace(lacking, lacking=("answer", "level"))
@@ -179,7 +182,7 @@ def test_the_nearest_function_and_the_lacking_column_are_typed() -> None:
 
 def test_paths_are_shown_as_they_were_typed() -> None:
     whole = os.path.abspath("d/plugin.py")
-    fault = FaultyReward(name=whole, kind="load", words=tr("there is no file {file}", file=whole))
+    fault = RewardFault(reward=whole, kind="import", words=tr("there is no file {file}", file=whole))
     problem = one(facts(faulty_rewards=(fault,)), external_plugins=["d/plugin.py"])
     assert problem.seen == "d/plugin.py: there is no file d/plugin.py" and isinstance(problem.seen, Text)
 

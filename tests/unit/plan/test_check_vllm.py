@@ -84,7 +84,7 @@ def test_every_argument_with_an_option_is_coveys() -> None:
 def shared(gpu_gb: int, **options: Any) -> float:
     """The share that vLLM is given on eight GPUs under FSDP."""
     run = config(**ALONE, **{"fsdp": "full_shard", "max_completion_length": 1024, **options})
-    states, _ = states_of(run, None, None, cuda=True)
+    states, _ = states_of(run, None, cuda=True)
     layout = layout_of(run, 8, gpu_gb * 10**9, states, is_here=False)
     given = with_engine_share(elsewhere(layout), run)
     return given.layout.engine_share
@@ -102,7 +102,7 @@ def test_the_share_is_solved() -> None:
 
 def test_the_share_leaves_the_training_its_part() -> None:
     run = config(**ALONE, **SHORT, fsdp="full_shard", max_completion_length=1024, vllm_max_num_seqs=128)
-    states, _ = states_of(run, None, None, cuda=True)
+    states, _ = states_of(run, None, cuda=True)
     shares = []
     for gpu in (220, 300):
         layout = layout_of(run, 8, gpu * 10**9, states, is_here=False)

@@ -7,8 +7,8 @@ import pytest
 from covey.config import from_dict
 from covey.errors import ConfigError
 from covey.plan.checks import checks, refuse_faults
-from covey.plan.facts import Facts, FaultyReward
-from covey.types import Severity
+from covey.plan.facts import Facts
+from covey.types import RewardFault, Severity
 from support.checks import BASE, GOOD, facts, found
 
 
@@ -27,7 +27,7 @@ def test_all_at_once_errors_first() -> None:
             cuda=False,
             has_bfloat16=False,
             model_problem="not there",
-            faulty_rewards=(FaultyReward(name="x", kind="unknown", words="no such reward"),),
+            faulty_rewards=(RewardFault(reward="x", kind="unknown", words="no such reward"),),
         ),
         num_generations=1,
         temperature=0.0,

@@ -36,7 +36,7 @@ OWNED = {
 def laid_out(options: Config, content: Any = None) -> tuple[Facts, list[Problem]]:
     """The facts of a run on eight GPUs with the layout of its option, or of a file, and all that is said."""
     read = None if content is None else from_content(content, "ds.json")
-    states, problems = states_of(options, None, read, cuda=True)
+    states, problems = states_of(options, read, cuda=True)
     layout = layout_of(options, 8, EIGHT.gpu_bytes, states, is_here=False)
     facts = elsewhere(layout)
     return facts, [*problems, *deepspeed_problems(options, facts)]

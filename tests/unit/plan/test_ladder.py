@@ -46,7 +46,6 @@ def as_typed(rung: Rung, layout: Layout, **options: Any) -> int:
         OFFLOADED,
         replace(OFFLOADED, engine="colocate"),
         replace(SHARDED, fsdp=True),
-        replace(EIGHT, by_words=True),
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": "selective"}, {"torch_dtype": "float32"}])
@@ -73,13 +72,6 @@ def test_32_billion_parameters_whole_on_each_gpu() -> None:
     assert peaks == sorted(peaks, reverse=True)
     assert {"fsdp": "full_shard"} in [r.typed for r in got.down]
     assert "the smallest change that fits: --deepspeed zero2_offload" in got.in_words()
-
-
-def test_words_of_the_plan_stay_where_they_were_typed() -> None:
-    """They stand over options, so another option would change nothing."""
-    got = around(replace(EIGHT, by_words=True), max_completion_length=2048)
-    assert got.smallest is not None
-    assert got.smallest.typed == {"plan_zero_stage": 2, "plan_offload": "optimizer"}
 
 
 def test_words_of_fsdp() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from covey.rewards.reward_set import RewardSet
-from covey.rewards.trial import Blind, blind
+from covey.rewards.trial import blind
+from covey.types import BlindReward
 
 GOLDS = [f"We add {n} and {n}.\n#### {2 * n}" for n in range(3, 40, 4)]
 
@@ -93,7 +94,9 @@ def unread(completions, solution, **kwargs):
 '''
 
 
-def looked_at(scored, tmp_path, text: str, names: Sequence[str], weights=None, golds=GOLDS) -> list[Blind]:
+def looked_at(
+    scored, tmp_path, text: str, names: Sequence[str], weights=None, golds=GOLDS
+) -> list[BlindReward]:
     path = tmp_path / "mine.py"
     path.write_text(text)
     entries = [n if n in ("accuracy", "format", "accuracy_reward") else f"{path}:{n}" for n in names]

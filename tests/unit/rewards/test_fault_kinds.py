@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from covey.rewards.protocol import RewardFault
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import trial
 from covey.texts import Text
+from covey.types import RewardFault
 
 FILES = {
     "r.py": "def score(completions):\n    return [1.0] * len(completions)\n",

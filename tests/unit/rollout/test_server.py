@@ -36,6 +36,7 @@ from covey.rollout.server.wire import (
     requests_of,
 )
 from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
+from support.engines import sampled
 from support.servers import TOKEN, Running, engine_on, policy_of_server, running
 
 
@@ -74,15 +75,6 @@ def key(prompt: int, sibling: int) -> NoiseKey:
 
 def weights_of(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in plain_weights(policy)}
-
-
-def sampled(engine: Any, requests: list[GenerationRequest]) -> list[Completion]:
-    """Completions in the order of the requests."""
-    numbers = [engine.submit(request) for request in requests]
-    found = list(engine.results())
-    by_number = {c.request_id: c for c in found}
-    assert sorted(by_number) == sorted(numbers) and len(found) == len(numbers)
-    return [by_number[number] for number in numbers]
 
 
 def same(one: list[Completion], two: list[Completion]) -> bool:

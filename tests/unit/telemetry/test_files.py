@@ -167,7 +167,7 @@ def test_a_kill_while_superseding_loses_nothing(tmp_path: Path, monkeypatch: pyt
             return call
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "write_text", killed(module.write_text))
+            patch.setattr(module, "write_bytes", killed(module.write_bytes))
             patch.setattr(module.os, "rename", killed(module.os.rename))
             with pytest.raises(KeyboardInterrupt):
                 files.supersede_after(step=4, rollout=2)

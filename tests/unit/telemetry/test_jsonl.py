@@ -9,7 +9,7 @@ import pytest
 
 from covey.errors import CoveyError
 from covey.telemetry import jsonl
-from covey.telemetry.jsonl import append_line, as_float, cut_torn_tail, encode, read_lines, write_text
+from covey.telemetry.jsonl import append_line, as_float, cut_torn_tail, encode, read_records, write_text
 from covey.types import Finish, Fix
 
 
@@ -43,23 +43,23 @@ def test_text_of_any_kind_is_one_line_and_comes_back(tmp_path: Path) -> None:
     record = {"text": "a\nb\r\u2028\x85 \ud800 中文 –"}
     append_line(path, record)
     append_line(path, {"next": 1})
-    with path.open(encoding="utf-8", newline="\n") as file:
-        assert list(read_lines(file, path)) == [record, {"next": 1}]
+    with path.open("rb") as file:
+        assert list(read_records(file, path)) == [record, {"next": 1}]
 
 
 def test_an_unfinished_last_line_is_left_out_and_cut(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}\n{"a": 2')
-    assert list(read_lines(path.read_text().splitlines(keepends=True), path)) == [{"a": 1}]
+    assert list(read_records(path.read_bytes().splitlines(keepends=True), path)) == [{"a": 1}]
     assert cut_torn_tail(path) == 7
     assert path.read_text() == '{"a": 1}\n'
     assert cut_torn_tail(path) == 0 and cut_torn_tail(tmp_path / "absent") == 0
 
 
-@pytest.mark.parametrize("line", ['{"a": \n', "3\n"])
-def test_a_bad_line_is_named(line: str) -> None:
+@pytest.mark.parametrize("line", [b'{"a": \n', b"3\n", b'{"a": "\xff"}\n', b"[" * 100_000 + b"\n"])
+def test_a_bad_line_is_named(line: bytes) -> None:
     with pytest.raises(CoveyError, match=r"metrics\.jsonl, line 2"):
-        list(read_lines(['{"a": 1}\n', line, '{"a": 3}\n'], Path("metrics.jsonl")))
+        list(read_records([b'{"a": 1}\n', line, b'{"a": 3}\n'], Path("metrics.jsonl")))
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])

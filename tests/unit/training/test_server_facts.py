@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 from covey.config import from_dict
 from covey.plan.facts import Facts, ServerFacts
 from covey.training.facts.servers import with_servers
+from support.web import Handler, listening
 
 GUARDED = ("/v1", "/v2", "/inference")
 MODEL = {"id": "m", "owned_by": "vllm", "parent": None, "max_model_len": 256}
@@ -41,43 +39,29 @@ IN_DEVELOPER_MODE: Answers = {
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Iterator[Callable[..., ServerFacts]]:
+def ask(tmp_path: Path) -> Callable[..., ServerFacts]:
     """Facts of a server that answers so, each path with JSON or a status, what begins as `GUARDED` only with
     a key where it has one; every call is one that only reads."""
-    servers: list[ThreadingHTTPServer] = []
 
     def asked(answers: Answers, *, key: str = "", token: str = "", **options: Any) -> ServerFacts:
-        class Handler(BaseHTTPRequestHandler):
+        class OneOfThem(Handler):
             def do_GET(self) -> None:
                 path = self.path.split("?")[0]
                 found = answers.get(path, 404)
                 if key and path.startswith(GUARDED) and self.headers["Authorization"] != f"Bearer {key}":
                     found = 401
-                status, body = (found, {"detail": "no"}) if isinstance(found, int) else (200, found)
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.answer(*((found, {"detail": "no"}) if isinstance(found, int) else (200, found)))
 
-            def log_message(self, *words: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         given = {"model": "quickstart", "dataset": "quickstart", "reward_funcs": ["accuracy"]}
-        given["rollout_servers"] = [f"http://127.0.0.1:{server.server_address[1]}"]
         if token:
             (tmp_path / "token").write_text(token)
             given["rollout_token_file"] = str(tmp_path / "token")
-        (found,) = with_servers(Facts(), from_dict({**given, **options}).config).servers or ()
+        with listening(OneOfThem) as address:
+            config = from_dict({**given, "rollout_servers": [address], **options}).config
+            (found,) = with_servers(Facts(), config).servers or ()
         return found
 
-    yield asked
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return asked
 
 
 def test_a_server_of_vllm_says_what_it_is(ask: Callable[..., ServerFacts], tmp_path: Path) -> None:

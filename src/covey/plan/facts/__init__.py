@@ -13,11 +13,8 @@ from covey.plan.facts.data import (
 )
 from covey.plan.facts.model import AdapterFacts, FaultDetails, ModelFault, ModelSizes, TargetFacts
 from covey.plan.facts.rewards import (
-    BlindReward,
-    FaultyReward,
     GoldFacts,
     JudgeFacts,
-    RewardFault,
     RewardModelFacts,
     SandboxFacts,
 )
@@ -26,12 +23,10 @@ from covey.plan.facts.servers import ServerFacts, VllmServeFacts
 
 __all__ = [
     "AdapterFacts",
-    "BlindReward",
     "DataProblem",
     "EvalSet",
     "Facts",
     "FaultDetails",
-    "FaultyReward",
     "GoldFacts",
     "HubProblem",
     "JudgeFacts",
@@ -43,7 +38,6 @@ __all__ = [
     "PassRateFacts",
     "RayFacts",
     "ResumeFacts",
-    "RewardFault",
     "RewardModelFacts",
     "RunOwner",
     "SandboxFacts",

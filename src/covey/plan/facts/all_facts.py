@@ -17,8 +17,6 @@ from covey.plan.facts.data import (
 )
 from covey.plan.facts.model import NO_DETAILS, AdapterFacts, FaultDetails, ModelFault, ModelSizes, TargetFacts
 from covey.plan.facts.rewards import (
-    BlindReward,
-    FaultyReward,
     GoldFacts,
     JudgeFacts,
     RewardModelFacts,
@@ -27,7 +25,7 @@ from covey.plan.facts.rewards import (
 from covey.plan.facts.run import OutputDirState, RayFacts, ResumeFacts, RunOwner
 from covey.plan.facts.servers import ServerFacts
 from covey.plan.layout import THIS_MACHINE, Layout
-from covey.types import Problem
+from covey.types import BlindReward, Problem, RewardFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +176,7 @@ class Facts:
     code_tests: GoldFacts | None = None
     reward_models: tuple[RewardModelFacts, ...] = ()
     judge: JudgeFacts | None = None
-    faulty_rewards: tuple[FaultyReward, ...] = ()
+    faulty_rewards: tuple[RewardFault, ...] = ()
     blind_rewards: tuple[BlindReward, ...] = ()
     process_rewards: tuple[str, ...] = ()
     reads_steps: bool | None = None

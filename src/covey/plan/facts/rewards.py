@@ -3,50 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-from covey.types import RewardCause
-
-RewardFault = Literal["unknown", "load", "signature", "trial"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultyReward:
-    """A reward that cannot be used: `FaultyReward(name="mine.py:f", kind="load", words="...")`.
-
-    cause       what is known beyond the kind, or ""
-    subject     the name that the words begin with, which may be the reward's; "" where it is none
-    near        the name nearest to one that is not there
-    lacking     the arguments that nothing gives
-    row         the row of a trial, and `completion` what answered it there
-    said        what the reward said of that row, or what was said of its answer
-    """
-
-    name: str
-    kind: RewardFault
-    words: str
-    cause: RewardCause = ""
-    subject: str = ""
-    near: str = ""
-    lacking: tuple[str, ...] = ()
-    row: int | None = None
-    completion: str = ""
-    said: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlindReward:
-    """A reward ("": the weighted total) that does not tell the gold answers of `column` from what they are
-    compared with: on all but `num_told_apart` of `num_rows` rows it gives them no more. `constant` is the one
-    value that it gives, or None, and `form` the form of the gold of which that holds, "" for all."""
-
-    name: str
-    column: str
-    compared: Literal["empty", "others"]
-    num_rows: int
-    num_told_apart: int
-    constant: float | None = None
-    form: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

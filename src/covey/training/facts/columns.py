@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.data.forms import GOLDS, PROMPT_COLUMNS, RESPONSES, are_pairs, names_a_prompt, read_row
+from covey.data.forms import PROMPT_COLUMNS, RESPONSES, are_pairs, names_a_prompt, read_row
 from covey.data.mix import rename_columns
 from covey.options.schema import Config
 from covey.plan.facts import Facts, MissingColumn
 from covey.rewards.builtin import BuiltIn, built_in_of
 from covey.rewards.golds import check_golds
 from covey.texts import joined, tr
+from covey.types import GOLD_COLUMNS, GOLD_NAMES
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -25,7 +26,7 @@ _FEW = 5
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "question": ("text", "task", "user", "user_input", "input_text", "content", "题目", "问题"),
     "solution": (
-        *("ground_truth", "gold", "label", "final_answer", "correct_answer", "expected", "reference"),
+        *(*GOLD_NAMES[len(GOLD_COLUMNS) :], "final_answer", "correct_answer", "expected"),
         *RESPONSES,
         *("final", "result", "答案", "参考答案"),
     ),
@@ -59,7 +60,7 @@ def with_columns(facts: Facts, config: Config, rows: Rows, sets: Sequence[tuple[
 def _made(rows: Rows, columns: set[str]) -> set[str]:
     """The gold columns that reading the rows makes of others."""
     read = (read_row(row, system=None, is_raw=True) for row in rows[:_TRIED])
-    return {name for row in read for name in GOLDS if name in row.columns} - columns
+    return {name for row in read for name in GOLD_COLUMNS if name in row.columns} - columns
 
 
 def _missing(config: Config, columns: set[str], made: set[str]) -> list[MissingColumn]:
@@ -105,7 +106,7 @@ class _Trial:
         """The columns that may be meant, the likeliest first."""
         columns = list({name: None for row in self._rows for name in row})
         if is_prompt:
-            free = [c for c in columns if _plain(c) not in (*GOLDS, *RESPONSES)]
+            free = [c for c in columns if _plain(c) not in (*GOLD_COLUMNS, *RESPONSES)]
         else:
             unused = [set(read_row(row, system=None, is_raw=True).columns) for row in self._rows]
             free = [c for c in columns if any(c in names for names in unused)]
@@ -113,7 +114,7 @@ class _Trial:
             # A verdict on the answer of the row, which may be a wrong one.
             free = [c for c in free if _plain(c) not in RESPONSES]
         free = [c for c in free if c != target and not _plain(c).endswith(tuple(f"_{end}" for end in _ABOUT))]
-        known = (*_ELSEWHERE.get(target, ()), *(GOLDS if not is_prompt else ()))
+        known = (*_ELSEWHERE.get(target, ()), *(GOLD_COLUMNS if not is_prompt else ()))
         ranked = [c for name in known for c in free if _plain(c) == name]
         ranked += [c for c in free if any(name in _plain(c).split("_") for name in wanted)]
         for name in wanted:

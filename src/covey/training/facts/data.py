@@ -24,7 +24,6 @@ from covey.plan.check_rows import left_words
 from covey.plan.facts import DataProblem, EvalSet, Facts, LeftOut, UnreadableFile
 from covey.plan.reasons import REFUSED
 from covey.quickstart import task
-from covey.rewards.builtin import GOLD_COLUMNS
 from covey.texts import tr
 from covey.texts.language import spoken
 from covey.training.facts.columns import with_columns
@@ -32,6 +31,7 @@ from covey.training.facts.data_faults import data_problem, hub_problem, unreadab
 from covey.training.facts.model import QUICKSTART, details_of
 from covey.training.facts.pass_rates import with_pass_rates
 from covey.training.facts.tasks import with_tasks
+from covey.types import GOLD_COLUMNS
 
 _PATIENCE_S = 1.0
 _SAMPLED = 1000

@@ -4,12 +4,12 @@ and names that something else has taken."""
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from covey.checkpoint.manifest import checkpoint_step
+from covey.json_lines import read_lines
 from covey.telemetry.owner import LOCK
 from covey.texts import tr
 
@@ -53,26 +53,20 @@ def records_problem(output_dir: Path) -> tuple[str, str] | None:
     """
     for name, is_sound in (("metrics.jsonl", _is_step), ("events.jsonl", _is_event)):
         path = output_dir / name
+        if not path.is_file():
+            continue
         try:
-            content = path.read_bytes() if path.is_file() else b""
+            with path.open("rb") as file:
+                lines = file.readlines()
         except OSError as error:
             return str(path), tr("cannot be read: {strerror}", strerror=error.strerror)
-        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-            if words := _fault(line, is_sound):
-                return str(path), tr("is damaged in line {number}: {words}", number=number, words=words)
+        for line in read_lines(lines):
+            words = line.why
+            if not line.fault and not is_sound(line.record):
+                words = tr("it lacks what each record has")
+            if words and line.is_whole:
+                return str(path), tr("is damaged in line {number}: {words}", number=line.number, words=words)
     return None
-
-
-def _fault(line: bytes, is_sound: Any) -> str:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return tr("byte {start} is no UTF-8", start=error.start + 1)
-    except (ValueError, RecursionError):
-        return tr("it is not JSON")
-    if not isinstance(record, dict):
-        return tr("it is not a JSON object")
-    return "" if is_sound(record) else tr("it lacks what each record has")
 
 
 def _is_step(record: Mapping[str, Any]) -> bool:

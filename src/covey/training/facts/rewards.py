@@ -9,13 +9,12 @@ from typing import Any
 
 from covey.data.rows import PromptTable
 from covey.options.schema import Config
-from covey.plan.facts import BlindReward, Facts, FaultyReward, GoldFacts
-from covey.plan.facts import RewardFault as Kind
+from covey.plan.facts import Facts, GoldFacts
 from covey.plan.task_rewards import asked
 from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import JUDGE, built_in_of
 from covey.rewards.golds import check_golds
-from covey.rewards.protocol import RewardFault, Scored
+from covey.rewards.protocol import Scored
 from covey.rewards.registry import available, options_read
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered, blind, trial
@@ -29,9 +28,8 @@ from covey.training.facts.reward_models import (
     with_reward_models,
 )
 from covey.training.facts.tasks import firsts, rows_of
-from covey.types import Prompt
+from covey.types import BlindReward, Prompt
 
-_KINDS: Mapping[str, Kind] = {"unknown": "unknown", "signature": "signature", "trial": "trial"}
 _GOLD_BUDGET_S = 1.0
 _SHOWN = 3
 
@@ -82,7 +80,7 @@ def with_rewards(
         unseen = _unseen(rewards, config, prompts) if is_whole and not faults else ()
     facts = replace(
         facts,
-        faulty_rewards=tuple(_fault(f, config) for f in faults),
+        faulty_rewards=tuple(replace(f, reward=_typed(f.reward, config)) for f in faults),
         blind_rewards=unseen,
         process_rewards=tuple(_typed(name, config) for name in of_steps or ()),
         reads_steps=_reads_steps(rewards, of_steps),
@@ -142,22 +140,6 @@ def _given_columns(columns: Sequence[str]) -> Sequence[str]:
     return [name for name in columns if name != "prompt"]
 
 
-def _fault(fault: RewardFault, config: Config) -> FaultyReward:
-    name = _typed(fault.reward, config)
-    return FaultyReward(
-        name=name,
-        kind=_KINDS.get(fault.kind, "load"),
-        words=fault.words,
-        cause=fault.cause,
-        subject=fault.subject,
-        near=fault.near,
-        lacking=fault.lacking,
-        row=fault.row,
-        completion=fault.completion,
-        said=fault.said,
-    )
-
-
 def _typed(name: str, config: Config) -> str:
     """A trial knows rewards by their metric's name; people know them as they typed them."""
     if name in config.rewards:
@@ -182,15 +164,7 @@ def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[B
         asked_for = [w if n in own else 0.0 for n, w in zip(rewards.names, weights, strict=True)]
         found += blind(rewards, asked_for, rows, claims)
     return tuple(
-        BlindReward(
-            name=_typed(b.reward, config) if b.reward else "",
-            column=b.column,
-            compared=b.compared,
-            num_rows=b.num_rows,
-            num_told_apart=b.num_told_apart,
-            constant=b.constant,
-            form=b.form,
-        )
+        replace(b, reward=_typed(b.reward, config)) if b.reward else b
         for b in {b.reward: b for b in reversed(found)}.values()
     )
 

@@ -110,7 +110,7 @@ def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
     """The facts with how the configuration lies on this machine's devices, or on those of another one, of
     whose disk nothing is known; of what could not be read no more than that there are GPUs."""
     cuda = bool(facts.cuda) or machine is not None
-    states, problems = states_of(config, machine, _read_deepspeed(config.deepspeed), cuda=cuda)
+    states, problems = states_of(config, _read_deepspeed(config.deepspeed), cuda=cuda)
     facts = replace(facts, layout_problems=problems)
     if any(problem.severity is Severity.ERROR for problem in problems):
         states, machine = States(), Machine(num_gpus=facts.num_processes)
