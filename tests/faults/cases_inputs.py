@@ -44,6 +44,7 @@ def _nothing_shuts_off(patch, here) -> None:
 
 def _no_namespaces(patch, here) -> None:
     """As on Ubuntu 24.04, for users other than root."""
+
     def isolate(**_: object) -> None:
         raise Unisolated(("bubblewrap 0.9.0: bwrap: setting up uid map: Permission denied",))
 

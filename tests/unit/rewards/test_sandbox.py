@@ -1,7 +1,7 @@
 """What a hostile program can do in the sandbox, on every way of shutting it off that this machine has.
 
-bubblewrap has to be installed. Where it is and may not make namespaces, nothing is skipped: the same tests hold
-that no program is run at all.
+bubblewrap has to be installed. Where it may not make namespaces, nothing is skipped: the same tests hold that
+no program is run at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from covey.rewards.code import grade
 from covey.rewards.code_tests import CodeTest
 from covey.rewards.sandbox import host, layers
 from covey.rewards.sandbox.host import Ending, Limits, SandboxError, Way, endings
-from covey.rewards.sandbox.layers import Unisolated, isolate, tried
+from covey.rewards.sandbox.layers import Isolation, Unisolated, isolate, tried
 
 SMALL = Limits(cpu_s=1, wall_s=4.0, memory_bytes=256 << 20, output_bytes=100_000, processes=8)
 SECRET = "hf_a-token-of-the-trainer"
@@ -407,23 +407,27 @@ def test_a_way_that_cannot_start_is_refused_with_its_words(monkeypatch, tmp_path
     assert len(caught.value.reasons) == 1 + (os.getuid() == 0)
 
 
-def test_bubblewrap_may_be_older_or_lie_beside_python(monkeypatch, tmp_path):
-    # Before 0.8 it knows no `--disable-userns`.
-    tool = script(tmp_path, 'case "$*" in *--disable-userns*) exit 1;; esac\nexec bwrap "$@"')
-    monkeypatch.setattr(host, "bubblewrap", lambda: tool)
-    assert [way.is_innermost for way in host.ways() if way.new_user] == [True, False]
-    if WAYS:
-        found = isolate()
-        assert not found.way.is_innermost and not found.lacks and found.way.tool == tool
-    monkeypatch.undo()
-    (tmp_path / "bin").mkdir()
-    script(tmp_path / "bin", "exit 0")
+def test_an_older_bubblewrap_is_run_without_the_option_that_it_lacks(monkeypatch):
+    def tried(way: Way, limits: Limits) -> Isolation:
+        if way.is_innermost or not way.new_user:
+            raise SandboxError("bwrap: Unknown option --disable-userns")
+        return Isolation(way=way, name="bubblewrap 0.6.1", limits=limits, has=layers.LAYERS)
+
+    monkeypatch.setattr(host, "bubblewrap", lambda: "/usr/bin/bwrap")
+    monkeypatch.setattr(layers, "tried", tried)
+    assert isolate().name == "bubblewrap 0.6.1"
+    options = [host.command(way, None) for way in host.ways() if way.new_user]
+    assert ["--disable-userns" in words for words in options] == [True, False]
+
+
+def test_bubblewrap_is_also_found_beside_python(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "bwrap").unlink()
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    assert host.bubblewrap() == str(tmp_path / "bin" / "bwrap")
-    (tmp_path / "bin" / "bwrap").unlink()
     assert host.bubblewrap() is None and host.ways() == []
+    (tmp_path / "bin").mkdir()
+    assert host.bubblewrap() is None
+    tool = script(tmp_path / "bin", "exit 0")
+    assert host.bubblewrap() == tool and {way.tool for way in host.ways()} == {tool}
 
 
 def test_a_way_that_shuts_nothing_off_is_seen_through(monkeypatch, tmp_path):

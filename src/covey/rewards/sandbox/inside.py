@@ -1,8 +1,8 @@
 """The part of the sandbox that runs in it. It is handed to Python as text and imports the standard library
 alone.
 
-Its argument is JSON: `{"user": 61184 or null, "is_bare": false}`, the user that it becomes and whether it runs
-without bubblewrap. Standard input is the job:
+Its argument is JSON, `{"user": 61184 or null, "is_bare": false}`: the user that it becomes, and whether it
+runs without bubblewrap. Standard input is the job:
 
     {"code": "print(input())", "paths": ["…/site-packages"], "limits": {…},
      "tests": [{"input": "3\n"}, {"call": "double", "arguments": [4]}]}
