@@ -36,11 +36,20 @@ def _offline(patch, here) -> None:
 
 def _nothing_shuts_off(patch, here) -> None:
     def isolate(**_: object) -> None:
-        raise Unisolated(
-            ("bubblewrap is not installed", "namespaces of Linux: unshare: Operation not permitted")
-        )
+        raise Unisolated(("bubblewrap is not installed",))
 
     patch.setattr("covey.training.facts.code.isolate", isolate)
+    patch.setattr("covey.training.facts.code.bubblewrap", lambda: None)
+
+
+def _no_namespaces(patch, here) -> None:
+    """As on Ubuntu 24.04, for users other than root."""
+
+    def isolate(**_: object) -> None:
+        raise Unisolated(("bubblewrap 0.9.0: bwrap: setting up uid map: Permission denied",))
+
+    patch.setattr("covey.training.facts.code.isolate", isolate)
+    patch.setattr("covey.training.facts.code.bubblewrap", lambda: "/usr/bin/bwrap")
 
 
 def _shards(here: Path) -> None:
@@ -109,6 +118,12 @@ CASES = (
         words=words(dataset="rows.jsonl", reward="code_reward"),
         files={"rows.jsonl": jsonl(sums(64, test_cases=[{"input": "1", "output": "2"}]))},
         edge=_nothing_shuts_off,
+    ),
+    Case(
+        name="code_without_namespaces",
+        words=words(dataset="rows.jsonl", reward="code_reward"),
+        files={"rows.jsonl": jsonl(sums(64, test_cases=[{"input": "1", "output": "2"}]))},
+        edge=_no_namespaces,
     ),
     Case(
         name="code_without_isolation_or_tests",

@@ -9,8 +9,12 @@ from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 _INSTALL = tr(
-    "apt install bubblewrap (dnf, zypper, pacman and apk have it under the same name), or have "
-    "the container allow user namespaces: docs/code-reward.md"
+    "install bubblewrap: `apt install bubblewrap`, `dnf install bubblewrap` or "
+    "`conda install -c conda-forge bubblewrap`"
+)
+_ALLOW = tr(
+    "allow bubblewrap to make namespaces: on Ubuntu `sudo sysctl -w "
+    "kernel.apparmor_restrict_unprivileged_userns=0`; for a container see docs/code-reward.md"
 )
 
 
@@ -23,23 +27,28 @@ def _sandbox(config: Config, sandbox: SandboxFacts | None) -> list[Problem]:
     if sandbox is None or not sandbox.lacks:
         return []
     seen = tr("Nothing here shuts programs off. Tried: {reasons}.", reasons=joined("; ", sandbox.reasons))
+    mend = Fix(text=_ALLOW if sandbox.is_installed else _INSTALL)
     if not config.unsafe_exec:
-        cause = tr("bubblewrap is missing, or a container or the system forbids new namespaces.")
+        cause = (
+            tr("bubblewrap is installed, but a container, the kernel or AppArmor may forbid new namespaces.")
+            if sandbox.is_installed
+            else tr("code_reward runs programs under bubblewrap alone.")
+        )
         unsafe = Fix(
             text=tr("on a machine whose files, accounts and network may be lost"), edits={"unsafe_exec": True}
         )
-        return [problem("E328", "reward_funcs", seen, cause, Fix(text=_INSTALL), unsafe)]
+        return [problem("E328", "reward_funcs", seen, cause, mend, unsafe)]
     return [
         warning(
             "W121",
             "unsafe_exec",
             tr(
                 "Programs that the model writes run here without: {lacks}. {seen}",
-                lacks=", ".join(sandbox.lacks),
+                lacks=joined(", ", sandbox.lacks),
                 seen=seen,
             ),
             tr("--unsafe_exec was typed, and nothing here shuts programs off."),
-            Fix(text=_INSTALL),
+            mend,
         )
     ]
 

@@ -5,13 +5,18 @@ import pytest
 from covey.plan.facts import GoldFacts, SandboxFacts
 from support.checks import Case, assert_fixes_mend, assert_says, facts, found
 
-OPEN = SandboxFacts(lacks=("no network", "limits"), reasons=("bubblewrap is not installed", "namespaces: no"))
+OPEN = SandboxFacts(
+    lacks=("no network", "limits"), reasons=("bubblewrap is not installed",), is_installed=False
+)
+FORBIDDEN = SandboxFacts(lacks=("no network",), reasons=("setting up uid map: Permission denied",))
 TESTS = GoldFacts(num_checked=200, num_bad=12, examples=((3, "", "there are no test_cases"),))
 CODE = {"reward_funcs": ["code_reward"]}
 
 CASES = [
     Case(code="E328", option="reward_funcs", options=CODE, left=("W121",), facts=facts(sandbox=OPEN),
-         words="Nothing here shuts programs off. Tried: bubblewrap is not installed; namespaces: no."),
+         words="Nothing here shuts programs off. Tried: bubblewrap is not installed."),
+    Case(code="E328", option="reward_funcs", options=CODE, left=("W121",), facts=facts(sandbox=FORBIDDEN),
+         words="Nothing here shuts programs off. Tried: setting up uid map: Permission denied."),
     Case(code="W121", option="unsafe_exec", options={**CODE, "unsafe_exec": True}, facts=facts(sandbox=OPEN),
          words="Programs that the model writes run here without: no network, limits. Nothing here"),
     Case(code="E329", option="max_bad_gold", options=CODE, left=("W111",), facts=facts(code_tests=TESTS),
@@ -34,6 +39,13 @@ def test_fixes_mend(case: Case) -> None:
 def test_isolation_and_good_tests_say_nothing() -> None:
     good = facts(sandbox=SandboxFacts(), code_tests=GoldFacts(num_checked=200, num_bad=0))
     assert found(good, **CODE) == [] == found(good, **CODE, unsafe_exec=True)
+
+
+def test_the_fix_installs_bubblewrap_or_lets_it_make_namespaces() -> None:
+    for sandbox, fix in ((OPEN, "conda install -c conda-forge bubblewrap"), (FORBIDDEN, "apparmor")):
+        for unsafe in (False, True):
+            (problem,) = found(facts(sandbox=sandbox), **CODE, unsafe_exec=unsafe)
+            assert fix in problem.fixes[0].text
 
 
 def test_where_no_row_can_be_tested_leaving_them_out_is_no_fix() -> None:

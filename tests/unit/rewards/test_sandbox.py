@@ -1,6 +1,7 @@
 """What a hostile program can do in the sandbox, on every way of shutting it off that this machine has.
 
-A machine that has none is no reason to skip: there the same tests hold that nothing is run at all.
+bubblewrap has to be installed. Where it may not make namespaces, nothing is skipped: the same tests hold that
+no program is run at all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from covey.rewards.code import grade
 from covey.rewards.code_tests import CodeTest
 from covey.rewards.sandbox import host, layers
 from covey.rewards.sandbox.host import Ending, Limits, SandboxError, Way, endings
-from covey.rewards.sandbox.layers import Unisolated, isolate, tried
+from covey.rewards.sandbox.layers import Isolation, Unisolated, isolate, tried
 
 SMALL = Limits(cpu_s=1, wall_s=4.0, memory_bytes=256 << 20, output_bytes=100_000, processes=8)
 SECRET = "hf_a-token-of-the-trainer"
@@ -43,8 +44,14 @@ def run(way: Way, program: str, *inputs: str, limits: Limits = SMALL, total_s: f
     return list(endings(way, program, [{"input": text} for text in inputs or [""]], limits, total_s))
 
 
-@pytest.fixture(params=WAYS or [None], ids=lambda way: f"{way.kind}-{way.new_user}" if way else "none")
+def name_of(way: Way | None) -> str:
+    return "none" if way is None else f"new_user-{way.new_user}-innermost-{way.is_innermost}"
+
+
+@pytest.fixture(params=WAYS or [None], ids=name_of)
 def way(request) -> Way | None:
+    if host.bubblewrap() is None:
+        pytest.fail("these tests need bubblewrap: `apt install bubblewrap`, or see CONTRIBUTING.md")
     return request.param
 
 
@@ -184,6 +191,24 @@ ATTACKS = {
         ended=("exit 0",),
         output="False False\n",
     ),
+    "capabilities": Attack(
+        program="import ctypes\nlibc = ctypes.CDLL(None)\nheld = (ctypes.c_uint32 * 6)()\n"
+        "libc.capget((ctypes.c_uint32 * 2)(0x20080522, 0), held)\n"
+        "effective, permitted = held[0] | held[3], held[1] | held[4]\n"
+        "ambient = [n for n in range(64) if libc.prctl(47, *map(ctypes.c_ulong, (1, n, 0, 0))) == 1]\n"
+        "print(effective, permitted, ambient, libc.prctl(39, 0, 0, 0, 0))",
+        ended=("exit 0",),
+        output="0 0 [] 1\n",
+    ),
+    "mount": Attack(
+        program="import ctypes\nlibc = ctypes.CDLL(None)\n"
+        "print(libc.mount(b'none', b'/usr', b'tmpfs', 0, None), libc.unshare(0x20000))",
+        ended=("exit 0",),
+        output="-1 -1\n",
+    ),
+    "name of the machine": Attack(
+        program="import os\nprint(os.uname().nodename)", ended=("exit 0",), output="sandbox\n"
+    ),
     "close everything": Attack(program="import os\nos.closerange(0, 4096)\nos._exit(0)", ended=("exit 0",)),
     "an exception of its own": Attack(program="raise SystemExit(3)", ended=("exit 3",)),
     "code that does not parse": Attack(program="def f(:", ended=("exit 1",)),
@@ -222,6 +247,14 @@ def test_attacks(name, way, marked, monkeypatch, tmp_path):
     assert watched.read_text() == SECRET
     # The machinery still works, and an honest program is judged by what it prints.
     assert run(way, "print(int(input()) + 1)", "4\n") == [Ending(ended="exit 0", output=b"5\n")]
+
+
+def test_no_user_namespace_within_the_innermost(way, marked):
+    if way is None:
+        return refused()
+    program = "import ctypes\nprint(ctypes.CDLL(None).unshare(0x10000000))"
+    (ending,) = run(way, program)
+    assert ending == Ending(ended="exit 0", output=b"-1\n") or not way.is_innermost
 
 
 def test_output_without_end(way, marked):
@@ -367,20 +400,40 @@ def refused() -> None:
 
 def test_a_way_that_cannot_start_is_refused_with_its_words(monkeypatch, tmp_path):
     tool = script(tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
-    monkeypatch.setattr(layers, "ways", lambda: [Way(kind="bwrap", tool=tool)])
-    with pytest.raises(Unisolated, match="No permissions to create new namespace"):
+    monkeypatch.setattr(host, "bubblewrap", lambda: tool)
+    with pytest.raises(Unisolated, match="No permissions to create new namespace") as caught:
         isolate()
-    monkeypatch.setattr(layers, "ways", lambda: [Way(kind="namespaces", tool="/nowhere")])
-    monkeypatch.setattr(host, "_INSIDE", tmp_path / "bwrap")
-    with pytest.raises(Unisolated) as caught:
-        isolate()
-    assert caught.value.reasons[0] == "bubblewrap is not installed" and len(caught.value.reasons) == 2
+    # Said once for each user that could make the namespaces: root and another one, or this one.
+    assert len(caught.value.reasons) == 1 + (os.getuid() == 0)
+
+
+def test_an_older_bubblewrap_is_run_without_the_option_that_it_lacks(monkeypatch):
+    def tried(way: Way, limits: Limits) -> Isolation:
+        if way.is_innermost or not way.new_user:
+            raise SandboxError("bwrap: Unknown option --disable-userns")
+        return Isolation(way=way, name="bubblewrap 0.6.1", limits=limits, has=layers.LAYERS)
+
+    monkeypatch.setattr(host, "bubblewrap", lambda: "/usr/bin/bwrap")
+    monkeypatch.setattr(layers, "tried", tried)
+    assert isolate().name == "bubblewrap 0.6.1"
+    options = [host.command(way, None) for way in host.ways() if way.new_user]
+    assert ["--disable-userns" in words for words in options] == [True, False]
+
+
+def test_bubblewrap_is_also_found_beside_python(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert host.bubblewrap() is None and host.ways() == []
+    (tmp_path / "bin").mkdir()
+    assert host.bubblewrap() is None
+    tool = script(tmp_path / "bin", "exit 0")
+    assert host.bubblewrap() == tool and {way.tool for way in host.ways()} == {tool}
 
 
 def test_a_way_that_shuts_nothing_off_is_seen_through(monkeypatch, tmp_path):
     # It takes every word that is meant for bubblewrap and runs the program all the same.
     tool = script(tmp_path, 'while [ "$1" != "--" ]; do shift; done; shift; exec "$@"')
-    fake = Way(kind="bwrap", new_user=False, tool=tool)
+    fake = Way(tool=tool)
     # Counted with all else that runs under this user, it could not start as much as a thread.
     uncounted = replace(SMALL, processes=None)
     assert set(tried(fake, uncounted).lacks) >= {
@@ -394,11 +447,11 @@ def test_a_way_that_shuts_nothing_off_is_seen_through(monkeypatch, tmp_path):
 
 
 def test_without_isolation_programs_run_only_on_request(monkeypatch):
-    monkeypatch.setattr(layers, "ways", list)
+    monkeypatch.setattr(host, "bubblewrap", lambda: None)
     with pytest.raises(Unisolated, match="bubblewrap is not installed"):
         isolate()
     found = isolate(SMALL, unsafe=True)
-    assert found.way.kind == "bare" and "no network" in found.lacks and "empty environment" in found.has
+    assert found.way.tool is None and "no network" in found.lacks and "empty environment" in found.has
     test = CodeTest(ask={"input": "4\n"}, expected="5")
     assert grade(found, "print(int(input()) + 1)", [test], 20.0) == (1.0, "1 of 1")
     assert grade(found, "import sys\nsys.exit(0)", [test], 20.0) == (0.0, "0 of 1; test 1: another output")
@@ -409,9 +462,9 @@ def test_without_isolation_programs_run_only_on_request(monkeypatch):
 def test_a_sandbox_that_breaks_is_no_word_on_the_program(monkeypatch, tmp_path):
     tool = script(tmp_path, "exit 0")
     with pytest.raises(SandboxError, match="ended without a word"):
-        run(Way(kind="bwrap", tool=tool), "print(1)")
+        run(Way(tool=tool), "print(1)")
     with pytest.raises(SandboxError, match="could not be started"):
-        run(Way(kind="bwrap", tool=str(tmp_path / "absent")), "print(1)")
+        run(Way(tool=str(tmp_path / "absent")), "print(1)")
 
 
 @pytest.mark.parametrize(
@@ -430,7 +483,7 @@ def test_a_sandbox_that_breaks_is_no_word_on_the_program(monkeypatch, tmp_path):
 )
 def test_a_sandbox_that_says_anything_is_not_believed(said, tmp_path):
     tool = script(tmp_path, f"echo '{{\"ready\": true}}'\ncat <<'END'\n{said}\nEND")
-    assert run(Way(kind="bwrap", tool=tool), "print(1)", "", "") == [Ending(ended="gone")] * 2
+    assert run(Way(tool=tool), "print(1)", "", "") == [Ending(ended="gone")] * 2
 
 
 def script(folder: Path, text: str) -> str:

@@ -17,10 +17,11 @@ class GoldFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxFacts:
-    """How programs of completions are shut off here: the layers that lack, none where they may run, and why
-    each way that was tried is not open."""
+    """How programs of completions are shut off here: the layers that lack, none where they may run, why
+    each way that was tried is not open, and whether bubblewrap is installed."""
 
     lacks: tuple[str, ...] = ()
+    is_installed: bool = True
     reasons: tuple[str, ...] = ()
 
 

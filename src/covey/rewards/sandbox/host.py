@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from covey.errors import CoveyError
 
@@ -65,17 +65,17 @@ class Limits:
 class Way:
     """How a program is shut off.
 
-    kind      `bwrap`, `namespaces` (made by covey itself) or `bare`
-    new_user  whether a user namespace is made; without one only root can make the others
-    is_root   whether this is root: the program is another user then, from the start where `new_user`, else
-              from when the namespaces are made; `bare` programs are only where this is asked for
-    tool      the path of bubblewrap
+    tool         the path of bubblewrap; None runs the program without isolation
+    is_root      whether this is root: the program is another user then, from the start where `new_user`, else
+                 from when the namespaces are made; without `tool` only where this is asked for
+    new_user     whether a user namespace is made; without one only root can make the others
+    is_innermost whether bubblewrap keeps the program from making user namespaces of its own; with `new_user`
     """
 
-    kind: Literal["bwrap", "namespaces", "bare"]
-    new_user: bool = False
+    tool: str | None
     is_root: bool = False
-    tool: str | None = None
+    new_user: bool = False
+    is_innermost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,22 +89,26 @@ class Ending:
     output: bytes = b""
 
 
+def bubblewrap() -> str | None:
+    """The path of bubblewrap, also where conda put it beside this Python; None where it is not installed."""
+    return shutil.which("bwrap") or shutil.which("bwrap", path=os.path.join(sys.prefix, "bin"))
+
+
 def ways() -> list[Way]:
-    """The ways that could be open here, the best first."""
-    is_root = os.getuid() == 0
-    tool = shutil.which("bwrap")
-    kinds: tuple[Literal["bwrap", "namespaces"], ...] = ("bwrap", "namespaces")
-    # Root makes the namespaces itself; where it may not, as in many containers, another user may.
-    rights = [False, True] if is_root else [True]
-    return [
-        Way(kind=k, new_user=new, is_root=is_root, tool=tool) for new in rights for k in kinds[not tool :]
-    ]
+    """The ways of isolation that could be open here, the best first; none without bubblewrap."""
+    tool, is_root = bubblewrap(), os.getuid() == 0
+    if tool is None:
+        return []
+    # Root makes the namespaces itself; where it may not, as in many containers, another user may. bubblewrap
+    # before 0.8 has no `--disable-userns`, and in many containers /proc/sys does not let it work.
+    with_user = [Way(tool=tool, is_root=is_root, new_user=True, is_innermost=last) for last in (True, False)]
+    return [*([Way(tool=tool, is_root=True)] if is_root else []), *with_user]
 
 
 def bare_ways() -> list[Way]:
     """The ways without isolation: as another user where this is root and that one can read Python, else as
     this one."""
-    return [*([Way(kind="bare", is_root=True)] if os.getuid() == 0 else []), Way(kind="bare")]
+    return [*([Way(tool=None, is_root=True)] if os.getuid() == 0 else []), Way(tool=None)]
 
 
 def endings(
@@ -169,20 +173,21 @@ def _started(way: Way, job: Mapping[str, Any]) -> Iterator[tuple[subprocess.Pope
 def command(way: Way, user: int | None) -> list[str]:
     """The command line of a sandbox that becomes this user."""
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    config = json.dumps({"user": user, "is_bare": way.tool is None})
+    inside = [python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _INSIDE.read_text(encoding="utf-8"), config]
+    return inside if way.tool is None else [*_bwrap(way, way.tool, python), *inside]
+
+
+def _bwrap(way: Way, tool: str, python: str) -> list[str]:
+    """bubblewrap with its options; it always forbids new privileges."""
     links, binds = _system(python)
-    root = {"binds": binds, "links": links, "devices": _there(_DEVICES), "new_user": way.new_user}
-    config = {"root": root if way.kind == "namespaces" else None, "user": user}
-    inside = [python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _INSIDE.read_text(encoding="utf-8")]
-    return [*(_bwrap(way, links, binds) if way.kind == "bwrap" else ()), *inside, json.dumps(config)]
-
-
-def _bwrap(way: Way, links: Mapping[str, str], binds: Sequence[str]) -> list[str]:
-    assert way.tool is not None
-    words = [way.tool, "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
-    words += ["--unshare-uts", "--unshare-cgroup-try"]
+    words = [tool, "--die-with-parent", "--new-session", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
+    words += ["--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try"]
     if way.new_user:
         words += ["--unshare-user", "--uid", _NOBODY, "--gid", _NOBODY]
+        words += ["--disable-userns"] if way.is_innermost else []
     else:
+        # What it takes to become another user, which gives them up.
         words += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     for path, target in links.items():
         words += ["--symlink", target, path]

@@ -1,8 +1,8 @@
 """The part of the sandbox that runs in it. It is handed to Python as text and imports the standard library
 alone.
 
-Its argument is JSON: `{"root": {…} or null, "user": 61184 or null}`. With a `root` it makes the namespaces
-and the file system itself, as bubblewrap would have done before it. Standard input is the job:
+Its argument is JSON, `{"user": 61184 or null, "is_bare": false}`: the user that it becomes, and whether it
+runs without bubblewrap. Standard input is the job:
 
     {"code": "print(input())", "paths": ["…/site-packages"], "limits": {…},
      "tests": [{"input": "3\n"}, {"call": "double", "arguments": [4]}]}
@@ -15,7 +15,6 @@ this process whatever it likes, and all it can gain is another output.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -32,28 +31,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, NoReturn
 
-_NEW_USER = 0x10000000
-# Mounts, processes, network, System V and POSIX queues, host name, control groups.
-_NEW_OTHERS = 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
-_MS_BIND, _MS_REC, _MS_PRIVATE, _MS_NOSUID, _MS_NODEV = 0x1000, 0x4000, 0x40000, 0x2, 0x4
-_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 0x1, 0x2, 0x4
-_AT_FDCWD, _AT_RECURSIVE, _SYS_MOUNT_SETATTR, _MNT_DETACH = -100, 0x8000, 442, 2
-_PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS, _CAPABILITY_VERSION = 1, 24, 38, 0x20080522
-# Nothing of the machine is below it that the program is to see, so that it can be covered.
-_STAGE = "/proc"
-_NOBODY = 65534
+_NO_NEW_PRIVS, _CAPABILITY_VERSION = 38, 0x20080522
 _BLOCK = 65536
 
 
 def main() -> None:
-    """Shut this process off, then run the tests of one program, each in a fork of its own."""
+    """Give up every right, then run the tests of one program, each in a fork of its own."""
     config = json.loads(sys.argv[1])
     job = json.loads(_read_all(0))
-    if config["root"] is not None:
-        _enter(config["root"])
-    _give_up_rights(config["user"])
-    if config["root"] is not None:
-        _leave_first_process()
+    if config["user"] is not None:
+        os.setgroups([])
+        os.setresgid(config["user"], config["user"], config["user"])
+        os.setresuid(config["user"], config["user"], config["user"])
+    if config["is_bare"]:
+        _give_up_rights()
     sys.path.extend(job["paths"])
     _say({"ready": True})
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -197,104 +188,19 @@ def _function(module: ModuleType, name: str) -> Callable[..., Any]:
     return found if found is not None else getattr(module.Solution(), name)
 
 
-# -- what bubblewrap does where it is there
+# -- what bubblewrap does where it is used
 
 
-def _libc(name: str, *arguments: Any) -> None:
-    """A call of the C library; OSError with its name where it fails."""
+def _give_up_rights() -> None:
+    """No capability, and none to be won by starting a program."""
+    # A program under bubblewrap starts milliseconds sooner without this import.
+    import ctypes
+
     library = ctypes.CDLL(None, use_errno=True)
-    given = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    if getattr(library, name)(*given) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-def _enter(root: Mapping[str, Any]) -> None:
-    """New namespaces, and in them a root that holds the bound paths, read-only.
-
-    The process that comes back is the first of its process namespace: when it ends all others there do.
-    """
-    uid, gid = os.getuid(), os.getgid()
-    _libc("unshare", _NEW_OTHERS | (_NEW_USER if root["new_user"] else 0))
-    if root["new_user"]:
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{_NOBODY} {uid} 1")
-        _write("/proc/self/gid_map", f"{_NOBODY} {gid} 1")
-        # No namespace within this one, in which the program would have every capability again.
-        _write("/proc/sys/user/max_user_namespaces", "0")
-    _libc("prctl", _PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    child = os.fork()
-    if child:
-        os.close(1)
-        os.waitpid(child, 0)
-        os._exit(0)
-    _libc("prctl", _PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    _build(root)
-
-
-def _build(root: Mapping[str, Any]) -> None:
-    _libc("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-    _libc("mount", b"tmpfs", _STAGE.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=1m,mode=755")
-    for path, target in root["links"].items():
-        os.symlink(target, _STAGE + path)
-    for path in (*root["binds"], *root["devices"]):
-        here = _STAGE + path
-        if os.path.isdir(path):
-            os.makedirs(here, exist_ok=True)
-        else:
-            os.makedirs(os.path.dirname(here), exist_ok=True)
-            os.close(os.open(here, os.O_CREAT))
-        _libc("mount", path.encode(), here.encode(), None, _MS_BIND | _MS_REC, None)
-        is_device = path in root["devices"]
-        _lock(here, _ATTR_RDONLY | _ATTR_NOSUID | (0 if is_device else _ATTR_NODEV), _AT_RECURSIVE)
-    _lock(_STAGE, _ATTR_RDONLY, 0)
-    os.chdir(_STAGE)
-    _libc("pivot_root", b".", b".")
-    _libc("umount2", b".", _MNT_DETACH)
-    os.chdir("/")
-    _libc("sethostname", b"sandbox", 7)
-
-
-def _lock(path: str, attributes: int, flags: int) -> None:
-    """Set attributes of a mount, and of those below it: mount_setattr(2), Linux 5.12."""
-    change = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
-    _libc("syscall", _SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, change, ctypes.sizeof(change))
-
-
-def _give_up_rights(user: int | None) -> None:
-    """Another user where this is root, no capability, and none to be won by starting a program."""
-    _libc("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
-    for capability in range(64):
-        try:
-            _libc("prctl", _CAPBSET_DROP, capability, 0, 0, 0)
-        except OSError:
-            # Past the last capability, or at once where there is no right to drop any.
-            break
-    if user is not None:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    _libc("capset", header, (ctypes.c_uint32 * 6)())
-
-
-def _leave_first_process() -> None:
-    """Go on in a child; the first process of the namespace reaps and ends with it."""
-    # A change of user takes the signal away that was asked for before it.
-    _libc("prctl", _PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        return
-    os.close(1)
-    while os.wait()[0] != child:
-        pass
-    os._exit(0)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
+    failed = library.prctl(_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    if failed or library.capset(header, (ctypes.c_uint32 * 6)()):
+        raise OSError(ctypes.get_errno(), "the rights of this process cannot be given up")
 
 
 if __name__ == "__main__":

@@ -122,22 +122,24 @@ class Isolation:
 def isolate(limits: Limits | None = None, *, unsafe: bool = False) -> Isolation:
     """The first way here that has every layer.
 
-    Where none has, Unisolated; with `unsafe` what can be had without namespaces, some layers of which lack.
+    Where none has, Unisolated; with `unsafe` what can be had without bubblewrap, some layers of which lack.
     """
     reasons = []
     for way in ways():
         try:
             isolation = tried(way, limits or Limits())
         except SandboxError as error:
-            reasons.append(tr("{name}: {error}", name=_name(way), error=error))
+            # What comes next is the same without this.
+            if not way.is_innermost:
+                reasons.append(tr("{name}: {error}", name=_name(way), error=error))
             continue
         if not isolation.lacks:
             return isolation
         reasons.append(
             tr("{name} leaves out: {lacks}", name=isolation.name, lacks=joined(", ", isolation.lacks))
         )
-    if not any(way.kind == "bwrap" for way in ways()):
-        reasons.insert(0, tr("bubblewrap is not installed"))
+    if not reasons:
+        reasons.append(tr("bubblewrap is not installed"))
     for way in bare_ways() if unsafe else ():
         try:
             return replace(tried(way, _countable(limits or Limits(), way)), reasons=tuple(reasons))
@@ -200,9 +202,7 @@ def _countable(limits: Limits, way: Way) -> Limits:
 
 
 def _name(way: Way) -> str:
-    if way.kind == "bare":
+    if way.tool is None:
         return tr("another user alone") if way.is_root else tr("no isolation")
-    if way.tool is not None and way.kind == "bwrap":
-        done = subprocess.run([way.tool, "--version"], capture_output=True, text=True, check=False)
-        return done.stdout.strip() or "bubblewrap"
-    return tr("namespaces of Linux")
+    done = subprocess.run([way.tool, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "bubblewrap"

@@ -8,6 +8,7 @@ from covey.data.rows import PromptTable
 from covey.options.schema import Config
 from covey.plan.facts import Facts, GoldFacts, SandboxFacts
 from covey.rewards.code_tests import check_tests
+from covey.rewards.sandbox.host import bubblewrap
 from covey.rewards.sandbox.layers import LAYERS, Unisolated, isolate
 from covey.training.facts.tasks import rows_of
 
@@ -22,11 +23,11 @@ def with_code(facts: Facts, config: Config, prompts: PromptTable | None) -> Fact
     try:
         isolation = isolate(unsafe=config.unsafe_exec)
     except Unisolated as refused:
-        sandbox = SandboxFacts(lacks=LAYERS, reasons=refused.reasons)
-        notes = facts.reward_notes
+        lacks, reasons, notes = LAYERS, refused.reasons, facts.reward_notes
     else:
-        sandbox = SandboxFacts(lacks=isolation.lacks, reasons=isolation.reasons)
+        lacks, reasons = isolation.lacks, isolation.reasons
         notes = (*facts.reward_notes, *isolation.words())
+    sandbox = SandboxFacts(lacks=lacks, reasons=reasons, is_installed=bubblewrap() is not None)
     return replace(facts, sandbox=sandbox, reward_notes=notes, code_tests=_tests(config, prompts))
 
 
