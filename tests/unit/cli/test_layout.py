@@ -175,7 +175,7 @@ def test_other_verbs_refuse_them(capsys: pytest.CaptureFixture[str], word: str) 
     assert main(["train", "--model", "quickstart", *SMALL, "--learning_rate", "1e-4", f"--{word}", "3"]) == 2
     error = capsys.readouterr().err
     assert codes_in(error) == ["E212"]
-    assert f"{word} (flag --{word}) is a word of `covey plan` alone." in error
+    assert f"{word} (flag --{word}) is an option of `covey plan` only." in error
 
 
 def test_vllm_that_is_not_here_is_asked_for_here_alone(capsys: pytest.CaptureFixture[str]) -> None:
