@@ -58,7 +58,9 @@ def read_json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     if bad:
         lines = tr("1 line is") if bad == 1 else tr("{bad} lines are", bad=bad)
         torn = tr("; the last one is cut short") if text and not text.endswith("\n") else ""
-        notes.append(tr("{name}: {lines} no JSON and left out{torn}", name=path.name, lines=lines, torn=torn))
+        notes.append(
+            tr("{name}: {lines} not valid JSON and skipped{torn}", name=path.name, lines=lines, torn=torn)
+        )
     return records
 
 

@@ -162,7 +162,7 @@ def test_a_refused_name_says_in_one_line_what_to_type() -> None:
         ("rlhf --rlhf_type grpo run.yaml --seed 3", "E108", "`covey rlhf run.yaml --option value`"),
         ("train --disable_tqdm run.yaml", "E108", "`run.yaml`"),
         ("train --add_version false run.yaml", "E108", "`run.yaml`"),
-        ("train --val_dataset --seed 3", "E103", "val_dataset takes one or more values, but no value is given"),
+        ("train --val_dataset --seed 3", "E103", "takes one or more values, but no value is given"),
         ("train --config", "E103", "config needs a YAML file"),
         ("eval m --model n --val_dataset v", "E106", "`covey eval n"),
         ("train --streaming --streaming_on", "E101", "streaming"),

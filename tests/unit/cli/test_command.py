@@ -37,7 +37,7 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
         ("train absent.yaml", ["E107"], ["absent.yaml"]),
         ("quickstart --num_generations 7", ["E202"], ["E202 num_generations"]),
         ("quickstart --num_generations many", ["E103"], ["a whole number"]),
-        ("sft --model m", ["E112"], ["no `covey sft`", "GRPO only"]),
+        ("sft --model m", ["E112"], ["no command `covey sft`", "GRPO only"]),
         ("merge-lora DIR", ["E112"], ["covey export CHECKPOINT --merge"]),
         ("plan --temperature 0", ["E105", "E110"], ["model is not given", "dataset is not given"]),
         ("plan --model org/none", ["E105", "E321"], ["org/none"]),

@@ -308,7 +308,7 @@ def test_in_a_file_they_are_refused_with_what_to_type(
     assert codes_in(error) == expected
     plain = " ".join(error.split())
     for word in ("plan_gpus 8", "plan_gpu_memory 96GiB", "ladder`"):
-        assert f"type `covey plan run.yaml --{word}" in plain
+        assert f"run `covey plan run.yaml --{word}" in plain
     assert not (tmp_path / "runs").exists()
 
 

@@ -101,7 +101,7 @@ def test_what_is_no_run_is_refused() -> None:
         live("run/x")
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        with pytest.raises(ConfigError, match=f"Process {child.pid} trains nothing"):
+        with pytest.raises(ConfigError, match=f"Process {child.pid} is not training"):
             live(str(child.pid))
     finally:
         child.communicate()

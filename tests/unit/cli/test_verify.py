@@ -138,7 +138,7 @@ INSIDE: dict[str, tuple[Callable[[Path], None], str]] = {
     "rows of a rank": (_rows_lost, "rank-00001.safetensors is missing"),
     "a shard": (_shard_lost, "model-00002-of-00002.safetensors is missing"),
     "a tensor of the index": (_tensor_lost, "and it is not there"),
-    "a shape": (_other_shape, "by config.json"),
+    "a shape": (_other_shape, "but config.json says"),
     "a state": (_other_state, "lists for 'rollout'"),
 }
 

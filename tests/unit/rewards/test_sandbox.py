@@ -385,8 +385,8 @@ def test_a_way_that_shuts_nothing_off_is_seen_through(monkeypatch, tmp_path):
     uncounted = replace(SMALL, processes=None)
     assert set(tried(fake, uncounted).lacks) >= {
         "no network",
-        "no sight of other processes",
-        "no files but Python's, read-only",
+        "other processes are hidden",
+        "only Python's own files, read-only",
     }
     monkeypatch.setattr(layers, "ways", lambda: [fake])
     with pytest.raises(Unisolated, match=r"leaves out: .*no network"):
