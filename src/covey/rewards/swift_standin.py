@@ -123,7 +123,7 @@ class _StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         words = tr(
-            "{name}.{attribute} belongs to ms-swift and needs it (pip install ms-swift)",
+            "{name}.{attribute} is part of ms-swift: install ms-swift to use it (pip install ms-swift)",
             name=self.__name__,
             attribute=name,
         )

@@ -153,7 +153,8 @@ def test_a_local_directory_is_itself():
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "~/nowhere", "a/b/c", "a b"])
 def test_a_path_that_is_not_there_is_no_id(name):
     assert (
-        words(locate_model, name) == f"{name} is neither a directory on this machine nor the id of a model (owner/name)"
+        words(locate_model, name)
+        == f"{name} is neither a directory on this machine nor the id of a model (owner/name)"
     )
 
 
@@ -182,12 +183,12 @@ def test_hf_hub_offline_is_honoured(cache, monkeypatch, hub):
 def test_not_cached_and_no_network_is_said_at_once(cache):
     started = time.monotonic()
     text = words(locate_model, "owner/tiny")
-    assert text.startswith(f"owner/tiny is missing from the cache {cache} or incomplete there, and {SILENT}: ")
+    assert text.startswith(
+        f"owner/tiny is missing from the cache {cache} or incomplete there, and {SILENT}: "
+    )
     assert "the network may not be used" in words(locate_model, "owner/tiny", offline=True)
     put(cache, "owner/tiny", SMALL)
-    assert "owner/tiny at v2 is missing from the cache" in words(
-        locate_model, "owner/tiny", revision="v2"
-    )
+    assert "owner/tiny at v2 is missing from the cache" in words(locate_model, "owner/tiny", revision="v2")
     assert time.monotonic() - started < 5
 
 
@@ -242,7 +243,8 @@ def test_the_shards_that_the_index_names(hub):
     [
         (
             {"pytorch_model.bin": b""},
-            "has only pickled weights, which can run code when they are loaded; covey does not read them: convert them to safetensors",
+            "has only pickled weights, which can run code when they are loaded; covey does not read them: "
+            "convert them to safetensors",
         ),
         ({}, "has no weights"),
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "is an adapter, not a model"),
@@ -320,7 +322,9 @@ def test_a_data_set_whose_files_are_cached(cache):
 def test_a_data_set_that_is_not_cached_and_no_network(cache):
     started = time.monotonic()
     text = words(load, "owner/data")
-    assert text.startswith(f"owner/data is missing from the cache {cache} or incomplete there, and {SILENT}: ")
+    assert text.startswith(
+        f"owner/data is missing from the cache {cache} or incomplete there, and {SILENT}: "
+    )
     assert "the network may not be used" in words(load, "owner/data", offline=True)
     assert time.monotonic() - started < 5
 
@@ -407,5 +411,6 @@ def test_modelscope_gives_directories(client):
     assert "model*.safetensors" in weights["allow_patterns"]
     assert (first["local_files_only"], weights["local_files_only"]) == (False, True)
     assert (
-        words(load, "ms::owner/other") == "owner/other could not be downloaded from ModelScope: no such repository"
+        words(load, "ms::owner/other")
+        == "owner/other could not be downloaded from ModelScope: no such repository"
     )

@@ -96,7 +96,8 @@ def test_columns_are_renamed():
 
 
 def test_a_column_that_nobody_has_is_named_with_those_there_are():
-    with pytest.raises(DataError, match=r"'anser', but no row has this column \(nearest: answer\).*answer, question"):
+    said = r"'anser', but no row has this column \(nearest: answer\).*answer, question"
+    with pytest.raises(DataError, match=said):
         rename_columns([{"question": 1, "answer": 2}], {"anser": "solution"})
 
 

@@ -249,7 +249,8 @@ def test_a_class_that_uses_what_is_not_there_fails_when_it_is_called(plugin, sco
         (part,) = rewards.score([scored("x")], TrainerState()).rows[0].parts
     assert part.status is Status.ERROR
     assert part.message == (
-        "NotImplementedError: swift.llm.PtEngine is ms-swift's own: it needs ms-swift (pip install ms-swift) "
+        "NotImplementedError: swift.llm.PtEngine is part of ms-swift: install ms-swift to use it "
+        "(pip install ms-swift) "
         "(plugin.py, line 6: return PtEngine('m').infer(completions))"
     )
 

@@ -75,7 +75,7 @@ def test_a_whole_one(whole: Path) -> None:
         ({"architectures": None}, "not_classifier", "is a model that names no architecture"),
         ({"id2label": {"0": "A", "1": "B", "2": "C"}}, "labels", "with 3 labels"),
         ({"id2label": None}, "labels", "with 2 labels"),
-        ({"model_type": "own", "auto_map": {"AutoModel": "x.Y"}}, "remote_code", "covey does not run such code"),
+        ({"model_type": "own", "auto_map": {"AutoModel": "x.Y"}}, "remote_code", "does not run such code"),
     ],
 )
 def test_what_is_no_reward_model(copy: Path, changes: dict[str, Any], fault: str, words: str) -> None:
