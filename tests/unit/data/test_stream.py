@@ -170,5 +170,6 @@ def test_a_row_behind_the_first_block_is_refused_when_it_comes(codec):
     assert stream.first_block().left_out == {}
     assert [row["question"] for row in stream.first_rows()[:2]] == ["0?", "1?"]
     assert len(stream.take(0, BLOCK)) == BLOCK
-    said = f"row {BLOCK + 1} of the stream cannot be used \\(with a message of an"):
+    said = f"row {BLOCK + 1} of the stream cannot be used \\(with a message of an"
+    with pytest.raises(DataError, match=said):
         stream.take(1, BLOCK)

@@ -475,7 +475,8 @@ def test_faults_come_together_and_name_the_line(file, tmp_path):
             (f"{path}:f", "twice"),
         ]
         assert rewards.faults[2].words == (
-            "no object of the class C could be created: ZeroDivisionError: division by zero (mine.py, line 5: 1 / 0)"
+            "no object of the class C could be created: ZeroDivisionError: division by zero "
+            "(mine.py, line 5: 1 / 0)"
         )
         assert [f.reward for f in rewards.missing(["answer"])] == ["mine.f", "mine.f_2"]
 
