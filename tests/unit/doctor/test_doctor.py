@@ -191,7 +191,7 @@ def test_the_command(make: RunMaker, capsys: pytest.CaptureFixture[str]) -> None
     before = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in path.rglob("*")}
     assert main(["doctor", str(path)]) == 3
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("verdict   not learning: no group carries signal (F211)")
+    assert lines[0].startswith("verdict   not learning: no group has a signal (F211)")
     assert "F211 at step 3 (warning)" in lines
     assert max(len(line) for line in lines if str(path) not in line) <= WIDTH
     assert main(["doctor", str(path), "--json"]) == 3
