@@ -54,12 +54,12 @@ def _parsed(content: bytes, encoding: str) -> tuple[LineFault, str, dict[str, An
     try:
         value = json.loads(content.decode(encoding))
     except UnicodeDecodeError:
-        return "encoding", tr("the bytes are no UTF-8 text"), {}
+        return "encoding", tr("the bytes are not UTF-8 text"), {}
     except json.JSONDecodeError as error:
         return "json", error.msg, {}
     except (ValueError, RecursionError) as error:
         # A number of too many digits, or lists that are nested too deeply.
         return "json", str(error), {}
     if not isinstance(value, dict):
-        return "object", tr("a row is a JSON object, not {name}", name=type(value).__name__), {}
+        return "object", tr("a row must be a JSON object, not {name}", name=type(value).__name__), {}
     return "", "", value

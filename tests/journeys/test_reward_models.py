@@ -131,7 +131,7 @@ def test_a_policy_is_refused_as_a_reward_model(data: Path, tmp_path: Path) -> No
     done = covey("train", *flags(small(data, tmp_path / "run", reward_model=[policy, "nobody/gone-rm"])))
     assert done.code == 2 and not (tmp_path / "run").exists()
     assert done.err.count("E337 reward_model\n") == 2
-    assert "which writes text and gives no score" in done.err and "nobody/gone-rm" in done.err
+    assert "which generates text and does not give a score" in done.err and "nobody/gone-rm" in done.err
 
 
 def test_names_of_ms_swift(models: tuple[Path, Path], data: Path, tmp_path: Path) -> None:

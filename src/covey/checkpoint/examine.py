@@ -199,7 +199,7 @@ def _weight_faults(path: Path) -> tuple[list[str], list[str]]:
     if index is not None and (lost := sorted(set(tensors) - set(index))):
         faults.append(
             tr(
-                "{lost} is in {name}, and {index} does not name it",
+                "{lost} is in {name}, but {index} does not list it",
                 lost=lost[0],
                 name=tensors[lost[0]].file.name,
                 index=INDEX,
@@ -218,7 +218,7 @@ def _held_to_config(config: dict[str, Any], tensors: dict[str, StoredTensor]) ->
     try:
         expected = shapes_of_config(config)
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        return [tr("{config} describes no model: {error}", config=_CONFIG, error=error)], []
+        return [tr("{config} does not describe a model: {error}", config=_CONFIG, error=error)], []
     if expected is None:
         family = config.get("model_type", "unknown")
         return [], [

@@ -86,7 +86,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         if not path.is_file():
             raise CheckpointError(
                 tr(
-                    "{checkpoint} is no complete checkpoint: it has no {manifest}",
+                    "{checkpoint} is not a complete checkpoint: it has no {manifest}",
                     checkpoint=checkpoint,
                     manifest=MANIFEST,
                 )
@@ -101,11 +101,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
     if body["format"] not in _READ:
         raise CheckpointError(
             tr(
-                "{path} has format {format!r}; this version of covey reads the formats {read} to {read2}",
+                "{path} has format {format!r}; this version of covey reads the formats {first} to {last}",
                 path=path,
                 format=body["format"],
-                read=_READ[0],
-                read2=_READ[-1],
+                first=_READ[0],
+                last=_READ[-1],
             )
         )
     if body.pop("digest", None) != _digest(body):
@@ -131,12 +131,12 @@ def require_states(checkpoint: Path, manifest: Manifest) -> None:
     if manifest.format != FORMAT:
         raise CheckpointError(
             tr(
-                "{checkpoint} has format {format}, and this version of covey resumes from format "
-                "{format2} only; resume with the version that wrote it, or start a new run: --model "
+                "{checkpoint} has format {format}, but this version of covey resumes from format "
+                "{current} only; resume with the version that wrote it, or start a new run: --model "
                 "{checkpoint}",
                 checkpoint=checkpoint,
                 format=manifest.format,
-                format2=FORMAT,
+                current=FORMAT,
             )
         )
 

@@ -83,7 +83,7 @@ def write_pieces(directory: Path, pieces: Iterable[Piece], rank: int, world: int
             key = f"{piece.name}[{piece.first_row}:{last}]"
             parts[key] = (piece.name, piece.first_row, piece.shape)
         if key in tensors:
-            raise CheckpointError(tr("rank {rank} has {key} twice", rank=rank, key=key))
+            raise CheckpointError(tr("rank {rank} has two parts with the key {key}", rank=rank, key=key))
         if key == piece.name or rows[0]:
             tensors[key] = piece.tensor
     metadata = {"rank": str(rank), "world": str(world), "parts": json.dumps(parts)}
@@ -133,7 +133,7 @@ class SavedPieces(Mapping[str, "Tensor"]):
         """The shape of the whole tensor; CheckpointError where there is none of this name."""
         if name not in self._shapes:
             raise CheckpointError(
-                tr("{directory} has no tensor {name}", directory=self._directory, name=name)
+                tr("no file in {directory} holds the tensor {name}", directory=self._directory, name=name)
             )
         return self._shapes[name]
 
@@ -177,14 +177,14 @@ class SavedPieces(Mapping[str, "Tensor"]):
             if len(worlds) > 1:
                 return [
                     tr(
-                        "its files were written by runs of {worlds} ranks",
+                        "its files were written by runs with different numbers of ranks: {worlds}",
                         worlds=joined(tr(" and "), map(str, sorted(worlds))),
                     )
                 ]
             world = worlds.pop()
             expected = {pieces_file(rank) for rank in range(world)}
             missing = tr("{name} is missing: the run had {ranks}")
-            surplus = tr("{name} is surplus: the run had {ranks}")
+            surplus = tr("{name} does not belong to the checkpoint: the run had only {ranks}")
             if odd := sorted(expected ^ {file.name for file in files}):
                 return [
                     tr(missing if name in expected else surplus, name=name, ranks=counted(world, "rank"))
@@ -242,11 +242,11 @@ class SavedPieces(Mapping[str, "Tensor"]):
             if end < total:
                 faults.append(
                     tr(
-                        "{name}: rows {end} to {total} of {total2} are missing",
+                        "{name}: rows {end} to {last} of {total} are missing",
                         name=name,
                         end=end,
-                        total=total - 1,
-                        total2=total,
+                        last=total - 1,
+                        total=total,
                     )
                 )
             elif end > total:

@@ -89,7 +89,11 @@ def find_faults(
     named = checkpoint_step(checkpoint.name)
     if named is not None and named != manifest.step:
         raise CheckpointError(
-            tr("{checkpoint} has the manifest of step {step}", checkpoint=checkpoint, step=manifest.step)
+            tr(
+                "{checkpoint} contains the manifest of step {step}, not of its own step",
+                checkpoint=checkpoint,
+                step=manifest.step,
+            )
         )
     try:
         files = list_files(checkpoint)
@@ -163,10 +167,10 @@ def _read_body(checkpoint: Path) -> dict[str, Any]:
         if body["format"] != FORMAT:
             raise CheckpointError(
                 tr(
-                    "{path} has format {format!r}, not {format2}",
+                    "{path} has format {format!r}; this version of covey reads only format {current}",
                     path=path,
                     format=body["format"],
-                    format2=FORMAT,
+                    current=FORMAT,
                 )
             )
         return {"components": dict(body["components"]), "pieces": list(body["pieces"])}
@@ -212,7 +216,7 @@ def _verify_trainer(checkpoint: Path, manifest: Manifest) -> None:
 def _shape_faults(files: Mapping[str, Path], manifest: Manifest) -> list[Fault]:
     faults = [Fault(name, tr("is missing")) for name in manifest.files if name not in files]
     faults += [
-        Fault(name, tr("is not in its manifest"), is_surplus=True)
+        Fault(name, tr("is not listed in its manifest"), is_surplus=True)
         for name in files
         if name not in manifest.files
     ]
@@ -220,7 +224,8 @@ def _shape_faults(files: Mapping[str, Path], manifest: Manifest) -> list[Fault]:
         if name in files and (size := files[name].stat().st_size) != entry.size:
             faults.append(
                 Fault(
-                    name, tr("has {size:,} bytes, its manifest says {size2:,}", size=size, size2=entry.size)
+                    name,
+                    tr("has {size:,} bytes, but its manifest says {listed:,}", size=size, listed=entry.size),
                 )
             )
     return faults
@@ -237,7 +242,7 @@ def _content_faults(files: Mapping[str, Path], entries: Mapping[str, FileEntry])
         Fault(
             name,
             tr(
-                "has SHA-256 {digests}…, its manifest says {sha256}…",
+                "has the SHA-256 {digests}…, but its manifest says {sha256}…",
                 digests=digests[name][:12],
                 sha256=entry.sha256[:12],
             ),

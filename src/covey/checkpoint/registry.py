@@ -91,7 +91,8 @@ class Registry:
     def states(self) -> dict[str, State]:
         """Return the state of every component but those in pieces; one that is expected and absent is a
         CheckpointError."""
-        self._require_expected("saved")
+        if unregistered := self._unregistered():
+            raise CheckpointError(tr("cannot save yet: register {quoted} first", quoted=unregistered))
         return {name: component.state() for name, component in self._components.items()}
 
     def pieces(self) -> dict[str, Iterable[Piece]]:
@@ -104,7 +105,8 @@ class Registry:
         The names must match, but for those of later components. All of them are compared before the first
         component changes, so a refused load leaves every component as it was.
         """
-        self._require_expected("loaded")
+        if unregistered := self._unregistered():
+            raise CheckpointError(tr("cannot load yet: register {quoted} first", quoted=unregistered))
         saved = {**states, **(pieces or {})}
         missing = sorted(set(self.names) - set(saved) - self._later)
         if missing:
@@ -113,7 +115,7 @@ class Registry:
         if surplus:
             raise CheckpointError(
                 tr(
-                    "the checkpoint has state for {quoted}, which no component of this run uses",
+                    "the checkpoint has state for {quoted}, but no component of this run uses it",
                     quoted=_quoted(surplus),
                 )
             )
@@ -123,16 +125,9 @@ class Registry:
         for name, parts in (pieces or {}).items():
             self._in_pieces[name].load_pieces(parts)
 
-    def _require_expected(self, action: str) -> None:
-        missing = sorted(self._expected - set(self.names))
-        if missing:
-            raise CheckpointError(
-                tr(
-                    "nothing can be {action}: {quoted} must be registered first",
-                    action=action,
-                    quoted=_quoted(missing),
-                )
-            )
+    def _unregistered(self) -> str:
+        """The expected components that are not registered yet, quoted; empty where all of them are."""
+        return _quoted(sorted(self._expected - set(self.names)))
 
 
 def _quoted(names: Iterable[str]) -> str:

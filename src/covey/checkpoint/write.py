@@ -162,9 +162,11 @@ def _rebuilt(rank: int, error: Mapping[str, Any]) -> Exception:
 def _refuse_other_kind(final: Path) -> None:
     """FileExistsError where a file or a link has the checkpoint's name: it is not ours to replace."""
     if final.is_symlink() or (final.exists() and not final.is_dir()):
-        kind = "link" if final.is_symlink() else "file"
+        kind = tr("link") if final.is_symlink() else tr("file")
         raise FileExistsError(
-            errno.EEXIST, tr("a {kind} has the name of a checkpoint", kind=kind), str(final)
+            errno.EEXIST,
+            tr("a {kind} already exists under the name of the checkpoint", kind=kind),
+            str(final),
         )
 
 
@@ -201,7 +203,11 @@ def _check_names(states: Mapping[str, State], pieces: Iterable[str]) -> None:
         # Some file systems do not tell case apart; one component's tensors would overwrite the other's.
         if other := seen.get(name.lower()):
             raise CheckpointError(
-                tr("the components {other!r} and {name!r} differ in case only", other=other, name=name)
+                tr(
+                    "the components {other!r} and {name!r} differ only in upper and lower case",
+                    other=other,
+                    name=name,
+                )
             )
         seen[name.lower()] = name
     for name, state in states.items():
@@ -239,8 +245,8 @@ def _sealed(temporary: Path, entries: Entries) -> dict[str, FileEntry]:
     if lost := sorted(set(entries) - set(files)):
         raise CheckpointError(
             tr(
-                "{temporary} lacks {lost}, which another rank wrote: all ranks must write to the "
-                "same file system",
+                "{temporary} does not contain {lost}, which another rank wrote: all ranks must use the "
+                "same shared file system",
                 temporary=temporary,
                 lost=lost[0],
             )
@@ -249,7 +255,7 @@ def _sealed(temporary: Path, entries: Entries) -> dict[str, FileEntry]:
     reserved = [name for name in others if name.split("/")[0] == TRAINER]
     if (temporary / MANIFEST).exists() or reserved:
         word = MANIFEST if not reserved else TRAINER
-        raise CheckpointError(tr("the model's own files include {word}, a name that is reserved", word=word))
+        raise CheckpointError(tr("the model's own files include {word}; covey reserves this name", word=word))
     # safetensors writes for its owner alone; the directory has what the user's umask leaves.
     mode = temporary.stat().st_mode & 0o666
     for path in others.values():

@@ -33,9 +33,9 @@ def goes_on(typed: dict[str, Typed], earlier: EarlierRun) -> tuple[dict[str, Typ
     again = {**typed, **{name: Typed(value, _SOURCE) for name, value in edits.items()}}
     count, most = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
     where = (
-        tr("goes on from {newest}", newest=newest)
+        tr("continues from {newest}", newest=newest)
         if newest is not None
-        else tr("begins again, as no checkpoint was saved yet")
+        else tr("starts from the beginning, because no checkpoint was saved yet")
     )
     # An agent on another machine may have counted more restarts than this one.
     after = tr(" after {failed}", failed=earlier.failed) if earlier.failed else ""

@@ -30,10 +30,12 @@ def doctor(argv: Sequence[str], language: Language = "en") -> int:
     options, words = read_words("doctor", argv, DoctorOptions)
     if options.live is not None:
         if beside := [*words, *(["--json"] if options.json_ else [])]:
-            raise ConfigError([_stray(tr("`--live` says nothing of `{beside}`.", beside=" ".join(beside)))])
+            raise ConfigError(
+                [_stray(tr("`--live` cannot be combined with `{beside}`.", beside=" ".join(beside)))]
+            )
         return live(str(options.live))
     if not words:
-        raise ConfigError([nameless("doctor", tr("No run is named."), _USAGE)])
+        raise ConfigError([nameless("doctor", tr("No run directory is given."), _USAGE)])
     report = examine(read_run(Path(words[0])), time.time())
     if options.json_:
         sys.stdout.write(json.dumps(as_json(report), ensure_ascii=False, indent=2) + "\n")
@@ -43,7 +45,7 @@ def doctor(argv: Sequence[str], language: Language = "en") -> int:
 
 
 def _stray(seen: str) -> Problem:
-    cause = tr("A report is of a directory, --live of a process.")
+    cause = tr("A report describes a directory; --live describes a running process.")
     return problem("E108", "doctor", seen, cause, Fix(text=_USAGE))
 
 
@@ -55,7 +57,7 @@ def as_lines(report: Report, language: Language = "en") -> list[str]:
     for sighting in report.sightings:
         lines += ["", *finding_text(sighting.finding, language).splitlines()]
         if sighting.num_records:
-            lines.append(spoken(joined("", ["  ", padded(tr("held"), 7), _lasted(sighting)])))
+            lines.append(spoken(joined("", ["  ", padded(tr("found"), 7), _lasted(sighting)])))
     return lines
 
 
@@ -66,9 +68,11 @@ def _lasted(sighting: Sighting) -> str:
         else tr("{num_records:,} records", num_records=sighting.num_records)
     )
     return tr(
-        "at {number}; {value}",
+        "in {number}; {still}",
         number=number,
-        value=tr("it still does") if sighting.holds else tr("no longer at the end"),
+        still=tr("still true in the newest record")
+        if sighting.holds
+        else tr("no longer true in the newest record"),
     )
 
 

@@ -44,7 +44,7 @@ def _nameless() -> Problem:
     return problem(
         "E105",
         "model",
-        tr("`covey eval` is given no model."),
-        tr("The first word is the directory of a model or of a checkpoint."),
+        tr("No model is given to `covey eval`."),
+        tr("The first argument is the directory of a model or of a checkpoint."),
         Fix(text=tr("`covey eval DIR --val_dataset FILE --reward_funcs accuracy`")),
     )

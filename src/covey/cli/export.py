@@ -22,7 +22,7 @@ def export(argv: Sequence[str]) -> int:
     options, words = read_words("export", argv, ExportOptions)
     if not words:
         usage = tr("`covey export CHECKPOINT --merge --output_dir DIR`")
-        raise ConfigError([nameless("export", tr("No checkpoint is named."), usage)])
+        raise ConfigError([nameless("export", tr("No checkpoint is given."), usage)])
     checkpoint = Path(words[0])
     given = options.output_dir
     target = export_target(checkpoint, merge=options.merge) if given is None else Path(given)
@@ -68,8 +68,8 @@ def _refuse(checkpoint: Path, target: Path) -> None:
             problem(
                 "E404",
                 "export",
-                tr("{checkpoint} is no directory.", checkpoint=checkpoint),
-                tr("A misspelt path; a run's checkpoints are called checkpoint-N."),
+                tr("{checkpoint} is not a directory.", checkpoint=checkpoint),
+                tr("The path may be misspelled; the checkpoints of a run are called checkpoint-N."),
                 Fix(text=tr("give the directory of a checkpoint: runs/NAME/checkpoint-N")),
             )
         )
@@ -78,9 +78,9 @@ def _refuse(checkpoint: Path, target: Path) -> None:
             problem(
                 "E402",
                 "output_dir",
-                tr("{target} is there already.", target=target),
-                tr("The same command was given before."),
-                Fix(text=tr("another name: --output_dir DIR")),
+                tr("{target} already exists.", target=target),
+                tr("The same command may have been run before."),
+                Fix(text=tr("choose another directory: --output_dir DIR")),
             )
         )
     if problems:
@@ -92,7 +92,7 @@ def _failed(checkpoint: Path, error: CoveyError) -> Problem:
         "E404",
         "export",
         tr("{checkpoint}: {error}", checkpoint=checkpoint, error=error),
-        tr("A checkpoint that is damaged, or a base model that has moved or changed."),
-        Fix(text=tr("name the base model where it lies now: --base DIR")),
-        Fix(text=tr("another checkpoint of the run")),
+        tr("The checkpoint is damaged, or its base model was moved or changed."),
+        Fix(text=tr("give the directory in which the base model is now: --base DIR")),
+        Fix(text=tr("use another checkpoint of the run")),
     )

@@ -31,26 +31,27 @@ usage: covey train [CONFIG.yaml] --option value ...
   covey train --model DIR --dataset train.jsonl --reward_funcs accuracy format
   covey train runs/my-run/config.yaml --learning_rate 5e-6 --output_dir runs/my-run-2
 
-CONFIG.yaml holds the same names, flat or under the headings below; flags override it. A list takes several
-words, a repeated flag replaces, a switch is --x, --x true, --x false or --no_x.
+CONFIG.yaml holds the same option names, at the top level or under the headings below; values on the command
+line override it. A list takes several values. If an option is repeated, the last one counts. A switch is
+--x, --x true, --x false or --no_x.
 """
     ),
     "rlhf": tr(
         """\
 usage: covey rlhf --rlhf_type grpo --option value ...
 
-The options of `covey train`, under the defaults of ms-swift that decide the result:
+The options of `covey train`, with those defaults of ms-swift that affect the result:
 """
     ),
     "plan": tr(
         """\
 usage: covey plan [CONFIG.yaml] --option value ... [--json]
 
-The options of `covey train`, or after --rlhf_type grpo those of `covey rlhf`. Nothing is written, no weights
-are read, and hubs are not asked: models and data are those on this machine.
+The options of `covey train`, or with --rlhf_type grpo those of `covey rlhf`. Nothing is written, no weights
+are read, and no hub is contacted: model and data must be on this machine.
 
-With --plan_gpus it plans a machine that is not here; a model's config.json and tokenizer are enough for it.
-It is a forecast: `covey train` has one process or DDP.
+With --plan_gpus it plans for another machine; the model's config.json and tokenizer are enough for that.
+The result is only a forecast: `covey train` runs on the machine on which it is started.
 
 """
     ),
@@ -59,56 +60,60 @@ It is a forecast: `covey train` has one process or DDP.
 usage: covey eval MODEL_OR_CHECKPOINT --val_dataset FILE ... [--option value ...]
 
 Samples and scores the prompts as an evaluation during training does, prints the metrics, and writes eval.json
-with every completion. A checkpoint of a run brings the run's options; flags override them. The options that
-matter are those of the groups Data, Rewards, Sampling and Evaluation.
+with every completion. For a checkpoint of a run, the options of that run are used; options on the command
+line override them. The relevant options are in the groups Data, Rewards, Sampling and Evaluation.
 """
     ),
     "quickstart": tr(
         """\
 usage: covey quickstart [--option value ...]
 
-The options of `covey train`, over these values:
+The options of `covey train`, with these values as defaults:
 """
     ),
     "doctor": tr(
         """\
 Reads the directory of a run and says whether it learns, what is wrong, why, and what to type. RUN may also be
 an output directory of TRL (trainer_state.json) or of ms-swift (logging.jsonl), or one of these files. Nothing
-is written, no weight is read, no network is asked. `covey doctor --live PID` looks at a run that goes on.
+is written, no weights are read, and the network is not used. `covey doctor --live PID` looks at a run that
+is still running.
 
-The exit code is 0 for a run that is well, 3 where something is wrong with it, 2 where RUN is no run.
+The exit code is 0 if the run is healthy, 3 if something is wrong with it, and 2 if RUN is not a run.
 """
     ),
     "export": tr(
         """\
-Writes the model of a checkpoint without what only a resume needs. With --merge an adapter is added to its
-base model, and the result is loaded again and compared: the same logits, or nothing is written.
+Writes the model of a checkpoint, without the files that only a resumed run needs. With --merge the adapter
+is merged into its base model, and the result is loaded again and compared: it is written only if the logits
+agree.
 """
     ),
     "verify": tr(
         """\
-Says what is wrong with a checkpoint of a run: each file that is missing, surplus, short or changed, rows that
-no rank has saved, and a model that does not fit its config.json. The directory of a model, which has no
-manifest, is held to its index and the headers of its files. Nothing is written, and no weight is loaded.
+Says what is wrong with a checkpoint of a run: files that are missing, unexpected, too short or changed, rows
+that no rank has saved, and a model that does not match its config.json. The directory of a model has no
+manifest and is checked against its index and the headers of its files. Nothing is written, and no weights
+are loaded.
 
-The exit code is 0 where all are whole, 1 where one is damaged, 2 where one is no checkpoint.
+The exit code is 0 if all are intact, 1 if one is damaged, and 2 if one is not a checkpoint.
 """
     ),
     "rollout": tr(
         """\
-Samples for runs elsewhere: the built-in engine behind HTTP. A run gets its address and the file of its token:
+Serves the built-in engine over HTTP to runs on other devices. A run needs its address and its token file:
 
   covey rollout --model DIR --port 8000
   covey train ... --rollout_servers http://127.0.0.1:8000 --rollout_token_file rollout-8000.token
 
-It listens on this machine alone unless --host says otherwise. It serves one run at a time, and samples
-nothing before that run has published its weights.
+It accepts connections from this machine only, unless --host is set. It serves one run at a time, and samples
+nothing until that run has published its weights.
 """
     ),
     "selftest": tr(
         """\
-Computes the same things in two ways on this machine and prints how far they are apart, in a table to be
-pasted into an issue. Exits with 3 where one is not within its bound. Writes temporary files only; no network.
+Computes the same results in two ways on this machine and prints how much they differ, as a table that can be
+pasted into an issue. Exits with 3 if a difference is above its bound. Writes only temporary files and does
+not use the network.
 """
     ),
 }

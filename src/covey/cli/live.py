@@ -58,11 +58,11 @@ def _silence(output_dir: Path, rank: int) -> str:
     path = status_path(output_dir, rank)
     status = read_status(path)
     if status is None:
-        return tr("rank {rank}: no answer, and it never gave a sign\n", rank=rank)
+        return tr("rank {rank}: no answer, and no status was ever written\n", rank=rank)
     age = max(0.0, time.time() - path.stat().st_mtime)
     return tr(
-        "{line}\n  no answer; this is what it said {age:.0f} s ago. It is stopped, its machine is "
-        "gone, or native code lets no other thread of it run.\n",
+        "{line}\n  no answer; the line above is its status {age:.0f} s ago. The process is stopped, its "
+        "machine is gone, or native code blocks all of its threads.\n",
         line=status.line(),
         age=age,
     )
@@ -74,12 +74,12 @@ def _own_process(argv_pid: str) -> int:
     if not argv_pid.isdigit() or not path.is_dir():
         raise _no_run(
             tr("There is no process {argv_pid} on this machine.", argv_pid=argv_pid),
-            tr("The run has ended, or is elsewhere."),
+            tr("The run has ended, or it runs on another machine."),
         )
     if path.stat().st_uid != os.getuid():
         raise _no_run(
-            tr("Process {argv_pid} is of another user.", argv_pid=argv_pid),
-            tr("Only its own user may look at it."),
+            tr("Process {argv_pid} belongs to another user.", argv_pid=argv_pid),
+            tr("Only the user who owns the process can look at it."),
         )
     return int(argv_pid)
 
@@ -91,8 +91,8 @@ def _run_of(pid: int, asked: str) -> Path:
             if any(status.pid == process for status in _statuses(directory)):
                 return directory
     raise _no_run(
-        tr("Process {asked} trains nothing, and none that it has started does.", asked=asked),
-        tr("Another program, or a run that is still being built: weights are loading."),
+        tr("Process {asked} is not training, and neither is any process that it has started.", asked=asked),
+        tr("It is another program, or a run that is still starting: the weights are being loaded."),
     )
 
 
@@ -135,7 +135,7 @@ def _statuses(directory: Path) -> Iterator[Status]:
 
 
 def _no_run(seen: str, cause: str) -> ConfigError:
-    fix = Fix(text=tr("`pgrep -af covey` lists the processes; any one of a run will do"))
+    fix = Fix(text=tr("`pgrep -af covey` lists the processes; use any process of the run"))
     return ConfigError(
         [Problem(code="F303", option="--live", seen=seen, why=CODES["F303"].why, cause=cause, fixes=(fix,))]
     )

@@ -64,7 +64,7 @@ def _machine(own: Layer, given: dict[str, Any], problems: list[Problem]) -> Mach
         problems.append(_lacks("plan_gpus", "plan_gpu_memory", fix))
     num_gpus = given.get("plan_gpus") or 0
     if "plan_gpus" in given and not 1 <= num_gpus <= _MOST:
-        problems.append(_unfit("plan_gpus", str(num_gpus or "none"), tr("a whole number from 1 on")))
+        problems.append(_unfit("plan_gpus", str(num_gpus or "none"), tr("a whole number of at least 1")))
         num_gpus = 0
     gpu_bytes = _bytes(given["plan_gpu_memory"] or "none", problems) if "plan_gpu_memory" in given else 0
     return Machine(num_gpus=num_gpus, gpu_bytes=0 if problems else gpu_bytes)
@@ -73,7 +73,7 @@ def _machine(own: Layer, given: dict[str, Any], problems: list[Problem]) -> Mach
 def _bytes(word: str, problems: list[Problem]) -> int:
     match = _SIZE.fullmatch(word.strip())
     if match is None or not float(match[1]):
-        problems.append(_unfit("plan_gpu_memory", word, tr("a size with its unit: 96GiB, 80GB")))
+        problems.append(_unfit("plan_gpu_memory", word, tr("a size with its unit, such as 96GiB or 80GB")))
         return 0
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
@@ -85,7 +85,7 @@ def _unfit(name: str, word: str, takes: str) -> Problem:
 
 
 def _lacks(name: str, needed: str, fix: Fix) -> Problem:
-    cause = tr("A part of the machine that is planned was left out.")
+    cause = tr("The description of the planned machine is incomplete.")
     return problem(
         "E115", name, tr("{name} is given without {needed}.", name=name, needed=needed), cause, fix
     )

@@ -121,6 +121,6 @@ def _checkpoint(error: CheckpointError) -> Problem:
         option="resume_from_checkpoint",
         seen=f"{error}",
         why=CODES["E404"].why,
-        cause=tr("A checkpoint that was cut short, copied in part, or edited."),
+        cause=tr("The checkpoint was not completely written, was copied only in part, or was edited."),
         fixes=(Fix(text=tr("resume from an older checkpoint: --resume_from_checkpoint DIR")),),
     )

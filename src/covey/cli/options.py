@@ -97,10 +97,10 @@ def _two_numbers(typed: dict[str, Typed], num_gpus: int) -> list[Problem]:
     if given is None or given.value == num_gpus:
         return []
     seen = tr(
-        "plan_gpus is {num_gpus}, and nproc_per_node is {value} ({source}).",
+        "plan_gpus is {num_gpus}, but nproc_per_node is {value} ({source}).",
         num_gpus=num_gpus,
         value=given.value,
         source=given.source,
     )
     fix = Fix(text=tr("one process for each GPU"), edits={"nproc_per_node": num_gpus})
-    return [problem("E106", "nproc_per_node", seen, tr("A command for another machine."), fix)]
+    return [problem("E106", "nproc_per_node", seen, tr("The command was written for another machine."), fix)]

@@ -130,7 +130,10 @@ class Cluster:
             if not is_said and time.monotonic() > until:
                 is_said = True
                 free = counted(int(ray.available_resources().get(self.kind, 0)), self.kind)
-                words = tr("Ray has {free} free; others hold the rest. Ctrl-C ends the wait.", free=free)
+                words = tr(
+                    "Ray has only {free} free; other jobs use the rest. Waiting; press Ctrl-C to stop.",
+                    free=free,
+                )
                 sys.stderr.write(spoken(tr("covey: {words}\n", words=words)))
         return True
 
@@ -246,10 +249,16 @@ def _cluster(address: str | None) -> Cluster:
 def _refused(address: str, error: Exception) -> Problem:
     versions = Fix(text="install the cluster's versions of Ray and Python: `pip install ray==VERSION`")
     token = Fix(
-        text=tr("a cluster with a token: put `RAY_AUTH_MODE=token RAY_AUTH_TOKEN=...` in front of covey")
+        text=tr(
+            "if the cluster requires a token: put `RAY_AUTH_MODE=token RAY_AUTH_TOKEN=...` in front of covey"
+        )
     )
     return unusable(
-        tr("The Ray at {address} refuses: {first_line}", address=address, first_line=_first_line(error)),
+        tr(
+            "Ray at {address} refuses the connection: {first_line}",
+            address=address,
+            first_line=_first_line(error),
+        ),
         versions,
         token,
     )

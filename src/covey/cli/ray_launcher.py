@@ -128,13 +128,13 @@ def _described(run: _Run, actors: Sequence[Actor]) -> list[Rank]:
         try:
             said = actor.ask("describe", folder=folder)
         except ActorGone as error:
-            seen = tr("No actor came up on {address}: {error}", address=actor.address, error=error)
+            seen = tr("No actor could be started on {address}: {error}", address=actor.address, error=error)
             install = Fix(text=tr("install the same covey and the same Ray on each machine of the cluster"))
-            cause = tr("covey is not installed in the environment of Ray there.")
+            cause = tr("covey is not installed in Ray's environment on that machine.")
             raise ConfigError([unusable(seen, install, cause=cause)]) from error
         if not said.pop("has_folder"):
             seen = tr(
-                "The machine {host} has no directory {folder}, in which this command was started.",
+                "The machine {host} does not have the directory {folder}, in which this command was started.",
                 host=said["host"],
                 folder=folder,
             )
@@ -263,20 +263,20 @@ def _opening(cluster: Cluster, ranks: Sequence[Rank]) -> list[str]:
     """What is said before the ranks begin: which Ray it is, and who can reach its ports."""
     hosts = list(dict.fromkeys(rank.host for rank in ranks))
     each = tr(
-        "{num_ranks} actors with one {kind} each on {hosts}",
+        "{num_ranks} actors, each with one {kind}, on {hosts}",
         num_ranks=len(ranks),
         kind=cluster.kind,
         hosts=", ".join(hosts),
     )
     meet = tr(
-        "The ranks meet at port {port} of {hosts} (torch), which is open on all addresses.",
+        "The ranks meet at port {port} of {hosts} (torch); this port is open on all network addresses.",
         port=ranks[0].port,
         hosts=hosts[0],
     )
     if cluster.address is not None:
         text = tr(
-            "{version} at {address}; {each}. Whoever reaches the ports of a Ray that was started "
-            "without RAY_AUTH_MODE=token can run code in it. {meet}",
+            "{version} at {address}; {each}. Ray that was started without RAY_AUTH_MODE=token lets anyone "
+            "who reaches its ports run code in it. {meet}",
             version=cluster.version,
             address=cluster.address,
             each=each,
@@ -284,14 +284,14 @@ def _opening(cluster: Cluster, ranks: Sequence[Rank]) -> list[str]:
         )
     else:
         text = tr(
-            "{version}, started for this run and ended with it; {each}. Its ports: {ports}; they "
-            "answer to the token of this run alone. {meet}",
+            "{version}, started for this run and stopped when the run ends; {each}. Its ports: {ports}; "
+            "they accept only the token of this run. {meet}",
             version=cluster.version,
             each=each,
             ports=_ports(),
             meet=meet,
         )
-    text += tr(" Ray pickles among its own processes; covey hands it bytes.")
+    text += tr(" Ray uses pickle between its own processes; covey only passes bytes to it.")
     return coded(tr("ray"), text)
 
 

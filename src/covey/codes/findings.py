@@ -7,176 +7,180 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
     (
         "F101",
         "Loss or gradient not finite",
-        "A step with a NaN or an infinity in it destroys the weights and the optimizer state for good; it "
-        "is not taken.",
+        "A step with NaN or infinity destroys the weights and the optimizer state permanently, so it is "
+        "not taken.",
     ),
     (
         "F102",
         "Advantages but no gradient",
-        "On fresh samples a non-zero advantage gives a non-zero gradient. An exact 0 means that the loss "
-        "has lost its connection to the weights.",
+        "On fresh samples, a non-zero advantage gives a non-zero gradient. A gradient of exactly 0 means "
+        "that the loss is no longer connected to the weights.",
     ),
     (
         "F103",
-        "Gradient but no weight moved",
-        "With a gradient and a learning rate every optimizer step changes weights. If none changed, the "
-        "optimizer holds other tensors than the model, or updates are rounded away.",
+        "Gradient but no weight changed",
+        "With a gradient and a learning rate, every optimizer step changes weights. If none changed, the "
+        "optimizer holds other tensors than the model, or rounding removes the updates.",
     ),
     (
         "F105",
         "Model mixes packed rows",
-        "Rows that share a forward pass must not see each other. A model that does not keep them apart "
-        "trains on padded rows and samples with generate instead.",
+        "Rows that share a forward pass must not influence each other. A model that does not keep them "
+        "apart is trained on padded rows and samples with generate instead.",
     ),
     (
         "W170",
         "Decoding without CUDA graphs",
-        "A graph launches hundreds of small kernels at once. Without graphs the host launches each of them, "
-        "which takes several times as long on a GPU. The tokens are the same.",
+        "A CUDA graph launches hundreds of small kernels at once. Without graphs the CPU launches each of "
+        "them, which takes several times as long on a GPU. The sampled tokens are the same.",
     ),
     (
         "W176",
-        "More memory than forecast",
-        "The forecasts of larger batches and of other layouts are too low by as much: leave more memory free "
-        "than they say.",
+        "More memory used than forecast",
+        "The forecasts for larger batches and other layouts are too low by a similar amount: leave more "
+        "memory free than they suggest.",
     ),
     (
         "W175",
         "Attention without a fused kernel",
-        "torch's math kernel holds all scores of a row in float32, in each layer. Long prompts then take "
-        "many times the memory and time. In bfloat16, with heads of width 64 or 128, there are fused ones.",
+        "torch's math kernel stores all attention scores of a row in float32, in each layer. Long prompts "
+        "then need many times the memory and time. Fused kernels exist for bfloat16 with a head width of "
+        "64 or 128.",
     ),
     (
         "F107",
         "Reward failed",
-        "A completion without a reward is left out of its group; a reward that fails as a whole, or on more "
-        "than 1 % of the completions of ten steps, leaves too little to compare. One that gives NaN, "
-        "infinity or text computes something else than was meant, and stops the run at once.",
+        "A completion without a reward is left out of its group. A reward that fails completely, or on "
+        "more than 1 % of the completions of ten steps, leaves too little to compare. A reward that "
+        "returns NaN, infinity or text does not compute what was intended and stops the run at once.",
     ),
     (
         "F108",
-        "Reward that never differs",
+        "Reward that is always the same",
         "Equal rewards give advantages of 0. A reward that is the same for every completion teaches nothing.",
     ),
     (
         "F109",
         "Tracker failed",
-        "A tracker only gets copies; the files of the run have everything, and the run goes on.",
+        "A tracker gets only copies; the files of the run contain everything, and the run continues.",
     ),
     (
         "F110",
         "Trained tokens that were not sampled",
-        "The gradient is that of the tokens in the loss. If they are not the ones that were sampled and "
-        "scored, the model learns from text that nobody judged.",
+        "The gradient comes from the tokens in the loss. If they are not the tokens that were sampled and "
+        "scored, the model learns from text that no reward has judged.",
     ),
     (
         "F111",
-        "Loss tokens that do not add up",
-        "Every sampled token is in the loss once unless a mask is declared for it, and a step divides by "
-        "their number. A token too few or too many weighs all others wrongly.",
+        "Wrong number of tokens in the loss",
+        "Every sampled token is in the loss once, unless a mask excludes it, and a step divides by the "
+        "number of tokens. One token too few or too many changes the weight of all others.",
     ),
     (
         "F112",
-        "Group that is not whole",
-        "An advantage is a completion's reward against the others of its prompt. Among completions of "
-        "different prompts it is noise.",
+        "Incomplete group",
+        "An advantage compares the reward of a completion with those of the other completions of the same "
+        "prompt. Among completions of different prompts it is only noise.",
     ),
     (
         "F113",
         "Impossible advantage",
-        "The advantages of a group add up to 0 and have a largest possible size. Others push the model in "
-        "a direction that no reward asked for.",
+        "The advantages of a group sum to 0, and their size has an upper bound. Other advantages change "
+        "the model in a direction that no reward asks for.",
     ),
     (
         "F114",
         "Samples of another policy version",
-        "A sampler that is not given the new weights goes on with the old ones: rewards stay as they were "
-        "while the learner drifts away.",
+        "A sampler that does not receive new weights keeps using the old ones: rewards stay the same "
+        "while the learner moves away.",
     ),
     (
         "F115",
         "Sampler and learner disagree",
-        "With the same weights and tokens both give the same probabilities. If they do not, the model is "
-        "trained on samples of another distribution.",
+        "With the same weights and tokens, both compute the same probabilities. If they differ, the model "
+        "is trained on samples from another distribution.",
     ),
     (
         "F116",
         "Ratio is not 1 before an update",
-        "Old and current logprobs come from the same weights and the same pass, so their ratio is exactly "
-        "1. Anything else clips and weighs tokens at random.",
+        "Old and current log-probabilities come from the same weights and the same forward pass, so their "
+        "ratio is exactly 1. Otherwise tokens are clipped and weighted at random.",
     ),
     (
         "F117",
-        "KL before the first update",
-        "The reference is the model that the run starts from, so the KL to it starts at 0. Another "
+        "KL is not 0 before the first update",
+        "The reference is the model from which the run starts, so the KL divergence starts at 0. Another "
         "reference pulls the policy towards another model.",
     ),
     (
         "F118",
-        "Rollout with numbers that are not finite",
-        "A single NaN in a logprob or an advantage makes the whole gradient NaN.",
+        "Rollout with NaN or infinity",
+        "A single NaN in a log-probability or an advantage makes the whole gradient NaN.",
     ),
     (
         "F119",
-        "Frozen weights changed, or a moving reference did not",
-        "Weights that are not trained must be the same bits at the end as at the start; an adapter is "
-        "trained for the base that it was given. A reference that follows the policy changes at its syncs "
-        "and only there; elsewhere the KL is to another model than the options say.",
+        "Frozen weights changed, or a moving reference model did not",
+        "Weights that are not trained must have the same bits at the end as at the start; an adapter is "
+        "trained for the base model that it was given. A reference model that follows the policy changes "
+        "only when it is updated. Otherwise the KL term uses another model than the options say.",
     ),
     (
         "F120",
-        "Self test failed",
-        "Two ways to compute the same thing give more than rounding apart on this machine. Training on it "
-        "would not be what the configuration says, and no curve would show it.",
+        "Self-test failed",
+        "On this machine, two ways to compute the same result differ by more than rounding. Training here "
+        "would differ from the configuration, and no metric would show it.",
     ),
     (
         "F121",
         "Ranks hold different weights",
-        "Every rank takes the same step. Once they differ, gradients of different models are averaged.",
+        "Every rank takes the same step. If their weights differ, gradients of different models are "
+        "averaged.",
     ),
     (
         "F122",
-        "Rollout beside the plan",
-        "The plan says how many completions a rollout has and so how many steps are taken with it; another "
-        "number moves the learning rate and the data order away from what was asked for.",
+        "Rollout size differs from the plan",
+        "The plan sets how many completions a rollout has, and therefore how many steps are taken with "
+        "it. Another number changes the learning rate and the data order.",
     ),
     (
         "F123",
         "Micro-batch without gradient",
-        "Gradients of all micro-batches add up to the step's. If some of them are lost, the step is "
-        "smaller than it says and learns from a part of its data.",
+        "The gradients of all micro-batches sum to the gradient of the step. If some are lost, the step "
+        "is smaller than intended and learns from only part of its data.",
     ),
     (
         "F124",
         "Trained tensor without gradient",
-        "A tensor that is meant to be trained and never gets a gradient stays as it was, without a word.",
+        "A tensor that should be trained but never gets a gradient does not change, and no message would "
+        "say so.",
     ),
     (
         "F125",
-        "Siblings that repeat each other",
-        "Completions of a prompt are compared with each other. Copies have the same reward and teach "
-        "nothing; half of the work is wasted, or all of it.",
+        "Completions of a prompt that repeat each other",
+        "The completions of a prompt are compared with each other. Copies have the same reward and teach "
+        "nothing; half of the work, or all of it, is wasted.",
     ),
     (
         "F126",
-        "Resume at another place of the data",
-        "A resumed run goes on with the prompts that come next. Others are repeated or skipped.",
+        "Resume at the wrong position in the data",
+        "A resumed run must continue with the next prompts. Otherwise prompts are repeated or skipped.",
     ),
     (
         "F127",
-        "Gradient that is not its rows'",
-        "The gradient of a step is the sum over its completions, however they are cut and spread. A part "
-        "counted twice, lost or weighed makes another batch or another learning rate than was asked for.",
+        "Gradient that does not match its rows",
+        "The gradient of a step is the sum over its completions, however they are divided into "
+        "micro-batches and ranks. If a part is counted twice, lost or weighted, the step uses another "
+        "batch or another learning rate than intended.",
     ),
     (
         "F128",
-        "Weights that are not finite",
-        "A model with one NaN gives NaN for every token. It is not written: the checkpoints of before stay.",
+        "Weights with NaN or infinity",
+        "A model with one NaN gives NaN for every token. It is not saved: the earlier checkpoints remain.",
     ),
     (
         "F129",
-        "Rewards of steps that the run cannot use",
-        "A list gives each token the advantage of its own step, one number gives all of them the same. One "
-        "reward cannot do both, and some losses and baselines need the second.",
+        "Step rewards that the run cannot use",
+        "A list gives each token the advantage of its own step; a single number gives all tokens the same "
+        "advantage. One reward cannot return both, and some losses and baselines need a single number.",
     ),
 )

@@ -8,7 +8,12 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
         "Model that cannot be read",
         "Without weights, a configuration and a tokenizer there is nothing to train.",
     ),
-    ("E302", "Data file not found or not readable", "A run on part of its data is another run."),
+    (
+        "E302",
+        "Data file not found or not readable",
+        "If covey trained on the readable part of the data only, the run would differ from the one "
+        "you asked for.",
+    ),
     ("E303", "Column missing", "A prompt or a reward needs a column that the data set does not have."),
     (
         "E304",
@@ -19,18 +24,19 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
         "E305",
         "Context too short",
         "Prompt and completion together must fit into the model's context; beyond it positions are "
-        "undefined and the text turns to noise.",
+        "undefined and the text becomes noise.",
     ),
     (
         "E306",
         "Unknown reward",
-        "A reward that does not exist cannot score; better now than after the first rollout.",
+        "A reward that does not exist cannot give scores; covey reports it before the first rollout.",
     ),
     ("E307", "Number of reward weights", "Each reward has exactly one weight, in the same order."),
     (
         "E308",
-        "Rewards that cannot differ",
-        "If every weight is 0 every total is 0, every advantage is 0 and no weight of the model moves.",
+        "Rewards that are always equal",
+        "If every weight is 0, every total reward and every advantage is 0, and no weight of the model "
+        "changes.",
     ),
     ("E309", "No usable row", "The data set has no row with a prompt, so there is nothing to sample from."),
     (
@@ -40,90 +46,95 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "E311",
-        "Model that is no causal language model",
-        "GRPO samples text token by token and trains on it; other kinds of model have no such head.",
+        "Not a causal language model",
+        "GRPO samples text token by token and trains on it; other kinds of models cannot do that.",
     ),
     (
         "E312",
         "Images, audio or video",
-        "This version trains on text. Leaving the other half of the input out would train another task.",
+        "This version trains on text only. Without the images, audio or video the model would be trained "
+        "on another task.",
     ),
     (
         "E313",
         "Chat template",
-        "Messages become tokens through a template; without the right one the model reads another language.",
+        "A template turns messages into tokens; with a wrong one the model reads a format that it was not "
+        "trained on.",
     ),
     (
         "E314",
         "Reward that cannot be loaded",
-        "A reward that is not there cannot score; better now than after the first rollout.",
+        "A reward that cannot be loaded cannot give scores; covey reports it before the first rollout.",
     ),
     (
         "E315",
         "Reward that cannot be called",
-        "The function asks for an argument that neither covey nor a column of the data gives.",
+        "The function needs an argument that neither covey nor a column of the data provides.",
     ),
     (
         "E316",
         "Reward that failed its trial",
-        "Before weights are loaded each reward scores two rows, one with the gold answer and one empty. "
-        "What fails there fails in every rollout, and nothing is ever scored 0 for it.",
+        "Before weights are loaded, each reward scores two rows, one with the gold answer and one with an "
+        "empty completion. A reward that fails here would fail in every rollout, and covey never scores a "
+        "failure as 0.",
     ),
     (
         "E317",
         "Adapter target that matches nothing",
-        "A target that is ignored leaves that part of the model untrained without a word.",
+        "If the target were ignored, that part of the model would not be trained, and no message would "
+        "say so.",
     ),
     (
         "E318",
         "Code that comes with a model",
-        "The model brings Python code of its own, which would run with all of your rights.",
+        "The model comes with its own Python code, which would run with all of your permissions.",
     ),
     (
         "E319",
-        "Data type that the device lacks",
-        "The forward pass would fail, or be emulated at a tenth of the speed.",
+        "Data type that the device does not support",
+        "The forward pass would fail, or be emulated at about a tenth of the speed.",
     ),
     (
         "E320",
         "Weights that are not safetensors",
-        "Other formats of weights can run code when they are read.",
+        "Other weight formats can execute code when they are loaded.",
     ),
     (
         "E321",
-        "Hub that does not give the files",
-        "Without its files there is nothing to train, or nothing to train on.",
+        "Files that a hub does not provide",
+        "Without the files there is no model to train or no data to train on.",
     ),
     (
         "E323",
-        "Chat template that begins prompts otherwise",
-        "The model answers where it was taught to: after the words that open its turn, in a text with one "
-        "token at its start. After another beginning it writes on for the user, or opens the turn itself, "
+        "Prompt that starts or ends differently than in training",
+        "The prompt must end with the assistant header and start with exactly one BOS token, as in the "
+        "model's training. Otherwise the model continues the user's message or writes the header itself, "
         "and the run trains that.",
     ),
     (
         "E360",
         "Message that the chat template leaves out",
-        "The model would be trained on prompts that lack a part of the data, and nothing would show it.",
+        "The model would be trained on prompts that lack part of the data, and nothing would show this.",
     ),
     (
         "E361",
         "Tools that the chat template leaves out",
-        "The model would be asked to use tools that it is never told of.",
+        "The model would be asked to use tools that the prompt does not describe.",
     ),
     (
         "E362",
-        "Unknown role of a message",
-        "A turn of the assistant under another name would stand in the prompt, and with it the answer.",
+        "Unknown role in a message",
+        "An assistant turn with an unknown role name would be kept in the prompt, which would give away "
+        "the answer.",
     ),
     (
         "E363",
         "Preference pairs",
-        "GRPO samples its own answers and scores them; a better and a worse answer give it no score.",
+        "GRPO samples its own answers and scores them; it cannot use pairs of a better and a worse answer.",
     ),
     (
         "E364",
         "Tools that cannot be read",
-        "The chat template is given tools as a list of functions with names.",
+        "The chat template needs the tools as a list of functions with names.",
     ),
 )

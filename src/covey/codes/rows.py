@@ -6,18 +6,18 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     (
         "E346",
         "Rows without a task",
-        "The task of a row decides which rewards score it and which metrics it is counted in; a row without "
-        "one would be in none.",
+        "The task of a row decides which rewards score it and in which metrics it is counted; a row "
+        "without a task would be left out of both.",
     ),
     (
         "E347",
-        "Rewards by task that do not fit",
-        "Rows that no reward scores teach nothing, and a reward under a wrong name is never called.",
+        "Task rewards that do not match the tasks",
+        "Rows that no reward scores teach nothing, and a reward under a wrong task name is never used.",
     ),
     (
         "E348",
-        "Pass rates that cannot be had",
-        "Rows are to be left out or ordered by numbers that nobody knows.",
+        "Pass rates that are not available",
+        "Filtering and ordering by pass rate need measured pass rates, and none could be read.",
     ),
     (
         "E349",
@@ -26,12 +26,13 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "W127",
-        "Pass rates of few rows",
-        "A row without a pass rate is kept, and stands in the middle of an order, whatever it is in truth.",
+        "Few rows have pass rates",
+        "A row without a pass rate is kept and placed in the middle of the order, whatever its true pass "
+        "rate is.",
     ),
     (
         "W128",
         "Task without rows",
-        "The model is not trained on it, and may lose what it can do there.",
+        "The model is not trained on this task and may get worse at it.",
     ),
 )

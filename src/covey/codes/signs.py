@@ -6,130 +6,137 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
     (
         "F201",
         "Entropy collapsed",
-        "A model that is sure of every token samples the same completion again and again; groups then have "
-        "no spread to learn from.",
+        "A model that is certain of every token samples the same completion again and again; the rewards "
+        "of a group then do not differ, and there is nothing to learn from.",
     ),
     (
         "F202",
-        "Entropy surged",
-        "The model forgets what it could: its completions turn into noise, and rewards follow.",
+        "Entropy rose sharply",
+        "The model loses abilities: its completions become noise, and rewards drop as a result.",
     ),
     (
         "F203",
-        "Completions grow without gain",
-        "Longer completions cost time and memory and end up cut; the reward shows no use of them.",
+        "Completions grow without benefit",
+        "Longer completions need time and memory and are cut in the end; the reward shows no benefit of "
+        "the length.",
     ),
     (
         "F204",
-        "Completions shrink",
-        "Short completions that keep the form lose the content that the form was for.",
+        "Completions become shorter",
+        "Short completions that keep the format lose the content.",
     ),
     (
         "F205",
         "More and more completions are cut",
-        "A cut completion has no answer, so it is scored as wrong, and the run learns from its limit instead "
-        "of the task.",
+        "A cut completion has no answer, so it is scored as wrong, and the model learns about the length "
+        "limit instead of the task.",
     ),
     (
         "F206",
         "Completions repeat themselves",
-        "Repetition is what a model writes that is broken, or not the one in training.",
+        "Repetition is a sign that the model is broken, or that the engine does not sample from the model "
+        "in training.",
     ),
     (
         "F207",
         "One reward rises, another falls",
-        "The total may rise while the run gets worse at what is wanted.",
+        "The total reward may rise although the run gets worse at what matters.",
     ),
     (
         "F208",
         "Held-out reward falls",
-        "What rises on the training prompts alone is not what the model is trained for.",
+        "A gain on the training prompts alone is not the purpose of the training.",
     ),
     (
         "F209",
-        "KL grows without bound",
-        "The model leaves the one that it started from so fast that the samples no longer fit it.",
+        "KL grows without limit",
+        "The model moves away from its starting point so fast that the samples no longer match it.",
     ),
     (
         "F210",
         "Gradient far above its median",
-        "Clipping keeps such steps small, but their direction is that of a few completions, often bad ones.",
+        "Clipping limits the size of such steps, but their direction comes from a few completions, often "
+        "bad ones.",
     ),
     (
         "F211",
-        "No group carries signal",
-        "Where all completions of a prompt have one reward, their advantages are 0 and nothing is learned.",
+        "No group has a signal",
+        "If all completions of a prompt have the same reward, their advantages are 0 and the model learns "
+        "nothing.",
     ),
     (
         "F212",
-        "Few groups carry signal",
-        "Only groups with different rewards teach anything; the others cost as much.",
+        "Few groups have a signal",
+        "Only groups with different rewards teach the model something; the others cost the same.",
     ),
-    ("F213", "Learning rate next to 0", "The gradient is computed, and the weights stay where they are."),
+    ("F213", "Learning rate close to 0", "The gradient is computed, but the weights do not change."),
     (
         "F214",
         "Memory grows",
-        "A run that needs more memory at every step ends in the middle of one.",
+        "A run that needs more memory at every step will fail in the middle of a step.",
     ),
     (
         "F215",
         "Reward does not rise",
-        "The run still costs time, and its last model is no better than one of before.",
+        "The run still takes time, but its last model is no better than an earlier one.",
     ),
     (
         "F216",
         "Rewards differ and the gradient is 0",
-        "Different rewards within a group give advantages, and those a gradient. An exact 0 means that "
-        "nothing reaches the weights, while loss and reward look as usual.",
+        "Different rewards within a group give advantages, and these give a gradient. A gradient of "
+        "exactly 0 means that nothing reaches the weights, although loss and reward look normal.",
     ),
     (
         "F217",
         "KL stays exactly 0",
-        "A model that is trained moves away from the one that it started from. An exact 0 means that it is "
-        "still the same.",
+        "A model in training moves away from its starting point. A KL divergence of exactly 0 means that "
+        "it has not changed.",
     ),
     (
         "F218",
-        "Not a number in the log",
-        "A NaN in weights or optimizer state stays there; what is logged after it means nothing.",
+        "NaN in the log",
+        "A NaN in weights or optimizer state stays there; everything logged after it has no meaning.",
     ),
     (
         "F219",
-        "No completion ends by itself",
-        "A completion that runs into the limit has no end to learn, and mostly no answer to score.",
+        "No completion ends before the limit",
+        "A completion that reaches the limit has no end to learn from and usually no answer to score.",
     ),
     (
         "F220",
         "Groups without signal stay in the batch",
-        "Completions were sampled in vain, and the step learns from fewer prompts than planned.",
+        "The completions of these groups were sampled in vain, and the step learns from fewer prompts "
+        "than planned.",
     ),
     (
         "F221",
         "The model broke down",
-        "The reward is far below where it was, and the completions have become something else. Weights that "
-        "have gone this far rarely come back, whatever the later steps do.",
+        "The reward is far below its earlier level, and the completions have changed completely. Weights "
+        "that have changed this much rarely recover, whatever the later steps do.",
     ),
     (
         "F222",
-        "Reward far below its start",
-        "The newest model is worse than an earlier one, so going on costs time and makes it no better.",
+        "Reward far below its initial value",
+        "The newest model is worse than an earlier one, so continuing costs time and does not make it "
+        "better.",
     ),
     (
         "F223",
-        "The reward pays for length",
-        "The model learns to write more or less instead of better, and the reward rises all the same.",
+        "The reward depends on the length",
+        "The model learns to write more or less text instead of better text, and the reward rises "
+        "nevertheless.",
     ),
     (
         "F224",
-        "One completion for every prompt",
-        "The model has stopped reading its prompts; nothing about the task can be learned from such "
-        "completions.",
+        "The same completion for every prompt",
+        "The model no longer reads its prompts; it cannot learn the task from such completions.",
     ),
     (
         "F225",
-        "Engine and learner are far apart",
-        "Tokens were drawn from another distribution than the one whose gradient is taken. Weights correct "
-        "for it, and then a few tokens count for all others; without them the gradient is biased.",
+        "Probabilities of engine and learner differ too much",
+        "The tokens were sampled from another distribution than the one whose gradient is computed. "
+        "Importance weights correct for this, but then a few tokens dominate all others; without weights "
+        "the gradient is biased.",
     ),
 )
 
@@ -137,18 +144,18 @@ HANGS: tuple[tuple[str, str, str], ...] = (
     (
         "F301",
         "No progress",
-        "The run would stand still until somebody looks, and hold its devices until then. The stacks of all "
-        "processes are written, and the run ends.",
+        "The run would hang and keep its devices until somebody ends it. covey writes the stacks of all "
+        "processes and ends the run.",
     ),
     (
         "F302",
-        "Ranks about to do different things",
-        "Each would wait for the others in a collective that never ends, or they would add up what does not "
-        "belong together.",
+        "Ranks that are about to do different things",
+        "Each rank would wait for the others in a collective operation that never ends, or they would add "
+        "up values that do not belong together.",
     ),
     (
         "F303",
-        "No run to look at",
-        "Only a process that trains says where it is, and only to the user whose process it is.",
+        "No running process found",
+        "Only a process that is training reports its state, and only to the user who owns the process.",
     ),
 )

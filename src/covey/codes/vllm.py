@@ -5,42 +5,43 @@ from __future__ import annotations
 VLLM: tuple[tuple[str, str, str], ...] = (
     (
         "E430",
-        "vLLM where it cannot run",
-        "vLLM does not start that way, or it would hang, or sample another policy than the one that trains.",
+        "Setup in which vLLM cannot run",
+        "In this setup vLLM does not start, hangs, or samples from another policy than the one that is "
+        "trained.",
     ),
     (
         "E431",
-        "Argument of vLLM that is covey's",
-        "covey needs it as it is, or has an option for it; two values of one setting would contradict each "
-        "other.",
+        "vLLM argument that covey sets itself",
+        "covey needs a certain value for it or has its own option for it; two values of one setting would "
+        "contradict each other.",
     ),
     (
         "E432",
-        "Temperature below vLLM's lowest",
-        "vLLM replaces it without a word, and the loss would divide logits by a number that nothing was "
-        "sampled at.",
+        "Temperature below vLLM's minimum",
+        "vLLM replaces such a temperature without a message, and the loss would divide the logits by "
+        "another temperature than the one used for sampling.",
     ),
     (
         "E433",
-        "Completions longer than vLLM holds",
-        "vLLM refuses a prompt that is too long, and cuts a completion where its length ends.",
+        "Completions longer than vLLM's maximum length",
+        "vLLM refuses a prompt that is too long, and cuts off a completion at its maximum length.",
     ),
     (
         "E434",
         "Adapter that vLLM cannot apply",
-        "vLLM applies LoRA matrices beside linear layers, up to the rank that it was started for. Another "
-        "adapter is added to the weights before they are sent.",
+        "vLLM can apply LoRA matrices to linear layers, up to the rank with which it was started. Other "
+        "adapters are merged into the weights before these are sent.",
     ),
     (
         "W190",
-        "vLLM on a GPU, not yet tried by us",
-        "covey's tests run vLLM's build for CPUs. What GPUs alone have (sleeping, several GPUs, its memory) "
-        "is written after vLLM's documentation.",
+        "vLLM on a GPU: we have not tested this yet",
+        "covey's tests use vLLM's build for CPUs. The features that only GPUs have (sleep mode, several "
+        "GPUs, GPU memory) follow vLLM's documentation.",
     ),
     (
         "W191",
-        "Version of vLLM that nobody tried",
-        "What covey asks of vLLM changes from release to release: an untested one may fail, or sample from "
-        "weights that it was not sent.",
+        "Untested version of vLLM",
+        "The interfaces of vLLM that covey uses change from release to release: an untested version may "
+        "fail, or sample from weights that covey did not send.",
     ),
 )

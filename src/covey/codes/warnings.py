@@ -16,102 +16,104 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
     ("W103", "Learning rate 0", "The gradient is computed and then multiplied by 0: no weight moves."),
     (
         "W104",
-        "Clipping bound within the clipping range",
-        "delta below 1 + epsilon_high also bounds ratios that clipping leaves alone, which the two-sided "
-        "clip is not meant to do.",
+        "Bound of the ratio within the clipping range",
+        "If delta is below 1 + epsilon_high, it also limits ratios inside the clipping range, which "
+        "two-sided clipping is not meant to do.",
     ),
     ("W105", "Prompts left out", "Prompts longer than the limit are not trained on."),
     (
         "W106",
         "Many optimizer steps per rollout",
-        "The later steps train on samples of a policy that is many updates old; clipping then discards "
-        "much of them.",
+        "The later steps train on samples from a policy that is many updates old; clipping then discards "
+        "many of them.",
     ),
-    ("W107", "Warm-up longer than the run", "The learning rate never reaches the value that was asked for."),
+    ("W107", "Warm-up longer than the run", "The learning rate never reaches the given value."),
     (
         "W108",
         "Option without effect",
-        "What the option says is done anyway, or has nothing to act on here.",
+        "The option asks for what covey does anyway, or nothing here uses it.",
     ),
     (
         "W109",
-        "Prompts past the chat template",
-        "The column prompt holds text, which goes to the model as it is. A model trained on chats expects "
-        "its template around it.",
+        "Prompts without the chat template",
+        "The prompt column contains text, which is passed to the model unchanged. A model trained on "
+        "chats expects its chat template.",
     ),
     (
         "W110",
-        "Format that nobody asked for",
-        "The reward format pays for <think> and <answer>. A model that is never told of them writes them by "
-        "chance, and the reward stays 0.",
+        "Format that the prompt does not ask for",
+        "The reward format rewards <think> and <answer>. A model that is not told to use them rarely "
+        "writes them, and the reward stays at 0.",
     ),
     (
         "W140",
         "Columns of bytes",
-        "Columns are sent to rewards and recorded as JSON, which has no bytes.",
+        "Columns are passed to rewards and recorded as JSON, which cannot represent bytes.",
     ),
     (
         "W141",
-        "Columns that the prompt has no place for",
-        "A system message or tools reach the model through the chat template, and a prompt string has none.",
+        "Columns that a text prompt cannot use",
+        "System messages and tools reach the model through the chat template, but a text prompt does not "
+        "use one.",
     ),
-    ("W111", "Rows left out", "A row that cannot be used is not trained on; the others are."),
+    ("W111", "Rows left out", "Rows that cannot be used are not trained on; the other rows are."),
     (
         "W112",
         "Small learning rate for a small model",
-        "Rates for models of billions of parameters move one of a few million too little to see.",
+        "Learning rates for models of billions of parameters change a model of a few million parameters "
+        "too little to see an effect.",
     ),
     (
         "W113",
         "Defaults of ms-swift",
-        "The two commands have other defaults: `covey train` has covey's, `covey rlhf` those of ms-swift "
-        "that decide the result.",
+        "The two commands have different defaults: `covey train` has covey's, and `covey rlhf` has those "
+        "of ms-swift where they affect the result.",
     ),
     (
         "W114",
         "Memory may be too small",
-        "The forecast is an estimate, so the run starts. If it is right, the run may be ended in the middle "
-        "of a step.",
+        "The forecast is an estimate, so the run starts. If it is right, the run may end in the middle of "
+        "a step.",
     ),
     (
         "W115",
-        "Library that nobody tried",
-        "The tests have not run with so old a version of the library; names and defaults change between "
-        "versions.",
+        "Untested library version",
+        "The tests have not been run with so old a version of the library; names and defaults change "
+        "between versions.",
     ),
     (
         "W117",
-        "DeepSpeed setting left out of the forecast",
-        "It changes what a GPU or the machine's memory holds, and the forecast counts without it.",
+        "DeepSpeed setting that the forecast ignores",
+        "The setting changes what is stored in GPU or CPU memory, but the forecast does not include it.",
     ),
     (
         "W118",
-        "End of a turn that is no token",
-        "A completion ends at a token. A mark that is spelled out in several is never seen, so a model that "
-        "learns to write it goes on behind it up to the longest length.",
+        "End of a turn that is not a single token",
+        "A completion ends at an end token. An end mark that consists of several tokens is not "
+        "recognized, so a model that writes it continues up to the maximum length.",
     ),
     (
         "W119",
-        "ZeRO-2 in the place of ZeRO-1",
-        "DeepSpeed's ZeRO-1 optimizer for bfloat16 uses its own copy of the gradients and ignores the "
-        "clipped ones. ZeRO-2 takes less memory, sends as much and gives the right results.",
+        "ZeRO-2 is used instead of ZeRO-1",
+        "DeepSpeed's ZeRO-1 optimizer for bfloat16 keeps its own copy of the gradients and ignores "
+        "clipping. ZeRO-2 uses less memory, communicates the same amount and gives correct results.",
     ),
     (
         "W122",
         "Unusual pair of options",
-        "The two are from different recipes. What they do together is well defined, and what their authors "
-        "did not test.",
+        "The two options come from different methods. Their combination is well defined, but the authors "
+        "did not test it.",
     ),
     (
         "W126",
         "DeepSpeed settings without effect",
-        "covey sums, checks and clips the gradients of a step itself, and has its own optimizer, data order, "
-        "checkpoints and logs.",
+        "covey itself sums, checks and clips the gradients of a step, and has its own optimizer, data "
+        "order, checkpoints and logs.",
     ),
     (
         "W124",
-        "Reference that moves after the run",
-        "The reference of the KL divergence is to follow the policy, and the run ends before it has moved: "
-        "it is the run without that option.",
+        "Reference model that is not updated before the run ends",
+        "The reference model of the KL divergence should follow the policy, but the run ends before its "
+        "first update. The result is the same as without the option.",
     ),
 )

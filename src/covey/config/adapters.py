@@ -86,7 +86,10 @@ def read_adapter(directory: Path) -> SavedAdapter:
     body = _body(directory)
     if "peft_type" not in body:
         raise AdapterFileError(
-            tr("{directory} cannot be read: it names no peft_type", directory=directory / ADAPTER_CONFIG)
+            tr(
+                "{directory} cannot be read: it does not name a peft_type",
+                directory=directory / ADAPTER_CONFIG,
+            )
         )
     others = _other_parts(body)
     if others:
@@ -147,7 +150,8 @@ def weights_fault(directory: Path) -> str | None:
         return None
     if (directory / _PICKLED).is_file():
         return tr(
-            "{directory} has pickled weights alone ({pickled}), which can run code and are not read",
+            "{directory} has only pickled weights ({pickled}), which can run code when they are loaded, "
+            "so covey does not read them",
             directory=directory,
             pickled=_PICKLED,
         )
@@ -195,7 +199,7 @@ def _body(directory: Path) -> dict[str, Any]:
         raise AdapterFileError(tr("{directory} is not a directory", directory=directory))
     if not path.is_file():
         inner = next((p.parent for p in sorted(directory.glob(f"*/{ADAPTER_CONFIG}"))), None)
-        hint = "" if inner is None else tr("; {inner} has one", inner=inner)
+        hint = "" if inner is None else tr(", but {inner} has one", inner=inner)
         raise AdapterFileError(
             tr(
                 "{directory} has no {adapter_config}{hint}",
@@ -209,7 +213,7 @@ def _body(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise AdapterFileError(tr("{path} cannot be read: {error}", path=path, error=error)) from error
     if not isinstance(body, dict):
-        raise AdapterFileError(tr("{path} cannot be read: it is no JSON object", path=path))
+        raise AdapterFileError(tr("{path} cannot be read: it is not a JSON object", path=path))
     return body
 
 

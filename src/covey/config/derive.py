@@ -151,7 +151,7 @@ def _cosine(trl: float, ms_swift: float) -> Rule:
         names = {str(name).removeprefix("trl.rewards.") for name in options.get("reward_funcs", [])}
         is_trls = _TRLS_COSINE in names and "cosine" not in names
         return (
-            (trl, tr("default of TRL's {trls_cosine}", trls_cosine=_TRLS_COSINE))
+            (trl, tr("default of {trls_cosine} in TRL", trls_cosine=_TRLS_COSINE))
             if is_trls
             else (ms_swift, "default")
         )
@@ -164,7 +164,7 @@ _TRLS_COSINE = "get_cosine_scaled_reward"
 
 def _soft_cache_length(options: Mapping[str, Any]) -> tuple[Any, str]:
     longest = options.get("soft_max_length", _of(options, "max_completion_length"))
-    return max(1, longest // 5), tr("a fifth of soft_max_length")
+    return max(1, longest // 5), tr("one fifth of soft_max_length")
 
 
 _OF_VLLM = tuple(name for name in VllmOptions.model_fields if name.startswith("vllm_"))
@@ -183,7 +183,7 @@ def _rollout_servers(options: Mapping[str, Any]) -> tuple[Any, str]:
     # Numbers that do not fit are a problem of the plan, which sees both lists.
     hosts, ports = (list(each) * longest if len(each) == 1 else list(each) for each in pairs)
     made = [f"http://{_host(host)}:{port}" for host, port in zip(hosts, ports, strict=False)]
-    return made, tr("derived from {servers} and {servers2}", servers=_SERVERS[1], servers2=_SERVERS[2])
+    return made, tr("derived from {host} and {port}", host=_SERVERS[1], port=_SERVERS[2])
 
 
 def _plain_address(url: str) -> str:

@@ -20,9 +20,9 @@ LEARNING_RATE: Mapping[str, float] = {"lora": 1e-4, "full": 1e-5}
 
 SOURCE = tr("default of ms-swift")
 _NOT_COPIED = tr(
-    "Four others are covey's: a batch that starts (8 completions a forward pass, not 1), float32 "
-    "weights under the optimizer (not bfloat16), no dropout in the adapters (it makes the ratio "
-    "differ from 1), and two checkpoints kept (not all of them)."
+    "Four defaults stay covey's: 8 completions per forward pass (not 1), float32 master weights (not "
+    "bfloat16), no dropout in the adapters (dropout makes the probability ratio differ from 1), and only "
+    "the two newest checkpoints kept (not all)."
 )
 
 
@@ -52,8 +52,8 @@ def dialect_note(typed: Mapping[str, Typed]) -> Problem:
         code="W113",
         option="rlhf",
         seen=tr(
-            "ms-swift's defaults hold for {taken}.",
-            taken=", ".join(taken) or tr("nothing: all of them are typed"),
+            "The defaults of ms-swift are used for {taken}.",
+            taken=", ".join(taken) or tr("none of them: you have set each one"),
         ),
         why=tr("{why} {not_copied}", why=CODES["W113"].why, not_copied=_NOT_COPIED),
         severity=Severity.NOTE,

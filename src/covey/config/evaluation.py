@@ -69,17 +69,17 @@ def _two_models(model: str, option: str, other: Typed) -> Problem:
         code="E106",
         option=option,
         seen=tr(
-            "{option} is {value} ({source}), and {model} is evaluated.",
+            "{option} is {value} ({source}), but the model to evaluate is {model}.",
             option=option,
             value=other.value,
             source=other.source,
             model=model,
         ),
-        why=tr("Only one of them can be evaluated."),
+        why=tr("Only one model can be evaluated at a time."),
         fixes=(
             Fix(
                 text=tr(
-                    "leave out --{option}; `covey eval {value} ...` evaluates the other one",
+                    "leave out --{option}; `covey eval {value} ...` evaluates the other model",
                     option=option,
                     value=other.value,
                 )
@@ -93,11 +93,11 @@ def _nothing_to_evaluate_on() -> Problem:
         code="E105",
         option="val_dataset",
         seen=tr("val_dataset is not given."),
-        why=tr("An evaluation needs prompts with gold answers, and no set has been named for it."),
-        cause=tr("The option is missing; --dataset names what is trained on."),
+        why=tr("An evaluation needs prompts with gold answers, but no data set is given for it."),
+        cause=tr("The option is missing; --dataset names only the training data."),
         fixes=(
             Fix(text=tr("files, directories or ids on a hub: --val_dataset FILE")),
-            Fix(text=tr("a share of the rows of --dataset: --split_dataset_ratio 0.05")),
+            Fix(text=tr("hold out a share of the rows of --dataset: --split_dataset_ratio 0.05")),
         ),
     )
 

@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if str(key.value) in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=tr("the key {value} stands twice", value=key.value), problem_mark=key.start_mark
+                    problem=tr("the key {value} appears twice", value=key.value), problem_mark=key.start_mark
                 )
             seen.add(str(key.value))
         return super().construct_mapping(node, deep=deep)
@@ -43,7 +43,9 @@ def read_file(path: str) -> Layer:
         return layer
     if not isinstance(content, Mapping):
         layer.problems.append(
-            _unreadable(path, tr("it holds {name}, not a mapping of options", name=type(content).__name__))
+            _unreadable(
+                path, tr("the file contains {name}, not a mapping of options", name=type(content).__name__)
+            )
         )
         return layer
     for key, value in content.items():
@@ -83,28 +85,32 @@ def _unreadable(path: str, words: str) -> Problem:
     return Problem(
         code="E107",
         option=tr("config file"),
-        seen=tr("{path} cannot be read as a configuration: {words}.", path=path, words=words),
-        why=tr("The options in it are unknown."),
-        cause=tr("The first word after `covey train` is taken for a YAML file of options."),
+        seen=tr("{path} cannot be read as a configuration file: {words}.", path=path, words=words),
+        why=tr("The options in the file cannot be used."),
+        cause=tr("The first argument after `covey train` is read as a YAML file of options."),
         fixes=(
-            Fix(text=tr("give a file with lines such as `num_generations: 8`")),
-            Fix(text=tr("type the options as flags")),
+            Fix(text=tr("use a file with lines such as `num_generations: 8`")),
+            Fix(text=tr("give the options on the command line")),
         ),
     )
 
 
 def _unknown_section(path: str, section: str) -> Problem:
     near = nearest_group(section)
-    listing = Fix(text=tr("the sections are {groups}; they may also be left out", groups=", ".join(GROUPS)))
+    listing = Fix(
+        text=tr(
+            "the sections are {groups}; options may also stand outside of sections", groups=", ".join(GROUPS)
+        )
+    )
     return Problem(
         code="E101",
         option=section,
         seen=tr(
-            "{path} has a section {section}, which is none of the sections of a configuration.",
+            "{path} has a section {section}, but a configuration has no such section.",
             path=path,
             section=section,
         ),
-        why=tr("Ignoring it would train with values that nobody asked for."),
-        cause=tr("The options of another tool, or a misspelt section."),
+        why=tr("If the section were ignored, the run would not use the values in it."),
+        cause=tr("The section belongs to another tool, or its name is misspelled."),
         fixes=(Fix(text=tr("the nearest section is {near}", near=near)), listing) if near else (listing,),
     )

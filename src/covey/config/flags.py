@@ -56,13 +56,13 @@ def _no_file(verb: str) -> Problem:
     return Problem(
         code="E103",
         option="config",
-        seen=tr("config takes a YAML file and got nothing (flag --config)."),
-        why=tr("There is no such setting to run with."),
-        cause=tr("The option stands without a value."),
+        seen=tr("config needs a YAML file, but no value is given (flag --config)."),
+        why=tr("covey cannot use this value."),
+        cause=tr("The option has no value."),
         fixes=(
             Fix(
                 text=tr(
-                    "the file in front of the options: `covey {verb} CONFIG.yaml --option value`", verb=verb
+                    "put the file before the options: `covey {verb} CONFIG.yaml --option value`", verb=verb
                 )
             ),
         ),

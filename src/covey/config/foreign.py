@@ -22,26 +22,34 @@ class Moot:
     means: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
-_TUNER = tr("Adapters have the options of the group Adapters in `covey train --help`.")
+_TUNER = tr("The options for adapters are in the group Adapters of `covey train --help`.")
 _ENGINES = tr(
     "covey samples with its own engine (--engine native), with transformers' generate, or with vLLM."
 )
-_VLLM = tr("covey has no option for it; arguments of vLLM's class LLM go into --vllm_engine_kwargs, as JSON.")
-_ONE_EACH = tr("vLLM on the training GPUs has one engine in each process (--vllm_mode colocate).")
-_WHOLE = tr("This version samples from the model's whole distribution, so that the loss sees the same one.")
-_ROLLOUTS = tr("Every completion is written to rollouts/ in output_dir; --rollout_log says how many.")
+_VLLM = tr(
+    "covey has no option for this; give arguments of vLLM's class LLM as JSON in --vllm_engine_kwargs."
+)
+_ONE_EACH = tr("When vLLM runs on the training GPUs, each process has one engine (--vllm_mode colocate).")
+_WHOLE = tr(
+    "This version samples from the full distribution of the model, because the loss is computed with "
+    "that distribution."
+)
+_ROLLOUTS = tr("Completions are written to rollouts/ in output_dir; --rollout_log sets which rollouts.")
 _SAVING = tr("Checkpoints are saved every --save_steps optimizer steps and at the end.")
 _REF = tr(
-    "The reference of the KL term is the model at the start; --sync_ref_model lets it follow the policy."
+    "The reference model of the KL term is the initial model; with --sync_ref_model it follows the policy."
 )
-_QUANT = tr("Quantization has the options of the group Quantization in `covey train --help`.")
-_MULTI = tr("A completion is one answer of the model; this version has no tools and no further turns.")
-_SPLIT = tr("The data set's name takes them: --dataset ID:SUBSET@SPLIT.")
-_OURS = tr("A tracker takes it from its own environment variables; --report_to and --run_name are ours.")
-_NO_LOADERS = tr("Prompts are read before the run starts, so there are no loaders to set.")
-_GROUPS = tr("Each process samples and trains; covey does not divide devices into groups.")
-_EVERY_COLUMN = tr("Every column of the data set goes to the rewards.")
-_UPLOAD = tr("This version uploads nothing.")
+_QUANT = tr("The options for quantization are in the group Quantization of `covey train --help`.")
+_MULTI = tr("Each completion is a single answer; this version has no tool calls and no multi-turn rollouts.")
+_SPLIT = tr("Subset and split are part of the data set's name: --dataset ID:SUBSET@SPLIT.")
+_OURS = tr(
+    "Trackers read this setting from their own environment variables; covey has only --report_to and "
+    "--run_name."
+)
+_NO_LOADERS = tr("Prompts are read before the run starts, so there is no data loader to configure.")
+_GROUPS = tr("Each process both samples and trains; covey does not divide devices into groups.")
+_EVERY_COLUMN = tr("Every column of the data set is passed to the rewards.")
+_UPLOAD = tr("This version does not upload anything.")
 _PLANNED = tr("`covey plan` reads how the model is sharded and offloaded from the options of the run.")
 
 MOOT: Mapping[str, Moot] = {
@@ -53,44 +61,46 @@ MOOT: Mapping[str, Moot] = {
     "load_from_cache_file": Moot(_NO_LOADERS),
     "lazy_tokenize": Moot(_NO_LOADERS),
     "remove_unused_columns": Moot(_EVERY_COLUMN, ("false",)),
-    "dataloader_drop_last": Moot(tr("Each epoch has whole rollouts only."), ("true",)),
-    "per_device_eval_batch_size": Moot(tr("As many completions are sampled side by side as memory allows.")),
-    "do_train": Moot(tr("`covey train` trains."), ("true",)),
+    "dataloader_drop_last": Moot(tr("An epoch always consists of whole rollouts."), ("true",)),
+    "per_device_eval_batch_size": Moot(tr("covey samples as many completions at a time as fit in memory.")),
+    "do_train": Moot(tr("`covey train` always trains."), ("true",)),
     "do_eval": Moot(tr("--eval_strategy says when to evaluate.")),
-    "logging_first_step": Moot(tr("Every step is logged, the first one too.")),
-    "logging_dir": Moot(tr("tensorboard's files lie in output_dir/runs.")),
-    "logging_strategy": Moot(tr("Every --logging_steps steps."), ("steps",)),
+    "logging_first_step": Moot(tr("Every step is logged, including the first one.")),
+    "logging_dir": Moot(tr("The files of TensorBoard are in output_dir/runs.")),
+    "logging_strategy": Moot(tr("covey logs every --logging_steps steps."), ("steps",)),
     "save_strategy": Moot(_SAVING, ("steps",)),
     "save_safetensors": Moot(tr("Weights are always saved as safetensors."), ("true",)),
     "create_checkpoint_symlink": Moot(_SAVING, ("false",)),
-    "add_version": Moot(tr("--output_dir is used as it is; left out, it is counted up under runs/.")),
-    "log_entropy": Moot(tr("entropy is among the metrics.")),
-    "gc_collect_after_offload": Moot(tr("It is always done where something is offloaded.")),
-    "model_type": Moot(tr("The model's own config.json says what it is.")),
-    "reward_model_type": Moot(tr("The reward model's own config.json says what it is.")),
+    "add_version": Moot(tr("--output_dir is used as given; without it, the runs in runs/ are numbered.")),
+    "log_entropy": Moot(tr("The metrics always include the entropy.")),
+    "gc_collect_after_offload": Moot(tr("This is always done when something is offloaded.")),
+    "model_type": Moot(tr("The model type is read from the model's config.json.")),
+    "reward_model_type": Moot(tr("The model type is read from the reward model's config.json.")),
     "reward_model_plugin": Moot(
         tr(
-            "A reward model's one logit is the reward. A model that writes its verdict is "
-            "--reward_funcs judge; anything else is a function of yours, FILE.py:NAME."
+            "The reward of a reward model is its one logit. For a model that writes a verdict use "
+            "--reward_funcs judge; for anything else write your own function, FILE.py:NAME."
         ),
         ("default",),
     ),
-    "task_type": Moot(tr("`covey train` is GRPO on a causal language model."), ("causal_lm",)),
-    "padding_free": Moot(tr("Rows are always packed where the model allows it."), ("true",)),
-    "packing": Moot(tr("Rows are always packed where the model allows it."), ("true",)),
-    "use_liger_loss": Moot(tr("The logits of a whole batch are never built.")),
+    "task_type": Moot(tr("`covey train` runs GRPO on a causal language model."), ("causal_lm",)),
+    "padding_free": Moot(tr("Rows are always packed if the model supports it."), ("true",)),
+    "packing": Moot(tr("Rows are always packed if the model supports it."), ("true",)),
+    "use_liger_loss": Moot(tr("covey never computes the logits of a whole batch at once.")),
     "ddp_find_unused_parameters": Moot(tr("Every trained weight takes part in every forward pass.")),
-    "ddp_backend": Moot(tr("NCCL where there are GPUs, gloo elsewhere."), ("nccl", "gloo")),
+    "ddp_backend": Moot(tr("covey uses NCCL on GPUs and gloo otherwise."), ("nccl", "gloo")),
     "use_ray": Moot(
-        tr("Without --launcher ray, torchrun starts the processes."),
+        tr("torchrun starts the processes, unless --launcher ray is given."),
         ("false",),
         {"true": ("launcher", "ray")},
     ),
-    "ddp_timeout": Moot(tr("The timeouts of torch.distributed hold.")),
-    "disable_tqdm": Moot(tr("A terminal gets one live line, a file a few plain ones.")),
-    "check_model": Moot(tr("A model's files are checked before they are loaded.")),
-    "ds3_gather_for_generation": Moot(tr("covey gathers the weights itself for each rollout.")),
-    "fp16": Moot(tr("--torch_dtype says what the forward pass computes in."), ("false",)),
+    "ddp_timeout": Moot(tr("The default timeouts of torch.distributed are used.")),
+    "disable_tqdm": Moot(
+        tr("covey shows one live line on a terminal, and writes a few plain lines to a file.")
+    ),
+    "check_model": Moot(tr("The files of a model are always checked before they are loaded.")),
+    "ds3_gather_for_generation": Moot(tr("covey itself gathers the weights for each rollout.")),
+    "fp16": Moot(tr("--torch_dtype sets the dtype of the forward pass."), ("false",)),
     "load_in_4bit": Moot(_QUANT, ("false",), {"true": ("quant_bits", "4")}),
     "load_in_8bit": Moot(_QUANT, ("false",), {"true": ("quant_bits", "8")}),
     "top_p": Moot(_WHOLE, ("1", "1.0")),
@@ -100,17 +110,17 @@ MOOT: Mapping[str, Moot] = {
     "num_beams": Moot(_WHOLE, ("1",)),
     "do_sample": Moot(tr("Completions are always sampled; --temperature sets how."), ("true",)),
     "multi_objective_aggregation": Moot(
-        tr("Rewards are added with --reward_weights before they are compared."),
+        tr("Rewards are summed with --reward_weights before they are compared."),
         ("sum_then_normalize",),
         {"normalize_then_sum": ("scale_rewards", "gdpo")},
     ),
     "vllm_importance_sampling_correction": Moot(
-        tr("What is sampled with the weights in training needs no correction."),
+        tr("Completions that are sampled with the weights in training need no correction."),
         ("false",),
         {"true": ("vllm_importance_sampling_mode", "sequence_mask")},
     ),
     "push_to_hub": Moot(_UPLOAD, ("false",)),
-    "group_by_length": Moot(tr("Rows of a forward pass are packed."), ("false",)),
+    "group_by_length": Moot(tr("The rows of a forward pass are packed."), ("false",)),
     "torch_compile": Moot(tr("This version does not compile the model."), ("false",)),
 }
 """Names that say what covey does anyway: accepted and said once. Other values than those are refused."""
@@ -119,9 +129,9 @@ REFUSED: Mapping[str, str] = {
     "merge_lora": tr("`covey export CHECKPOINT --merge` merges an adapter into its model."),
     "num_infer_workers": _ONE_EACH,
     "vllm_device": tr(
-        "{one_each} A server of its own has the GPUs that its environment leaves it.", one_each=_ONE_EACH
+        "{one_each} A separate server uses the GPUs that its CUDA_VISIBLE_DEVICES lists.", one_each=_ONE_EACH
     ),
-    "use_lmdeploy": tr("{engines} LMDeploy has left ms-swift too.", engines=_ENGINES),
+    "use_lmdeploy": tr("{engines} ms-swift no longer supports LMDeploy either.", engines=_ENGINES),
     "use_transformers_continuous_batching": _ENGINES,
     "use_transformers_paged": _ENGINES,
     "device_map": DEVICES,
@@ -132,29 +142,24 @@ REFUSED: Mapping[str, str] = {
     "stop_words": tr("A completion ends at the model's own end token or at --max_completion_length."),
     "wandb_project": _OURS,
     "num_completions_to_print": _ROLLOUTS,
-    "eval_dataset": tr("Sets to evaluate on are --val_dataset FILE ..."),
+    "eval_dataset": tr("Give the data sets for evaluation as --val_dataset FILE ..."),
     "resume_only_model": (
-        tr("To start from saved weights, give them as --model, those of an adapter as --adapters.")
+        tr("To start from saved weights, give them as --model, or as --adapters if they are an adapter.")
     ),
-    "ignore_data_skip": tr("A resumed run goes on in the data where it stopped."),
+    "ignore_data_skip": tr("A resumed run always continues at the position in the data where it stopped."),
     "dataset_config": _SPLIT,
     "dataset_train_split": _SPLIT,
-    "dataset_test_split": tr("The split to evaluate on is a source of --val_dataset ID:SUBSET@SPLIT."),
-    "custom_dataset_info": tr(
-        "A data set is named by its file or hub id, and --columns renames its columns."
-    ),
-    "model_init_kwargs": tr(
-        "--torch_dtype, --model_revision and --trust_remote_code are options of their own."
-    ),
-    "template": tr("The chat template is the tokenizer's own; --chat_template FILE replaces it."),
+    "dataset_test_split": tr("The split for evaluation is part of --val_dataset ID:SUBSET@SPLIT."),
+    "custom_dataset_info": tr("Give a data set as its file or hub id; rename its columns with --columns."),
+    "model_init_kwargs": tr("Use the options --torch_dtype, --model_revision and --trust_remote_code."),
+    "template": tr("covey uses the chat template of the tokenizer; --chat_template FILE replaces it."),
     "reward_adapters": (
         tr(
-            "An adapter is merged into its reward model first: `covey export` does it for policies, "
-            "and peft's merge_and_unload for classifiers; the directory that comes of it is "
-            "--reward_model DIR."
+            "Merge the adapter into its reward model first: with `covey export` for policies, with peft's "
+            "merge_and_unload for classifiers. Then give the resulting directory as --reward_model DIR."
         )
     ),
-    "reward_template": tr("A reward model reads with the chat template of its own directory."),
+    "reward_template": tr("A reward model uses the chat template in its own directory."),
     "multi_turn_scheduler": _MULTI,
     "max_turns": _MULTI,
     "use_gym_env": _MULTI,
@@ -163,19 +168,24 @@ REFUSED: Mapping[str, str] = {
     "max_tool_calling_iterations": _MULTI,
     "ref_model": _REF,
     "lr_scheduler_kwargs": (
-        tr("--lr_scheduler_type, --warmup_steps and --warmup_ratio are all there is to the schedule.")
+        tr("Only --lr_scheduler_type, --warmup_steps and --warmup_ratio configure the schedule.")
     ),
     "auto_find_batch_size": (
-        tr("Batch sizes are what you type; the plan lists equal splits that need less memory.")
+        tr(
+            "covey uses the batch size that you give; `covey plan` lists other ways to split it that "
+            "need less memory."
+        )
     ),
-    "gradient_checkpointing_kwargs": tr("--gradient_checkpointing true or selective is all there is to it."),
-    "ignore_args_error": tr("An option that does nothing is always refused."),
+    "gradient_checkpointing_kwargs": tr(
+        "covey supports only --gradient_checkpointing true or selective, without further settings."
+    ),
+    "ignore_args_error": tr("An option without effect is always refused."),
     "stopping_strategy": tr(
-        "Mixing ends when the first source is used up; without --interleave_prob all are."
+        "Mixing stops when the first source is used up; without --interleave_prob all sources are used up."
     ),
     "plan_zero_stage": _PLANNED,
     "plan_offload": _PLANNED,
-    "val_dataset_shuffle": tr("Every prompt of --val_dataset is evaluated, so their order is of no matter."),
+    "val_dataset_shuffle": tr("All prompts of --val_dataset are evaluated, so their order does not matter."),
 }
 """Names that this version has nothing for, each with what it does instead."""
 
@@ -185,11 +195,11 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "bnb_": _QUANT,
     "swanlab_": _OURS,
     "wandb_": _OURS,
-    "fsdp_": tr("Settings of FSDP are given as JSON in --fsdp_config."),
+    "fsdp_": tr("Give the settings of FSDP as JSON in --fsdp_config."),
     "hub_": _UPLOAD,
-    "teacher_": tr("This version distils from no teacher."),
-    "chord_": tr("This version mixes in no supervised loss."),
-    "freeze_": tr("What is trained is --tuner_type full or lora."),
+    "teacher_": tr("This version cannot distill from a teacher model."),
+    "chord_": tr("This version cannot add a supervised loss."),
+    "freeze_": tr("--tuner_type full or lora sets what is trained."),
     "dataloader_": _NO_LOADERS,
 }
 """Beginnings of names that come in families."""

@@ -61,5 +61,5 @@ def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
         seen=tr("This is a command of `{tool}`{named}.", tool=tool, named=named),
         why=CODES[code].why,
         cause="",
-        fixes=(Fix(text=f"`{line}`"), Fix(text=tr("the run gets {run}", run=run))),
+        fixes=(Fix(text=f"`{line}`"), Fix(text=tr("the training run needs {run}", run=run))),
     )

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from covey.texts import tr
 
 _SPLITS = tr(
-    "covey splits weights, gradients and optimizer state over processes (--fsdp full_shard), but "
-    "no layer and no sequence."
+    "covey can shard weights, gradients and optimizer state over processes (--fsdp full_shard). It has no "
+    "tensor, pipeline or sequence parallelism."
 )
-_LONG = tr("{splits} Long rows need less memory where activations are recomputed.", splits=_SPLITS)
-_MEGATRON = tr("An option of Megatron, which covey does not use.")
+_LONG = tr("{splits} Activation recomputation reduces the memory of long rows.", splits=_SPLITS)
+_MEGATRON = tr("This is an option of Megatron, and covey does not use Megatron.")
 
 _SHARD = tr("--fsdp full_shard")
 _RECOMPUTE = tr("--gradient_checkpointing true, with --fsdp full_shard for the weights")
@@ -42,8 +42,8 @@ PARALLEL: Mapping[str, tuple[str, str]] = {
     "micro_batch_size": (_MEGATRON, "--per_device_train_batch_size N"),
     "global_batch_size": (
         tr(
-"{megatron} A step takes processes x per_device_train_batch_size x "
-"gradient_accumulation_steps completions."
+"{megatron} One optimizer step uses processes x per_device_train_batch_size x gradient_accumulation_steps "
+"completions."
 , megatron=_MEGATRON),
         "--gradient_accumulation_steps N",
     ),
@@ -54,7 +54,7 @@ PARALLEL: Mapping[str, tuple[str, str]] = {
 """Names with the reason and what to type instead."""
 
 DEVICES = tr(
-    "covey runs one process on each GPU that CUDA_VISIBLE_DEVICES shows, and does not place "
-    "modules on devices. It trains on NVIDIA and AMD GPUs and on CPUs, not on Ascend NPUs."
+    "covey runs one process on each GPU in CUDA_VISIBLE_DEVICES and does not place modules on devices. It "
+    "trains on NVIDIA and AMD GPUs and on CPUs, but not on Ascend NPUs."
 )
 """Why there is no map from modules to devices."""

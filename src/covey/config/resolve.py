@@ -124,13 +124,13 @@ def _not_built(name: str, value: Any, source: str) -> Problem:
         code="E102",
         option=name,
         seen=tr(
-            "{name} is {spelled} ({source}), and covey cannot train with that yet.",
+            "{name} is {spelled} ({source}), but covey cannot train with that yet.",
             name=name,
             spelled=spelled,
             source=source,
         ),
         why=FACTS[name].not_built,
-        fixes=(Fix(text=tr("leave out --{name}; `covey plan` with it forecasts the memory", name=name)),),
+        fixes=(Fix(text=tr("leave out --{name}; `covey plan` can forecast its memory", name=name)),),
     )
 
 
@@ -157,9 +157,9 @@ def _missing(typed: Mapping[str, Typed], faulty: set[str]) -> list[Problem]:
                 option=name,
                 seen=tr("{name} is not given.", name=name),
                 why=tr(
-                    "A run needs a model, a data set and at least one reward; none of them has a default."
+                    "A run needs a model, a data set and at least one reward, and none of them has a default."
                 ),
-                cause=tr("The option is missing on the command line and in the configuration file."),
+                cause=tr("The option is neither on the command line nor in the configuration file."),
                 fixes=(Fix(text=words, edits={name: example}),),
             )
         )
@@ -172,8 +172,8 @@ def _invalid(error: ValidationError) -> list[Problem]:
             code="E103",
             option=".".join(str(part) for part in detail["loc"]),
             seen=f"{detail['input']!r}: {detail['msg']}.",
-            why=tr("The value is none of the option's type."),
-            cause=tr("The value was given by a program that skips the parser."),
+            why=tr("The value does not have the type of the option."),
+            cause=tr("A program passed the value directly, without the option parser."),
             fixes=(Fix(text=tr("`covey train --help` says what each option takes")),),
         )
         for detail in error.errors()

@@ -50,7 +50,7 @@ def start_of(typed: Mapping[str, Typed]) -> Start:
     problems: list[Problem] = []
     model = typed.get("model")
     if option == "model":
-        values["adapters"] = (where.value, tr("model, which is the directory of an adapter"))
+        values["adapters"] = (where.value, tr("model, which is an adapter directory"))
     elif model is not None and is_adapter(str(model.value)):
         problems += _two_adapters(model, where)
     if model is not None and is_adapter(str(model.value)):
@@ -152,14 +152,15 @@ def _two_adapters(model: Typed, adapters: Typed) -> list[Problem]:
             "E106",
             "adapters",
             tr(
-                "model is {value} ({source}), which is an adapter, and adapters is {value2} ({source2}).",
+                "model is {value} ({source}), which is an adapter, but adapters is also given: {adapter} "
+                "({adapter_source}).",
                 value=model.value,
                 source=model.source,
-                value2=adapters.value,
-                source2=adapters.source,
+                adapter=adapters.value,
+                adapter_source=adapters.source,
             ),
             "",
-            Fix(text=tr("name one adapter: leave out --adapters, or give the base model as --model")),
+            Fix(text=tr("give only one adapter: leave out --adapters, or give the base model as --model")),
         )
     ]
 
@@ -168,22 +169,22 @@ def _base(directory: Path) -> tuple[str, list[Problem]]:
     """The base of an adapter that was given as the model, where it can be found."""
     base = base_of(directory)
     here = adapter_path(base)
-    give = Fix(text=tr("say where its base is: --model BASE --adapters {directory}", directory=directory))
+    give = Fix(text=tr("give the base model too: --model BASE --adapters {directory}", directory=directory))
     if not base:
         seen = tr(
-            "{directory} is an adapter, and its {adapter_config} names no base model.",
+            "{directory} is an adapter, but its {adapter_config} does not name a base model.",
             directory=directory,
             adapter_config=ADAPTER_CONFIG,
         )
         return "", [_problem("E301", "model", seen, "", give)]
     if here.is_absolute() and not here.is_dir():
         seen = tr(
-            "{directory} is an adapter of {base}, which is not on this machine.",
+            "{directory} is an adapter of {base}, but {base} is not on this machine.",
             directory=directory,
             base=base,
         )
         return base, [
-            _problem("E301", "model", seen, tr("The adapter was trained on another machine."), give)
+            _problem("E301", "model", seen, tr("The adapter may have been trained on another machine."), give)
         ]
     return base, []
 
@@ -192,13 +193,13 @@ def _full(tuner: Typed, where: str) -> Problem:
     return _problem(
         "E382",
         "tuner_type",
-        tr("tuner_type is full ({source}), and adapters is {where}.", source=tuner.source, where=where),
-        tr("ms-swift would ignore the adapter here and train all weights of the base model."),
-        Fix(text=tr("go on training the adapter"), edits={"tuner_type": "lora"}),
+        tr("tuner_type is full ({source}), but adapters is {where}.", source=tuner.source, where=where),
+        tr("In this case ms-swift ignores the adapter and trains all weights of the base model."),
+        Fix(text=tr("continue to train the adapter"), edits={"tuner_type": "lora"}),
         Fix(
             text=tr(
-                "train all weights of the merged model: `covey export {where} --merge`, then "
-                "the directory that it writes as --model, without --adapters",
+                "train all weights of the merged model: run `covey export {where} --merge`, then give the "
+                "directory that it writes as --model, without --adapters",
                 where=where,
             )
         ),
@@ -210,12 +211,12 @@ def _differs(name: str, own: Typed, value: Any, where: str) -> Problem:
         "E382",
         name,
         tr(
-            "{name} is {shown} ({source}), but the adapter {where} has {shown2}.",
+            "{name} is {shown} ({source}), but the adapter {where} has {saved}.",
             name=name,
             shown=_shown(own.value),
             source=own.source,
             where=where,
-            shown2=_shown(value),
+            saved=_shown(value),
         ),
         "",
         Fix(text=tr("keep the adapter's value"), edits={name: value})
@@ -226,21 +227,23 @@ def _differs(name: str, own: Typed, value: Any, where: str) -> Problem:
 
 def _unusable(option: str, words: str, where: str, is_other: bool) -> Problem:
     if is_other:
-        merge = tr("merge it with peft (`merge_and_unload`), save the merged model, and give that as --model")
+        merge = tr("merge it with peft (`merge_and_unload`), save the merged model, and give it as --model")
         return _problem("E381", option, tr("{words}.", words=words), "", Fix(text=merge))
     files = tr("adapter_config.json and adapter_model.safetensors")
     fixes = [Fix(text=tr("give the directory of the adapter, which has {files}", files=files))]
     if "pickled" in words:
         convert = tr(
-            'where you trust the file, write it anew beside it: `python -c "from peft import '
-            "AutoPeftModelForCausalLM as M; "
-            "M.from_pretrained('{where}').save_pretrained('{where}')\"`",
+            'if you trust the file, save it again as safetensors: `python -c "from peft import '
+            "AutoPeftModelForCausalLM as M; M.from_pretrained('{where}').save_pretrained('{where}')\"`",
             where=where,
         )
         fixes = [Fix(text=convert)]
     elif "not a directory" in words and where.count("/") == 1 and not where.startswith((".", "/", "~")):
         fixes.insert(
-            0, Fix(text=tr("fetch it from its hub first: `hf download {where} --local-dir DIR`", where=where))
+            0,
+            Fix(
+                text=tr("download it from its hub first: `hf download {where} --local-dir DIR`", where=where)
+            ),
         )
     return _problem("E380", option, tr("{words}.", words=words), "", *fixes)
 

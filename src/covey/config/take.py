@@ -86,7 +86,11 @@ class Layer:
     def lacks_value(self, option: str, source: str) -> None:
         """Say of a list that nothing stands behind it, as behind `--val_dataset $NAME` without that name."""
         unfit = UnfitError(
-            tr("{option} takes {words} and got nothing", option=option, words=self.kind_of(option).words)
+            tr(
+                "{option} takes {words}, but no value is given",
+                option=option,
+                words=self.kind_of(option).words,
+            )
         )
         self.named.add(option)
         self.problems.append(self._unfit(option, [], source, unfit))
@@ -109,11 +113,11 @@ class Layer:
         return Problem(
             code="E101",
             option=known.typed,
-            seen=tr("covey has no option {typed} ({source}).", typed=known.typed, source=source),
-            why=tr("Ignoring it would train with a value that nobody asked for.")
+            seen=tr("covey has no option named {typed} ({source}).", typed=known.typed, source=source),
+            why=tr("If it were ignored, the run would not use the value that you gave.")
             if self.declares is Config
-            else tr("Ignoring it would do something else than what was typed."),
-            cause=tr("No option has a name like it.")
+            else tr("If it were ignored, the run would not do what the command says."),
+            cause=tr("No option has a similar name.")
             if near is None
             else tr("The nearest option is {near}.", near=near),
             fixes=fixes,
@@ -124,7 +128,9 @@ class Layer:
         if unfit.choice:
             word = value[0] if isinstance(value, list | tuple) and value else value
             choice = nearest(str(word), kind.choices, cutoff=0.0) or kind.choices[0]
-            fix = Fix(text=tr("the nearest of its values is {choice}", choice=choice), edits={option: choice})
+            fix = Fix(
+                text=tr("the nearest possible value is {choice}", choice=choice), edits={option: choice}
+            )
         elif default is not None:
             text = tr("it takes {words}; its default is {default}", words=kind.words, default=default)
             fix = Fix(text=text, edits={option: default})
@@ -134,7 +140,7 @@ class Layer:
             code="E104" if unfit.choice else "E103",
             option=option,
             seen=tr("{unfit} ({source}).", unfit=unfit, source=source),
-            why=tr("There is no such setting to run with."),
+            why=tr("covey cannot use this value."),
             cause=_cause(value),
             fixes=(fix,),
         )
@@ -160,7 +166,7 @@ def take_mapping(options: Mapping[str, Any], source: str) -> Layer:
 def refused(known: Name, source: str) -> Problem:
     """Return the problem of a name that another tool or a later version has."""
     instead = instead_of(known.typed)
-    rest = tr(" and type {instead}", instead=instead) if instead else tr("; nothing takes its place")
+    rest = tr(" and use {instead}", instead=instead) if instead else tr("; there is no replacement")
     return Problem(
         code="E102",
         option=known.typed,
@@ -177,20 +183,20 @@ def _of_plan(name: str, value: Any, source: str) -> Problem:
     # The source of a file is its path, a colon and the key.
     path, colon, _ = source.rpartition(": ")
     if not colon:
-        cause = tr("A command of `covey plan`, typed for another verb.")
+        cause = tr("The option belongs to `covey plan`, but the command is another one.")
         fixes = (
             Fix(text=tr("`covey plan ... --{name}`", name=name)),
             Fix(text=tr("leave out --{name}", name=name)),
         )
     else:
         cause = tr(
-            "A file says what a run does, and `covey train` does it on the machine that it is started on."
+            "A configuration file describes a run; `covey train` uses the machine on which it is started."
         )
         word = "" if value is True else f" {value}"
         fixes = (
             Fix(
                 text=tr(
-                    "take it out of the file, and type `covey plan {path} --{name}{word}`",
+                    "remove it from the file, and run `covey plan {path} --{name}{word}`",
                     path=path,
                     name=name,
                     word=word,
@@ -200,7 +206,7 @@ def _of_plan(name: str, value: Any, source: str) -> Problem:
     return Problem(
         code="E212",
         option=name,
-        seen=tr("{name} ({source}) is a word of `covey plan` alone.", name=name, source=source),
+        seen=tr("{name} ({source}) is an option of `covey plan` only.", name=name, source=source),
         why=CODES["E212"].why,
         cause=cause,
         fixes=fixes,
@@ -216,9 +222,9 @@ def _other_method(value: Any, source: str) -> list[Problem]:
         Problem(
             code="E114",
             option="rlhf_type",
-            seen=tr("rlhf_type is {word} ({source}).", word=word or tr("not said"), source=source),
+            seen=tr("rlhf_type is {word} ({source}).", word=word or tr("not given"), source=source),
             why=CODES["E114"].why,
-            cause=tr("A command for another method of ms-swift."),
+            cause=tr("The command uses another training method of ms-swift."),
             fixes=(Fix(text=tr("GRPO: `covey rlhf --rlhf_type grpo ...`")),),
         )
     ]
@@ -236,7 +242,7 @@ def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
         return Problem(
             code="W108",
             option=name,
-            seen=tr("{name} {word} ({source}) changes nothing.", name=name, word=word, source=source),
+            seen=tr("{name} {word} ({source}) has no effect.", name=name, word=word, source=source),
             why=moot.words,
             severity=Severity.NOTE,
         )
@@ -244,7 +250,7 @@ def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
         code="E102",
         option=name,
         seen=tr(
-            "{name} {word} ({source}) is nothing that this version can do.",
+            "{name} {word} ({source}) is not supported by this version.",
             name=name,
             word=word,
             source=source,
@@ -254,7 +260,7 @@ def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
         fixes=(
             Fix(
                 text=tr(
-                    "leave out --{name}; it is {values} here",
+                    "leave out --{name}; covey always uses {values}",
                     name=name,
                     values=joined(tr(" or "), moot.values),
                 )
@@ -275,7 +281,7 @@ def _is_same(word: str, value: str) -> bool:
 
 def _cause(value: Any) -> str:
     if value is None or value in ([], ()):
-        return tr("The option stands without a value.")
+        return tr("The option has no value.")
     return tr("A typing error, or the spelling of another tool.")
 
 
@@ -284,17 +290,17 @@ def _twice(option: str, old: Typed, new: Typed) -> Problem:
         code="E106",
         option=option,
         seen=tr(
-            "{option} is {value} ({source}) and {value2} ({source2}).",
+            "{option} has two values: {value} ({source}) and {other} ({other_source}).",
             option=option,
             value=old.value,
             source=old.source,
-            value2=new.value,
-            source2=new.source,
+            other=new.value,
+            other_source=new.source,
         ),
-        why=tr("Both are names of the same option, and only one value can hold."),
-        cause=tr("A command put together from two sources."),
+        why=tr("Both names mean the same option, and an option has only one value."),
+        cause=tr("The command may have been put together from two sources."),
         fixes=tuple(
-            Fix(text=tr("keep the one from {source}", source=t.source), edits={option: t.value})
+            Fix(text=tr("keep the value from {source}", source=t.source), edits={option: t.value})
             for t in (old, new)
         ),
     )
@@ -307,15 +313,15 @@ def stray(words: Sequence[str], after: str, verb: str = "train") -> Problem:
     fix = (
         tr("put it first: `covey {verb} {words} --option value`", verb=verb, words=words[0])
         if is_file
-        else tr("leave out `{shown}`, or quote it", shown=shown)
+        else tr("remove `{shown}`, or put it in quotes", shown=shown)
     )
     return Problem(
         code="E108",
         option=after,
-        seen=tr("`{shown}` after {after} belongs to no option.", shown=shown, after=after),
-        why=tr("A word that is ignored may have been an option."),
-        cause=tr("A configuration file stands before the options.")
+        seen=tr("`{shown}` after {after} does not belong to any option.", shown=shown, after=after),
+        why=tr("If it were ignored, an option might be lost."),
+        cause=tr("A configuration file must come before the options.")
         if is_file
-        else tr("A value too many, or quotes lost."),
+        else tr("There is one value too many, or quotes are missing."),
         fixes=(Fix(text=fix),),
     )

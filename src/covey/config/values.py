@@ -62,8 +62,8 @@ class Kind:
         }[self.base]
         if not self.many:
             return one
-        return {"str": tr("one or more words"), "float": tr("one or more numbers")}.get(
-            self.base, tr("one or more, each {one}", one=one)
+        return {"str": tr("one or more values"), "float": tr("one or more numbers")}.get(
+            self.base, tr("one or more values, each {one}", one=one)
         )
 
     @property
@@ -122,11 +122,11 @@ def coerce(name: str, value: Any, declares: type[Options] = Config) -> Any:
         return [_one(name, kind, word) for word in words]
     if isinstance(value, list | tuple):
         if not value:
-            raise UnfitError(tr("{name} takes {words} and got nothing", name=name, words=kind.words))
+            raise UnfitError(tr("{name} takes {words}, but no value is given", name=name, words=kind.words))
         if len(value) != 1:
             raise UnfitError(
                 tr(
-                    "{name} takes one value and got {num_value}: {value}",
+                    "{name} takes one value, but {num_value} are given: {value}",
                     name=name,
                     num_value=len(value),
                     value=" ".join(map(str, value)),
@@ -195,7 +195,7 @@ def _json(name: str, kind: Kind, value: Any) -> dict[str, Any] | None:
         except ValueError as error:
             raise UnfitError(
                 tr(
-                    "{name} takes {words}; {value!r} is none: {error}",
+                    "{name} takes {words}, but {value!r} is not one: {error}",
                     name=name,
                     words=kind.words,
                     value=value,

@@ -36,7 +36,7 @@ class Silence:
     is_asked_for: bool = False
 
 
-_UNASKED = Silence(tr("the network was not to be used"))
+_UNASKED = Silence(tr("the network may not be used"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,9 @@ def locate_model(
     if not (directory / "config.json").is_file() and not (directory / "adapter_config.json").is_file():
         if sizes is None:
             raise _not_cached(name, name, silence, "config.json")
-        raise ModelError(tr("{name} has no config.json", name=name), kind="no_config", subject=name)
+        raise ModelError(
+            tr("{name} does not contain a config.json", name=name), kind="no_config", subject=name
+        )
     size = None
     if sizes is not None:
         known = [sizes.get(file) for file in _weight_files(name, directory, list(sizes))]
@@ -164,8 +166,8 @@ def explain(error: Exception, name: str, *, kind: str, revision: str | None = No
     if isinstance(error, errors.GatedRepoError):
         page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'data set' else ''}{name}"
         return tr(
-            "{name} is gated ({status}): ask for access at {page}, then log in with `hf auth "
-            "login` or HF_TOKEN",
+            "{name} is gated ({status}): request access at {page}, then log in with `hf auth login` or "
+            "HF_TOKEN",
             name=name,
             status=status,
             page=page,
@@ -174,15 +176,16 @@ def explain(error: Exception, name: str, *, kind: str, revision: str | None = No
         return tr("{name} has no revision {revision!r}", name=name, revision=revision)
     if isinstance(error, errors.RepositoryNotFoundError):
         return tr(
-            "{name}: the hub knows no such {kind}, or it is private and not yours to read "
-            "({status}): check the spelling, then log in with `hf auth login` or HF_TOKEN",
+            "{name}: the hub has no such {kind}, or it is private and you may not read it ({status}): "
+            "check the spelling, then log in with `hf auth login` or HF_TOKEN",
             name=name,
             kind=kind,
             status=status,
         )
     if status == 401:
         return tr(
-            "{name}: the hub did not accept the token (401): log in anew: `hf auth login`, HF_TOKEN",
+            "{name}: the hub did not accept the token (401): log in again with `hf auth login`, or set "
+            "HF_TOKEN",
             name=name,
         )
     return tr("{name}: the hub answered: {one_line}", name=name, one_line=one_line(error))
@@ -198,7 +201,9 @@ def _hub_id(name: str, use_hf: bool) -> tuple[str, str]:
         if name.startswith(f"{prefix}::"):
             hub, name = prefix, name.removeprefix(f"{prefix}::")
     if name.startswith((".", "/", "~")) or not _ID.fullmatch(name):
-        words = tr("{name} is neither a directory here nor the id of a model (owner/name)", name=name)
+        words = tr(
+            "{name} is neither a directory on this machine nor the id of a model (owner/name)", name=name
+        )
         raise ModelError(words, subject=name)
     return hub, name
 
@@ -269,10 +274,10 @@ def _not_cached(name: str, called: str, silence: Silence | None, missing: str = 
 def _not_in_cache(name: str, silence: Silence | None, missing: str = "") -> str:
     from huggingface_hub import constants
 
-    why = tr("the download ended before it was whole") if silence is None else silence.words
+    why = tr("the download stopped before it was complete") if silence is None else silence.words
     part = tr(" ({missing} is missing)", missing=missing) if missing else ""
     return tr(
-        "{name} is not, or not whole, in the cache {hf_hub_cache}{part}, and {why}",
+        "{name} is missing from the cache {hf_hub_cache} or incomplete there{part}, and {why}",
         name=name,
         hf_hub_cache=constants.HF_HUB_CACHE,
         part=part,
@@ -292,8 +297,8 @@ def _weight_files(name: str, directory: Path, there: Sequence[str]) -> list[str]
     if "adapter_config.json" in there:
         raise ModelError(
             tr(
-                "{name} is an adapter, not a model: give its base as --model, and as --adapters the "
-                "directory that `hf download` writes it to",
+                "{name} is an adapter, not a model: give its base model as --model, and the directory to "
+                "which `hf download` writes the adapter as --adapters",
                 name=name,
             ),
             kind="adapter",
@@ -302,11 +307,11 @@ def _weight_files(name: str, directory: Path, there: Sequence[str]) -> list[str]
     if any(f.endswith(_PICKLES) for f in there):
         raise ModelError(
             tr(
-                "{name} has only pickled weights, which can run code and are not read: convert to "
-                "safetensors",
+                "{name} has only pickled weights, which can run code when they are loaded; covey does not "
+                "read them: convert them to safetensors",
                 name=name,
             ),
             subject=name,
         )
-    words = tr("{name} has no weights: no .safetensors file is in it", name=name)
+    words = tr("{name} has no weights: it contains no .safetensors file", name=name)
     raise ModelError(words, kind="no_weights", subject=name)

@@ -46,14 +46,14 @@ def iter_json(path: Path) -> Iterator[dict[str, Any]]:
             tr("{path} could not be read: {error}", path=path, error=error), subject=path
         ) from error
     except UnicodeDecodeError as error:
-        words = tr("{path} is no UTF-8 text: {error}", path=path, error=error)
+        words = tr("{path} is not UTF-8 text: {error}", path=path, error=error)
         raise DataError(words, kind="encoding", subject=path) from error
     number = 0
     try:
         for number, row in enumerate(_values(text), start=1):
             if not isinstance(row, dict):
                 name = type(row).__name__
-                words = tr("row {number}: a row is a JSON object, not {name}", number=number, name=name)
+                words = tr("row {number}: a row must be a JSON object, not {name}", number=number, name=name)
                 raise in_file(path, words)
             yield row
     except json.JSONDecodeError as error:
@@ -85,7 +85,11 @@ def refuse_lone_surrogates(directory: Path) -> None:
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
                     if any(half for half in _SURROGATES.findall(line)):
-                        words = tr("line {number}: holds half of a surrogate pair", number=number)
+                        words = tr(
+                            "line {number}: the text contains half of a surrogate pair, which is not "
+                            "valid Unicode",
+                            number=number,
+                        )
                         raise in_file(path, words, kind="surrogate")
 
 

@@ -47,7 +47,7 @@ class KeptCheck:
                     raise RowFault(
                         "lost",
                         tr(
-                            "call of the tool {tool_name} in a turn of the assistant",
+                            "call of the tool {tool_name} in an assistant turn",
                             tool_name=tool_name(call),
                         ),
                     )
@@ -76,9 +76,7 @@ class KeptCheck:
         self, messages: Sequence[Message], tools: Sequence[Message], kwargs: Mapping[str, Any]
     ) -> frozenset[int | tuple[int, int]]:
         texts = {
-            n: tr("covey asks for text {n}.", n=n)
-            for n, m in enumerate(messages)
-            if (m["content"] or "").strip()
+            n: f"covey asks for text {n}." for n, m in enumerate(messages) if (m["content"] or "").strip()
         }
         # The name of a tool stands among the tools, too.
         calls = {

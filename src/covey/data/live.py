@@ -40,7 +40,7 @@ def _all_rows(value: Any) -> list[dict[str, Any]]:
         splits = ", ".join(map(str, value))
         raise DataError(
             tr(
-                "is a {name} with the splits {splits}; one of them is a data set",
+                "is a {name} with the splits {splits}; pass one of these splits",
                 name=type(value).__name__,
                 splits=splits,
             )
@@ -51,19 +51,20 @@ def _all_rows(value: Any) -> list[dict[str, Any]]:
         except (ValueError, TypeError) as error:
             # pyarrow's errors are of these kinds: a column whose cells have several types, say.
             raise DataError(
-                tr("is a DataFrame that is no table: {splitlines}", splitlines=str(error).splitlines()[0])
+                tr(
+                    "is a DataFrame that cannot be converted to a table: {splitlines}",
+                    splitlines=str(error).splitlines()[0],
+                )
             ) from error
     if _is_of("datasets", "Dataset", value):
         return tables.rows_of(tables.plain(value), None)
     if not isinstance(value, list | tuple):
-        raise DataError(
-            tr("is of type {name}, which holds no rows that covey reads", name=type(value).__name__)
-        )
+        raise DataError(tr("is of type {name}, from which covey cannot read rows", name=type(value).__name__))
     for number, row in enumerate(value):
         if not isinstance(row, Mapping):
             raise DataError(
                 tr(
-                    "is a list with a {name} at position {number}, where a dict stands",
+                    "is a list with a {name} at position {number}, where a dict is expected",
                     name=type(row).__name__,
                     number=number,
                 )
@@ -72,7 +73,7 @@ def _all_rows(value: Any) -> list[dict[str, Any]]:
         if odd is not None:
             raise DataError(
                 tr(
-                    "has a row at position {number} with the column {odd!r}, which is no text",
+                    "has a row at position {number} whose column name {odd!r} is not text",
                     number=number,
                     odd=odd,
                 )

@@ -42,8 +42,8 @@ def _check_probabilities(probabilities: Sequence[float], num_sources: int) -> No
     if len(probabilities) != num_sources:
         raise DataError(
             tr(
-                "interleave_prob has {num_probabilities} values for {num_sources} data sets: one "
-                "each is needed",
+                "interleave_prob has {num_probabilities} values for {num_sources} data sets: it needs one "
+                "value per data set",
                 num_probabilities=len(probabilities),
                 num_sources=num_sources,
             ),
@@ -52,14 +52,14 @@ def _check_probabilities(probabilities: Sequence[float], num_sources: int) -> No
     if not all(math.isfinite(p) and p >= 0 for p in probabilities):
         raise DataError(
             tr(
-                "interleave_prob holds probabilities, from 0 to 1: {probabilities}",
+                "interleave_prob must contain probabilities from 0 to 1: {probabilities}",
                 probabilities=list(probabilities),
             ),
             option="interleave_prob",
         )
     total = math.fsum(probabilities)
     if abs(total - 1) > 1e-6:
-        words = tr("interleave_prob adds up to {total:g}, not 1", total=total)
+        words = tr("the values of interleave_prob must sum to 1, not {total:g}", total=total)
         raise DataError(words, option="interleave_prob")
 
 
@@ -67,14 +67,14 @@ def split_rows(rows: Sequence[Row], ratio: float, *, seed: int) -> tuple[list[Ro
     """Train and validation rows: a share `ratio` of them, at least one, chosen by `seed`; both in their old
     order."""
     if not 0 <= ratio < 1:
-        words = tr("split_dataset_ratio is {ratio:g}: it is a share from 0 to below 1", ratio=ratio)
+        words = tr("split_dataset_ratio is {ratio:g}: it must be a share from 0 to below 1", ratio=ratio)
         raise DataError(words, option="split_dataset_ratio")
     if ratio == 0:
         return list(rows), []
     if len(rows) < 2:
         raise DataError(
             tr(
-                "split_dataset_ratio is {ratio:g}, and of {num_rows} rows none can be held out",
+                "split_dataset_ratio is {ratio:g}, but none of the {num_rows} rows can be held out",
                 ratio=ratio,
                 num_rows=len(rows),
             ),
@@ -100,7 +100,7 @@ def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
         if rows and old not in there:
             raise DataError(
                 tr(
-                    "columns renames {old!r}, which no row has{nearest}; there are: {there}",
+                    "columns renames {old!r}, but no row has this column{nearest}; the columns are: {there}",
                     old=old,
                     nearest=nearest(old, there),
                     there=", ".join(sorted(there)),
@@ -119,7 +119,8 @@ def _renamed(row: Row, number: int, names: Mapping[str, str]) -> Row:
                 continue
             raise DataError(
                 tr(
-                    "columns makes two columns {new!r} of row {number}, which holds {row}",
+                    "columns gives two columns of row {number} the name {new!r}; the row has the columns "
+                    "{row}",
                     new=new,
                     number=number,
                     row=", ".join(row),

@@ -79,10 +79,10 @@ def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool
             is_live = not path.is_file() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
         except ValueError as error:
             return ModelProblem(
-                kind="bad_config", words=tr("{path} is no JSON: {error}", path=path, error=error)
+                kind="bad_config", words=tr("{path} is not valid JSON: {error}", path=path, error=error)
             )
         if not is_live:
-            return ModelProblem(kind="bad_config", words=tr("{path} is no JSON object", path=path))
+            return ModelProblem(kind="bad_config", words=tr("{path} is not a JSON object", path=path))
     config = read_json(directory / "config.json")
     fault = _model_type_problem(directory, config) or architecture_problem(directory, config)
     fault = fault or _tokenizer_problem(directory)
@@ -158,23 +158,23 @@ def _model_type_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
         return ModelProblem(
             kind="remote_code",
             words=tr(
-                "{directory} is a model whose code comes with it (auto_map of config.json)",
+                "{directory} is a model that comes with its own code (auto_map in config.json)",
                 directory=directory,
             ),
             advice=tr(
-                ", and covey runs no such code: take a model that transformers knows by itself",
+                ", and covey does not run such code: use a model that transformers supports itself",
             ),
         )
     if not isinstance(name, str):
         return ModelProblem(
             kind="no_model_type",
-            words=tr("{directory}/config.json names no model_type", directory=directory),
+            words=tr("{directory}/config.json does not name a model_type", directory=directory),
         )
     return ModelProblem(
         kind="unknown_model_type",
         words=tr(
-            "{directory}/config.json has model_type {name!r}, which the installed transformers "
-            "does not know{nearest}: a newer transformers may (pip install -U transformers)",
+            "{directory}/config.json has model_type {name!r}, which the installed transformers does not "
+            "support{nearest}: a newer version may support it (pip install -U transformers)",
             directory=directory,
             name=name,
             nearest=nearest(name, sorted(known)),
@@ -190,8 +190,8 @@ def _architecture_problem(
         return ModelProblem(
             kind="vision",
             words=tr(
-                "{directory} is a model of images or sound ({media} in config.json), and this "
-                "version trains on text only",
+                "{directory} is a model for images or audio ({media} in config.json), but this version "
+                "trains on text only",
                 directory=directory,
                 media=", ".join(media[:3]),
             ),
@@ -200,8 +200,8 @@ def _architecture_problem(
         return ModelProblem(
             kind="encoder_decoder",
             words=tr(
-                "{directory} is an encoder with a decoder ({config}), and only models that are "
-                "a decoder alone are trained",
+                "{directory} is an encoder-decoder model ({config}), but covey trains only decoder-only "
+                "models",
                 directory=directory,
                 config=config.get("model_type"),
             ),
@@ -211,8 +211,8 @@ def _architecture_problem(
         return ModelProblem(
             kind="not_causal",
             words=tr(
-                "{directory} is a {names}, which writes no text: a model that can be trained "
-                "is a …ForCausalLM",
+                "{directory} is a {names}, which does not generate text: covey trains models of a class "
+                "…ForCausalLM",
                 directory=directory,
                 names=names[0],
             ),
@@ -221,7 +221,7 @@ def _architecture_problem(
     method = None if is_taken else quantization(config)
     if method is not None:
         words = tr(
-            "{directory} holds quantized weights: config.json has a quantization_config of {method}",
+            "{directory} contains quantized weights: config.json has a quantization_config of {method}",
             directory=directory,
             method=method,
         )
@@ -254,7 +254,7 @@ def _classifier_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
         return ModelProblem(
             kind="causal",
             words=tr(
-                "{directory} is a {names}, which writes text and gives no score",
+                "{directory} is a {names}, which generates text and does not give a score",
                 directory=directory,
                 names=names[0],
             ),
@@ -263,7 +263,7 @@ def _classifier_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
         return ModelProblem(
             kind="not_classifier",
             words=tr(
-                "{directory} is a {names}, and a reward model is a …{classifier} with one label",
+                "{directory} is a {names}, but a reward model must be a …{classifier} with one label",
                 directory=directory,
                 names=names[0],
                 classifier=_CLASSIFIER,
@@ -275,7 +275,7 @@ def _classifier_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
         return ModelProblem(
             kind="labels",
             words=tr(
-                "{directory} is a {names} with {count} labels, and the reward is the logit of one",
+                "{directory} is a {names} with {count} labels, but the reward is the logit of a single label",
                 directory=directory,
                 names=names[0],
                 count=count,
@@ -295,7 +295,7 @@ def _tokenizer_problem(directory: Path) -> ModelProblem | None:
     return ModelProblem(
         kind="slow_tokenizer",
         words=tr(
-            "{directory} has no tokenizer.json, only {slow}: write one with "
+            "{directory} has no tokenizer.json, only {slow}: create one with "
             "AutoTokenizer.from_pretrained('{directory}').save_pretrained('{directory}')",
             directory=directory,
             slow=slow,
@@ -332,12 +332,13 @@ def _without_weights(directory: Path) -> ModelProblem:
         return ModelProblem(
             kind="pickled_weights",
             words=tr(
-                "{directory} has only pickled weights ({pickled}), which can run code and are not read",
+                "{directory} has only pickled weights ({pickled}), which can run code when they are "
+                "loaded; covey does not read them",
                 directory=directory,
                 pickled=pickled[0],
             ),
             advice=tr(
-                "; convert to safetensors: "
+                "; convert them to safetensors: "
                 "AutoModelForCausalLM.from_pretrained('{directory}').save_pretrained('{directory}')",
                 directory=directory,
             ),
@@ -347,7 +348,8 @@ def _without_weights(directory: Path) -> ModelProblem:
         return ModelProblem(
             kind="unread_weights",
             words=tr(
-                "{directory} has neither {whole} nor {index}, and what it has is not read: {others}",
+                "{directory} has neither {whole} nor {index}, and covey does not read the files it has: "
+                "{others}",
                 directory=directory,
                 whole=WHOLE,
                 index=INDEX,
@@ -357,7 +359,7 @@ def _without_weights(directory: Path) -> ModelProblem:
     return ModelProblem(
         kind="no_weights",
         words=tr(
-            "{directory} has no .safetensors file, the only format of weights that is read",
+            "{directory} has no .safetensors file; covey reads no other weight format",
             directory=directory,
         ),
     )
@@ -381,7 +383,7 @@ def _missing_shards(directory: Path, missing: list[str], count: int) -> ModelPro
     return ModelProblem(
         kind="missing_shards",
         words=tr(
-            "{directory} lacks {num_missing} of {count} files of weights: {missing}{more}",
+            "{directory} lacks {num_missing} of {count} weight files: {missing}{more}",
             directory=directory,
             num_missing=len(missing),
             count=count,

@@ -9,10 +9,6 @@ from typing import Any
 from covey.data.errors import DataError, ModelError, one_line
 from covey.texts import tr
 
-_INSTALL = tr(
-    "ModelScope's client is not installed: pip install modelscope (or take it from Hugging Face: hf::"
-)
-
 
 def dataset_directory(name: str, *, offline: bool) -> Path:
     """The files of a data set, fetched into ModelScope's cache."""
@@ -37,7 +33,12 @@ def _snapshot(name: str, **options: Any) -> Path:
     try:
         from modelscope.hub.snapshot_download import snapshot_download
     except ImportError as error:
-        raise ModelError(tr("{name}: {install}{name})", name=name, install=_INSTALL), subject=name) from error
+        words = tr(
+            "{name}: ModelScope's client is not installed: pip install modelscope (or load it from Hugging "
+            "Face: hf::{name})",
+            name=name,
+        )
+        raise ModelError(words, subject=name) from error
     # The client's error classes differ from release to release.
     try:
         return Path(snapshot_download(name, **options))
@@ -45,7 +46,7 @@ def _snapshot(name: str, **options: Any) -> Path:
         where = tr("ModelScope's cache") if options["local_files_only"] else "ModelScope"
         raise ModelError(
             tr(
-                "{name} could not be had from {where}: {one_line}",
+                "{name} could not be downloaded from {where}: {one_line}",
                 name=name,
                 where=where,
                 one_line=one_line(error),

@@ -92,7 +92,7 @@ def tallies_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Tally]:
         if not isinstance(key, str) or rate is None or not isinstance(num, int) or num < 1:
             raise DataError(
                 tr(
-                    "line {number} has no checksum, no pass_rate from 0 to 1, or no samples above 0",
+                    "line {number} needs a checksum, a pass_rate from 0 to 1, and samples above 0",
                     number=number,
                 )
             )

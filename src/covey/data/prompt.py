@@ -53,14 +53,16 @@ def system_text(value: str) -> str:
             value = Path(path).read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             words = tr(
-                "system names the file {path}, which cannot be read as UTF-8: {error}", path=path, error=error
+                "system names the file {path}, but it cannot be read as UTF-8: {error}",
+                path=path,
+                error=error,
             )
             raise DataError(words, option="system") from error
     elif value.endswith((".txt", ".md")) and len(value.split()) == 1:
-        words = tr("system names a file, {value}, which is not there", value=value)
+        words = tr("system names the file {value}, but it does not exist", value=value)
         raise DataError(words, option="system")
     if not is_encodable(value):
-        words = tr("system holds half of a surrogate pair, which no tokenizer reads: type it anew")
+        words = tr("system contains half of a surrogate pair, which no tokenizer can read: type it again")
         raise DataError(words, option="system")
     return value
 

@@ -102,7 +102,7 @@ def load_source(
     limit, size = source.limit, len(table)
     if limit is None or limit >= size:
         note = tr(
-            "{text} asks for {limit} rows and has {size}: all are taken",
+            "{text} asks for {limit} rows but has only {size}: all of them are used",
             text=source.text,
             limit=limit,
             size=size,
@@ -156,7 +156,7 @@ def _parts(text: str, rest: str) -> tuple[str, str | None, str | None, int | Non
         if not (tail.isascii() and tail.isdigit() and int(tail) > 0):
             raise DataError(
                 tr(
-                    "{text}: after # stands how many rows to take, a whole number above 0, not {tail!r}",
+                    "{text}: the number of rows after # must be a whole number above 0, not {tail!r}",
                     text=text,
                     tail=tail,
                 ),
@@ -166,20 +166,25 @@ def _parts(text: str, rest: str) -> tuple[str, str | None, str | None, int | Non
     if not _exists(rest):
         path, mark, tail = rest.rpartition("@")
         if mark and "/" not in tail:
-            rest, split = path, _named(text, tail, tr("after @ stands a split, as in @train"))
+            rest, split = path, _named(text, tail, tr("the @ must be followed by a split, as in @train"))
     if not _exists(rest):
         path, mark, tail = rest.rpartition(":")
         if mark and "/" not in tail:
-            rest, subset = path, _named(text, tail, tr("after : stands a subset, as in openai/gsm8k:main"))
+            rest, subset = (
+                path,
+                _named(text, tail, tr("the : must be followed by a subset, as in openai/gsm8k:main")),
+            )
     if not rest:
-        words = tr("{text!r} names no data set: write a path, or an id as in openai/gsm8k", text=text)
+        words = tr(
+            "{text!r} is not the name of a data set: give a path, or an id such as openai/gsm8k", text=text
+        )
         raise DataError(words, subject=text)
     return rest, subset, split, limit
 
 
 def _named(text: str, part: str, words: str) -> str:
     if not part:
-        said = tr("{text}: {words}, and nothing stands there", text=text, words=words)
+        said = tr("{text}: {words}, but nothing follows it", text=text, words=words)
         raise DataError(said, subject=text)
     return part
 
@@ -189,7 +194,8 @@ def _on_hub(text: str, rest: str, hub: str, name: str | None) -> DataSource:
     if not _HUB_ID.fullmatch(path):
         raise DataError(
             tr(
-                "{text}: {path!r} is neither a file or directory here nor the id of a data set (owner/name)",
+                "{text}: {path!r} is neither a file or directory on this machine nor the id of a data set "
+                "(owner/name)",
                 text=text,
                 path=path,
             ),
@@ -229,12 +235,12 @@ def _of_json(path: Path) -> Iterator[dict[str, Any]] | None:
 
 def _check_file(path: Path, subset: str | None, split: str | None) -> None:
     if not path.is_file():
-        raise DataError(tr("{path} is not there", path=path), subject=path)
+        raise DataError(tr("{path} does not exist", path=path), subject=path)
     if subset or split:
         typed = f":{subset}" if subset else f"@{split}"
         raise DataError(
             tr(
-                "{path} is one file, which has no subsets or splits: leave {typed} out",
+                "{path} is a single file without subsets or splits: remove {typed}",
                 path=path,
                 typed=typed,
             ),
@@ -244,7 +250,7 @@ def _check_file(path: Path, subset: str | None, split: str | None) -> None:
     if not path.name.endswith(_FILE_SUFFIXES):
         raise DataError(
             tr(
-                "{path} is none of the formats that this version reads: {file_suffixes}",
+                "{path} does not have a format that this version reads: {file_suffixes}",
                 path=path,
                 file_suffixes=", ".join(_FILE_SUFFIXES),
             ),

@@ -112,8 +112,8 @@ class PromptStream:
                 )
                 raise DataError(
                     tr(
-                        "the stream has no usable prompt (left out: {reasons})",
-                        reasons=reasons or tr("it has no rows"),
+                        "the stream has no usable prompt (rows left out: {reasons})",
+                        reasons=reasons or tr("it contains no rows"),
                     )
                 )
             epoch += 1
@@ -157,7 +157,7 @@ def _refuse(table: PromptTable) -> None:
             detail = table.details.get(reason, "")
             raise DataError(
                 tr(
-                    "row {numbers} of the stream is refused, {reasons}: {detail}",
+                    "row {numbers} of the stream cannot be used ({reasons}): {detail}",
                     numbers=numbers[0] + 1,
                     reasons=REASONS[reason],
                     detail=detail,

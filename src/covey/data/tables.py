@@ -78,7 +78,7 @@ def _refuse_other_separators(path: Path) -> None:
         first = file.readline(1 << 16)
     for separator, name in ((b";", "';'"), (b"\t", tr("a tab")), (b"|", "'|'")):
         if separator in first and b"," not in first:
-            words = tr("{path} separates its columns with {name}: write it with commas", path=path, name=name)
+            words = tr("{path} separates its columns with {name}: use commas instead", path=path, name=name)
             raise DataError(words, subject=path)
 
 
@@ -186,7 +186,7 @@ def _saved(datasets: Any, path: Path, split: str | None, called: str) -> Any:
         if split:
             raise DataError(
                 tr(
-                    "{called} is one table, which has no splits: leave @{split} out",
+                    "{called} is a single table without splits: remove @{split}",
                     called=called,
                     split=split,
                 ),
@@ -276,13 +276,13 @@ def _explained(error: Exception, called: str, subset: str | None, split: str | N
         return part, ""
     if isinstance(error.__cause__, UnicodeDecodeError) or isinstance(error, UnicodeDecodeError):
         inner = one_line(error.__cause__ or error)
-        return tr("{called} is no UTF-8 text: {one_line}", called=called, one_line=inner), "encoding"
+        return tr("{called} is not UTF-8 text: {one_line}", called=called, one_line=inner), "encoding"
     cause = one_line(error.__cause__) if error.__cause__ is not None else ""
     said = tr(
-        "{called} could not be read: {words}{words2}",
+        "{called} could not be read: {words}{reason}",
         called=called,
         words=words,
-        words2=tr(" ({cause})", cause=cause) if cause and cause not in words else "",
+        reason=tr(" ({cause})", cause=cause) if cause and cause not in words else "",
     )
     return said, ""
 
@@ -295,14 +295,14 @@ def _no_such_part(words: str, called: str, subset: str | None, split: str | None
     if "Config name is missing" in words:
         first = there[0] if there else "NAME"
         return tr(
-            "{called} has subsets: write which, as in {called}:{first}; there are: {there}",
+            "{called} has subsets: choose one, as in {called}:{first}; the subsets are: {there}",
             called=called,
             first=first,
             there=", ".join(there),
         )
     if subset and ("BuilderConfig" in words or "for config" in words):
         return tr(
-            "{called} has no subset {subset}{nearest}; there are: {there}",
+            "{called} has no subset {subset}{nearest}; the subsets are: {there}",
             called=called,
             subset=subset,
             nearest=nearest(subset, there),
@@ -310,7 +310,7 @@ def _no_such_part(words: str, called: str, subset: str | None, split: str | None
         )
     if "gated dataset" in words:
         return tr(
-            "{called} is gated: ask for access on its page, then log in with `hf auth login` or HF_TOKEN",
+            "{called} is gated: request access on its page, then log in with `hf auth login` or HF_TOKEN",
             called=called,
         )
     return None
@@ -338,7 +338,7 @@ def _no_split(called: str, split: str | None, there: Sequence[str]) -> str:
     name = split or "train"
     typed = tr("; write {called}@{there}", called=called, there=there[0]) if split is None and there else ""
     return tr(
-        "{called} has no split {name}{nearest}; there are: {there}{typed}",
+        "{called} has no split {name}{nearest}; the splits are: {there}{typed}",
         called=called,
         name=name,
         nearest=nearest(name, there),

@@ -48,7 +48,7 @@ def typed_template(value: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(
             tr(
-                "chat_template is chatml or a file with a Jinja template, and {value} cannot be "
+                "chat_template must be chatml or a file with a Jinja template, but {value} cannot be "
                 "read: {error}",
                 value=value,
                 error=error,
@@ -63,7 +63,7 @@ def compiled(template: str, whose: str) -> jinja2.Template:
     try:
         return _environment().from_string(template)
     except jinja2.TemplateError as error:
-        words = tr("{whose} is broken: {error}", whose=whose, error=error)
+        words = tr("{whose} cannot be used: {error}", whose=whose, error=error)
         raise TemplateError(words, kind="broken_template") from error
 
 

@@ -31,7 +31,7 @@ from covey.texts import tr
 # What a template is given on every rendering, which chat_template_kwargs may not replace.
 _OWN_ARGUMENTS = ("messages", "add_generation_prompt")
 # Stands for the assistant's text where a template is asked how it closes a turn.
-_CLOSED = tr("covey asks how a turn ends")
+_CLOSED = "covey asks how a turn ends"
 # What looks like an end token, as `<|im_end|>` or `</s>`, and may be none.
 _MARK = re.compile(r"<[^\s<>]{1,40}>")
 # Of tokenizer_config.json: image_token, boi_token (begin of image) and such.
@@ -86,11 +86,11 @@ class TextCodec:
                 },
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            words = tr("the chat template refused the messages: {error}", error=error)
+            words = tr("the chat template does not accept the messages: {error}", error=error)
             raise TemplateError(words, kind="refusing_template") from error
         if not is_encodable(text):
             raise TemplateError(
-                tr("the chat template writes half of a surrogate pair, which no tokenizer reads")
+                tr("the chat template writes half of a surrogate pair, which no tokenizer can read")
             )
         return text
 
@@ -102,14 +102,15 @@ class TextCodec:
             if name in _OWN_ARGUMENTS:
                 raise TemplateError(
                     tr(
-                        "chat_template_kwargs sets {name!r}, which covey gives to the template itself",
+                        "chat_template_kwargs sets {name!r}, but covey passes this value to the template "
+                        "itself",
                         name=name,
                     ),
                     names_option=True,
                 )
             if self.template_kwargs.get(name, value) != value:
                 raise TemplateError(
-                    tr("the row and the command give the template different values of {name!r}", name=name)
+                    tr("the row and the command give the template different values for {name!r}", name=name)
                 )
         return own
 
@@ -252,7 +253,7 @@ def _tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
         raise ModelError(
-            tr("{path} is no tokenizer: {one_line}", path=path, one_line=one_line(error))
+            tr("{path} is not a tokenizer: {one_line}", path=path, one_line=one_line(error))
         ) from error
     # A file may carry the padding and truncation of its last use.
     tokenizer.no_padding()
@@ -275,7 +276,10 @@ def _template_kwargs(
     for name in _OWN_ARGUMENTS:
         if name in kwargs:
             raise TemplateError(
-                tr("chat_template_kwargs sets {name!r}, which covey gives to the template itself", name=name),
+                tr(
+                    "chat_template_kwargs sets {name!r}, but covey passes this value to the template itself",
+                    name=name,
+                ),
                 names_option=True,
             )
     if enable_thinking is None:
@@ -283,7 +287,7 @@ def _template_kwargs(
     if kwargs.get("enable_thinking", enable_thinking) != enable_thinking:
         raise TemplateError(
             tr(
-                "enable_thinking is {enable_thinking} and chat_template_kwargs says otherwise",
+                "enable_thinking is {enable_thinking}, but chat_template_kwargs sets another value",
                 enable_thinking=enable_thinking,
             ),
             names_option=True,
@@ -334,13 +338,11 @@ def prompt_problem(codec: TextCodec) -> PromptProblem | None:
     bos = codec.special_tokens.get("bos_token", "")
     (ids,) = codec.encode([prompt])
     if ids[:2] == (codec.tokenizer.token_to_id(bos),) * 2:
-        return PromptProblem(tr("puts {bos} twice in front of a prompt", bos=bos))
+        return PromptProblem(tr("puts {bos} twice at the start of a prompt", bos=bos))
     # What reasoning models put before an answer in a conversation is no part of a prompt.
     opening = re.sub("</?think>", "", whole.removeprefix(prompt).partition(_CLOSED)[0]).strip()
     if prompt == plain and whole.startswith(prompt) and opening:
-        words = tr(
-            "ends a prompt before {opening!r}, which it puts in front of every answer", opening=opening
-        )
+        words = tr("ends a prompt before {opening!r}, although every answer starts with it", opening=opening)
         return PromptProblem(words, opening)
     return None
 

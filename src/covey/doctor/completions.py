@@ -32,7 +32,7 @@ def examine(directory: Path, notes: list[str]) -> dict[int, dict[str, Metric]]:
         except (CoveyError, KeyError, TypeError, ValueError, AttributeError) as error:
             notes.append(tr("{name} cannot be read: {error}", name=files[rollout].name, error=error))
     if not numbers:
-        notes.append(tr("no rollouts on record: completions were not looked at"))
+        notes.append(tr("no rollouts were recorded, so completions were not examined"))
     return by_rollout
 
 

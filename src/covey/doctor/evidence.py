@@ -9,7 +9,7 @@ from covey.doctor.log import Log
 from covey.health.baseline import fallen, total_of
 from covey.health.history import History
 from covey.health.names import ENTROPY, IDENTICAL, REPETITIVE, UNPARSED
-from covey.texts import joined, tr
+from covey.texts import filled, joined, tr
 
 _ZERO_LOSS = 1e-6
 
@@ -19,7 +19,7 @@ def evidence(log: Log, history: History, trend: tuple[float, float, int] | None)
     of = "" if log.total_steps is None else tr(" of {total_steps:,}", total_steps=log.total_steps)
     lines = [
         (
-            "run",
+            tr("run"),
             tr(
                 "{path}, written by {source}; {last_step:,}{of} optimizer steps",
                 path=log.path,
@@ -35,17 +35,20 @@ def evidence(log: Log, history: History, trend: tuple[float, float, int] | None)
     if log.saved or log.source == "covey":
         steps = ", ".join(str(s) for s in log.saved[-3:])
         lines.append(
-            ("saved", tr("checkpoints of step {steps}", steps=steps) if steps else tr("no whole checkpoint"))
+            (
+                tr("saved"),
+                tr("checkpoints of step {steps}", steps=steps) if steps else tr("no complete checkpoint"),
+            )
         )
     said = Counter(str(e.get("code")) for e in log.events if e.get("kind") == "finding")
     if said:
         lines.append(
             (
-                "events",
-                tr("{events} on record", events=", ".join(f"{code} x {n}" for code, n in said.items())),
+                tr("events"),
+                tr("recorded: {events}", events=", ".join(f"{code} x {n}" for code, n in said.items())),
             )
         )
-    return lines + [("note", note) for note in log.notes]
+    return lines + [(tr("note"), note) for note in log.notes]
 
 
 def _reward(h: History, trend: tuple[float, float, int] | None) -> list[tuple[str, str]]:
@@ -56,40 +59,40 @@ def _reward(h: History, trend: tuple[float, float, int] | None) -> list[tuple[st
         change = fallen(h, total_of(h))
         if change is not None and change.before != series.begin:
             words.append(tr("{before:.4g} {when}", before=change.before, when=change.when))
-        words.append(tr("{now:.4g} over the newest {value}", now=series.now, value=min(len(series.last), 5)))
+        words.append(tr("{now:.4g} over the newest {count}", now=series.now, count=min(len(series.last), 5)))
         if trend is not None:
-            way = ("no clear change", "rises", "falls")[trend[2]]
+            way = (tr("no clear change"), tr("it rises"), tr("it falls"))[trend[2]]
             words.append(
                 tr(
-                    "first quarter {trend:.4g}, last quarter {trend2:.4g}: {way}",
-                    trend=trend[0],
-                    trend2=trend[1],
+                    "mean of the first quarter {first:.4g}, of the last quarter {last:.4g}: {way}",
+                    first=trend[0],
+                    last=trend[1],
                     way=way,
                 )
             )
         else:
             words.append(tr("too few values for a trend"))
-        lines.append(("reward", joined("; ", words)))
+        lines.append((tr("reward"), joined("; ", words)))
     if "eval_reward" in h.series:
         values = h.series["eval_reward"].last
         best = max(values, key=lambda v: v.value)
         newest = values[-1]
         text = tr(
-            "best {value:.4g} at step {step}, newest {value2:.4g} at step {step2}",
-            value=best.value,
-            step=best.step,
-            value2=newest.value,
-            step2=newest.step,
+            "best {best:.4g} at step {best_step}, newest {newest:.4g} at step {newest_step}",
+            best=best.value,
+            best_step=best.step,
+            newest=newest.value,
+            newest_step=newest.step,
         )
-        lines.append(("held-out", text))
+        lines.append((tr("held-out"), text))
     if "frac_reward_zero_std" in h.series:
         shares = [1 - v for v in h.series["frac_reward_zero_std"].last.numbers(20)]
         text = tr(
-            "{fmean:.0%} of the groups of the last {num_shares} records have different rewards",
-            fmean=fmean(shares),
-            num_shares=len(shares),
+            "in the last {num_records} records, {share:.0%} of the groups have different rewards",
+            share=fmean(shares),
+            num_records=len(shares),
         )
-        lines.append(("signal", text))
+        lines.append((tr("signal"), text))
     return lines
 
 
@@ -98,7 +101,7 @@ def _movement(h: History) -> list[tuple[str, str]]:
     norms = h.series["grad_norm"].last.numbers() if "grad_norm" in h.series else ()
     if norms:
         parts.append(
-            tr("median norm {median:.3g}, newest {norms:.3g}", median=median(norms), norms=norms[-1])
+            tr("median norm {median:.3g}, newest {newest:.3g}", median=median(norms), newest=norms[-1])
         )
     for name, words in (
         ("learning_rate", tr("learning rate")),
@@ -107,43 +110,44 @@ def _movement(h: History) -> list[tuple[str, str]]:
     ):
         if name in h.series:
             parts.append(tr("{words} {value:.3g}", words=words, value=h.series[name].last[-1].value))
-    lines = [("gradient", joined("; ", parts))] if parts else []
+    lines = [(tr("gradient"), joined("; ", parts))] if parts else []
     losses = h.series["loss"].last.numbers() if "loss" in h.series else ()
     zero = sum(abs(x) < _ZERO_LOSS for x in losses)
     if norms and zero > len(losses) / 2 and norms[-1] > 0:
         text = tr(
-            "next to 0 at {zero} of {num_losses} steps, as it is on fresh samples, whose advantages",
+            "near 0 at {zero} of {num_losses} steps. That is normal on fresh samples, whose advantages sum "
+            "to 0; look at the gradient instead.",
             zero=zero,
             num_losses=len(losses),
         )
-        lines.append(("loss", tr("{text} add up to 0; the gradient is what counts", text=text)))
+        lines.append((tr("loss"), text))
     return lines
 
 
 def _completions(h: History) -> list[tuple[str, str]]:
     names = (
-        ("completions/mean_length", "{:.4g} tokens on average"),
-        ("completions/clipped_ratio", "{:.0%} cut"),
-        (REPETITIVE, "{:.0%} repeat themselves"),
-        (UNPARSED, "{:.0%} without a readable answer"),
+        ("completions/mean_length", tr("{value:.4g} tokens on average")),
+        ("completions/clipped_ratio", tr("{value:.0%} cut")),
+        (REPETITIVE, tr("{value:.0%} repeat themselves")),
+        (UNPARSED, tr("{value:.0%} without a readable answer")),
     )
-    parts = [text.format(h.series[n].last[-1].value) for n, text in names if n in h.series]
+    parts = [filled(text, value=h.series[n].last[-1].value) for n, text in names if n in h.series]
     if IDENTICAL in h.series:
         share = h.series[IDENTICAL].last[-1].value
-        parts.append(tr("in {share:.0%} of the groups all are the same", share=share))
-    lines = [("newest", tr("completions: {parts}", parts=joined(", ", parts)))] if parts else []
+        parts.append(tr("all completions are the same in {share:.0%} of the groups", share=share))
+    lines = [(tr("newest"), tr("completions: {parts}", parts=joined(", ", parts)))] if parts else []
     entropy = next((h.series[n] for n in ENTROPY if n in h.series), None)
     if entropy is not None:
         first, last = entropy.last[0] if not entropy.first else entropy.first[0], entropy.last[-1]
         lines.append(
             (
-                "entropy",
+                tr("entropy"),
                 tr(
-                    "{value:.3g} nats a token at step {step}, {value2:.3g} at step {step2}",
-                    value=first.value,
-                    step=first.step,
-                    value2=last.value,
-                    step2=last.step,
+                    "{first:.3g} nats per token at step {first_step}, {last:.3g} at step {last_step}",
+                    first=first.value,
+                    first_step=first.step,
+                    last=last.value,
+                    last_step=last.step,
                 ),
             )
         )

@@ -162,8 +162,8 @@ def _option(code: str, seen: str, edits: Mapping[str, Any]) -> Finding:
         code=code,
         seen=seen,
         why=CODES[code].why,
-        cause=tr("An option of this run."),
-        fixes=(Fix(text=tr("a usual value"), edits=edits),),
+        cause=tr("The value is set in the options of this run."),
+        fixes=(Fix(text=tr("use a common value"), edits=edits),),
     )
 
 
@@ -171,12 +171,13 @@ def _falling(trend: tuple[float, float, int], history: History) -> Finding:
     return Finding(
         code="F215",
         seen=tr(
-            "mean reward {trend:.4g} in the first quarter of the run, {trend2:.4g} in the last",
-            trend=trend[0],
-            trend2=trend[1],
+            "the mean reward was {first:.4g} in the first quarter of the run and {last:.4g} in the last "
+            "quarter",
+            first=trend[0],
+            last=trend[1],
         ),
         why=CODES["F215"].why,
-        cause=tr("Steps that are too large, or a reward that changed during the run."),
+        cause=tr("The optimizer steps are too large, or the reward changed during the run."),
         fixes=(history.slower(),),
         severity=Severity.WARNING,
     )
@@ -217,9 +218,9 @@ def _judge(
         return (
             tr("learning"),
             tr(
-                "mean reward {trend:.4g} -> {trend2:.4g}, nothing unusual now",
-                trend=trend[0],
-                trend2=trend[1],
+                "mean reward {first:.4g} -> {last:.4g}, currently nothing unusual",
+                first=trend[0],
+                last=trend[1],
             ),
             HEALTHY,
         )
@@ -250,22 +251,22 @@ def _ending(log: Log, now: float) -> tuple[str, str, int] | None:
     if 0 <= age < _STILL_WRITTEN_S:
         return (
             tr("unfinished"),
-            tr("{at}; written {age:.0f} s ago, so it may still run", at=at, age=age),
+            tr("{at}; last written {age:.0f} s ago, so it may still be running", at=at, age=age),
             HEALTHY,
         )
     if last and last in log.saved:
         return (
             tr("interrupted"),
-            tr("after {at}; a checkpoint of that step is here to go on from", at=at),
+            tr("after {at}; there is a checkpoint of this step from which it can resume", at=at),
             HEALTHY,
         )
     saved = (
-        tr("the newest whole checkpoint is of step {saved}", saved=max(log.saved))
+        tr("the newest complete checkpoint is of step {saved}", saved=max(log.saved))
         if log.saved
-        else tr("no checkpoint is here")
+        else tr("there is no checkpoint")
     )
     return (
         tr("unfinished"),
-        tr("{at}; no word of its end, so it was killed or it hangs; {saved}", at=at, saved=saved),
+        tr("{at}; no end was recorded, so it was killed or it hangs; {saved}", at=at, saved=saved),
         WRONG,
     )

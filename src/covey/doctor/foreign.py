@@ -48,7 +48,8 @@ def read_state(path: Path) -> Log:
     if not is_swift:
         notes.append(
             tr(
-                "TRL keeps no options that can be read safely; what is known is the log in {name}",
+                "TRL saves its options only as a pickle, which is not read; this report uses the log in "
+                "{name} alone",
                 name=path.name,
             )
         )

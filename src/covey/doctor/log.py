@@ -48,10 +48,10 @@ def read_json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     records = [line.record for line in lines if not line.fault]
     bad = len(lines) - len(records)
     if bad:
-        counted = tr("1 line is") if bad == 1 else tr("{bad} lines are", bad=bad)
+        are = tr("1 line is") if bad == 1 else tr("{bad} lines are", bad=bad)
         torn = tr("; the last one is cut short") if lines[-1].fault and not lines[-1].is_whole else ""
         notes.append(
-            tr("{name}: {lines} no JSON and left out{torn}", name=path.name, lines=counted, torn=torn)
+            tr("{name}: {lines} not valid JSON and skipped{torn}", name=path.name, lines=are, torn=torn)
         )
     return records
 

@@ -58,10 +58,15 @@ def _known(log: Log) -> Log:
             problem(
                 "E409",
                 "RUN",
-                tr("{path} holds no step of a run.", path=log.path)
+                tr("{path} does not contain any step of a run.", path=log.path)
                 + "".join(tr(" {note}.", note=note) for note in log.notes[:-1]),
                 tr("The run ended before its first log line, or the file is damaged."),
-                Fix(text=tr("a run with at least one logged step; logging_steps says how often")),
+                Fix(
+                    text=tr(
+                        "use a run with at least one logged step; logging_steps sets how often a step is "
+                        "logged"
+                    )
+                ),
             )
         ]
     )
@@ -72,7 +77,7 @@ def _nothing(path: Path) -> Any:
         "metrics.jsonl of covey, {swift_log} of ms-swift, {state} of TRL", swift_log=SWIFT_LOG, state=STATE
     )
     seen = (
-        tr("{path} holds none of {accepted}.", path=path, accepted=accepted)
+        tr("{path} contains none of {accepted}.", path=path, accepted=accepted)
         if path.exists()
         else tr("{path} does not exist.", path=path)
     )
@@ -80,8 +85,8 @@ def _nothing(path: Path) -> Any:
         "E408",
         "RUN",
         seen,
-        tr("A misspelt path, or the directory above or below that of the run."),
-        Fix(text=tr("the --output_dir of the run: `covey doctor runs/NAME`")),
+        tr("The path may be misspelled, or it is above or below the directory of the run."),
+        Fix(text=tr("give the --output_dir of the run: `covey doctor runs/NAME`")),
     )
 
 
@@ -99,13 +104,13 @@ def _read_covey(path: Path) -> Log:
     if len(records) < len(lines):
         notes.append(
             tr(
-                "metrics.jsonl: {num_lines} lines are no steps and left out",
+                "metrics.jsonl: {num_lines} lines that are not step records were skipped",
                 num_lines=len(lines) - len(records),
             )
         )
     gaps = sum(b.step != a.step + 1 for a, b in pairwise(records))
     if gaps:
-        notes.append(tr("metrics.jsonl: steps are missing in {gaps} places", gaps=gaps))
+        notes.append(tr("metrics.jsonl: steps are missing at {gaps} places", gaps=gaps))
     options = plan.get("options")
     files = [p for p in path.iterdir() if p.is_file()]
     log = Log(
@@ -135,7 +140,7 @@ def _record(line: Mapping[str, Any], extras: Mapping[int, Mapping[str, Metric]])
 def _options(path: Path, notes: list[str]) -> dict[str, Any]:
     """The options of a config.yaml, without the sections that they stand under."""
     if not path.is_file():
-        notes.append(tr("config.yaml is missing: options are unknown"))
+        notes.append(tr("config.yaml is missing, so the options of the run are unknown"))
         return {}
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -163,7 +168,7 @@ def _checkpoints(path: Path, log: Log, notes: list[str]) -> list[int]:
         if wrong:
             notes.append(
                 tr(
-                    "{name} is not whole: {wrong} missing or of another size",
+                    "{name} is incomplete: {wrong} is missing or has the wrong size",
                     name=checkpoint.name,
                     wrong=", ".join(wrong[:3]),
                 )
@@ -175,6 +180,6 @@ def _checkpoints(path: Path, log: Log, notes: list[str]) -> list[int]:
         name = str(event.get("path"))
         saved = checkpoint_step(name) if event.get("kind") == "saved" else None
         if saved is not None and saved not in checkpoints and name not in deleted:
-            notes.append(tr("{name} was saved and is not here", name=name))
+            notes.append(tr("{name} was saved but is no longer here", name=name))
             checkpoints[saved] = path
     return whole

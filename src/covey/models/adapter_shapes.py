@@ -115,7 +115,9 @@ def facts_of(shapes: ModelShapes, settings: LoraSettings) -> LoraFacts:
     for name in settings.target_modules:
         if name == ALL_LINEAR:
             if len(settings.target_modules) > 1:
-                refused[name] = tr("it takes every linear layer already; it stands alone")
+                refused[name] = tr(
+                    "it already takes every linear layer and cannot be combined with other names"
+                )
             targets |= {m for m in linear if not (_has_experts(shapes) and _leaf(m) in _EXPERT_LEAVES)}
             continue
         found = {m for m in modules if matches(m, name)}
@@ -199,22 +201,25 @@ def adapter_fault(
     missing, more = sorted(own.keys() - held.keys()), sorted(held.keys() - own.keys())
     if missing:
         return tr(
-            "{num_missing} of {num_own} tensors that this model needs are missing, first {missing}",
+            "{num_missing} of the {num_own} tensors that this model needs are missing; the first is "
+            "{missing}",
             num_missing=len(missing),
             num_own=len(own),
             missing=missing[0],
         )
     if more:
         return tr(
-            "{num_more} of its tensors are not of this model, first {more}", num_more=len(more), more=more[0]
+            "{num_more} of its tensors do not belong to this model; the first is {more}",
+            num_more=len(more),
+            more=more[0],
         )
     odd = next((name for name, shape in own.items() if held[name] != shape), None)
     if odd is not None:
         return tr(
-            "its {odd} has the shape {words}, and this model needs {words2}",
+            "its {odd} has the shape {words}, but this model needs {needed}",
             odd=odd,
             words=_words(held[odd]),
-            words2=_words(own[odd]),
+            needed=_words(own[odd]),
         )
     return None
 
@@ -258,10 +263,11 @@ def _saved(
             unmatched[name] = nearest(name, modules)
         elif shapes.tied and any(_is_vocab(shapes, m) for m in found):
             refused[name] = tr(
-                "head and embedding are one tensor in this model; a copy of one would part them"
+                "the head and the embedding of this model are one tensor; adapting a copy of one would "
+                "separate them"
             )
         elif any(".experts." in f".{m}." for m in found):
-            refused[name] = tr("the experts are fused tensors; a copy of one module cannot be had")
+            refused[name] = tr("the experts are fused tensors; a single module cannot be copied from them")
         else:
             saved |= found
     return saved, unmatched, refused
@@ -271,13 +277,15 @@ def _why_not(shapes: ModelShapes, left: set[str], found: set[str]) -> str | None
     """Why modules that a name matched get no adapter; None where they all get one."""
     if any(_is_vocab(shapes, m) for m in left):
         return tr(
-            "an adapter on the embedding or the head is not seen by the loss, which takes their "
-            "weights as they are; modules_to_save trains them whole"
+            "an adapter on the embedding or the head has no effect, because the loss uses their weights "
+            "directly; use modules_to_save to train them completely"
         )
     experts = _has_experts(shapes) and any(_leaf(m) in _EXPERT_LEAVES for m in found)
     if experts or any(".experts." in f".{m}." for m in left):
-        return tr("experts and router are fused tensors, not linear layers; name attention projections")
-    return tr("no linear layer: only weights of two axes take an adapter") if left else None
+        return tr(
+            "experts and router are fused tensors, not linear layers; name the attention projections instead"
+        )
+    return tr("not a linear layer: only weights with two dimensions can have an adapter") if left else None
 
 
 def _linear(shapes: ModelShapes) -> set[str]:

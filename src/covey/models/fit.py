@@ -25,7 +25,8 @@ _HARMLESS = frozenset({"lm_head.weight"})
 _OF_A_LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.\d+\..*(weight|bias)$")
 
 _NOT_JOINED = tr(
-    "weights that are loaded as one, such as a layer's experts, are not all there or do not fit each other"
+    "weights that are loaded together, such as the experts of a layer, are incomplete or have shapes that "
+    "do not match"
 )
 
 CAUSAL, CLASSIFIER = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
@@ -51,12 +52,12 @@ def fit_of(
     """Hold the tensors of a model's files to its config.json; `auto` is the class of transformers that loads
     it."""
     if not tensors:
-        return Fit(problem=tr("the files of weights hold no tensor"))
+        return Fit(problem=tr("the weight files contain no tensor"))
     odd = {n: t.dtype for n, t in tensors.items() if n.endswith("weight") and t.dtype not in _TRAINED_DTYPES}
     if odd:
         name, dtype = next(iter(odd.items()))
         words = tr(
-            "{weights} of the files cannot be trained: {name} is stored as {dtype}",
+            "{weights} in the files cannot be trained: {name} is stored as {dtype}",
             weights=counted(len(odd), "weight"),
             name=name,
             dtype=dtype,
@@ -80,7 +81,7 @@ def unfit_words(
     if lost:
         parts.append(
             tr(
-                "the files of weights lack {tensors} of a {name}: {some}",
+                "the weight files lack {tensors} of a {name}: {some}",
                 tensors=counted(len(lost), "tensor"),
                 name=name,
                 some=_some(lost),
@@ -88,10 +89,17 @@ def unfit_words(
         )
     if mismatched:
         shapes = [
-            tr("{n} is {shape}, by config.json {shape2}", n=n, shape=_shape(held), shape2=_shape(asked))
+            tr(
+                "{n} is {shape}, but config.json says {expected}",
+                n=n,
+                shape=_shape(held),
+                expected=_shape(asked),
+            )
             for n, held, asked in mismatched
         ]
-        parts.append(tr("shapes of the files are not those of config.json: {some}", some=_some(shapes, "; ")))
+        parts.append(
+            tr("shapes in the files differ from those in config.json: {some}", some=_some(shapes, "; "))
+        )
     layers = [n for n in unused if _OF_A_LAYER.search(n)]
     if layers:
         more = tr(
@@ -99,7 +107,7 @@ def unfit_words(
             tensors=counted(len(layers), "tensor"),
             some=_some(layers),
         )
-        parts.append(tr("the files hold {more}", more=more))
+        parts.append(tr("the files contain {more}", more=more))
     return joined("; ", parts) if parts else None
 
 
@@ -111,7 +119,7 @@ def _separate_head(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor
     if head is None or embedding is None or same_bytes(tensors[head], tensors[embedding]):
         return None
     return tr(
-        "config.json has tie_word_embeddings true, and {head} of the files is not {embedding}",
+        "config.json says tie_word_embeddings: true, but in the files {head} differs from {embedding}",
         head=head,
         embedding=embedding,
     )
@@ -180,10 +188,7 @@ def _asked_of_transformers(directory: Path, tensors: Mapping[str, StoredTensor],
             )
         except RuntimeError:
             # transformers writes what it was to its log, as a table.
-            words = tr(
-                "weights that are loaded as one, such as the experts of a layer, are not all there or do not"
-            )
-            return Fit(problem=tr("{words} fit each other", words=words))
+            return Fit(problem=_NOT_JOINED)
     finally:
         logging.set_verbosity(before)
     unused = sorted(report["unexpected_keys"])
@@ -196,13 +201,13 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 def _first(error: Exception) -> str:
     """The kind of an error, and its first and last line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [tr("no words")]
-    return " ".join([f"{type(error).__name__}:", *dict.fromkeys((lines[0], lines[-1]))])
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [tr("no error message")]
+    return joined(" ", [f"{type(error).__name__}:", *dict.fromkeys((lines[0], lines[-1]))])
 
 
 def _some(names: Sequence[str], joint: str = ", ") -> str:
     more = tr(" and {num_names} more", num_names=len(names) - _SHOWN) if len(names) > _SHOWN else ""
-    return f"{joint.join(names[:_SHOWN])}{more}"
+    return joined("", [joined(joint, names[:_SHOWN]), more])
 
 
 def _shape(shape: Sequence[int]) -> str:

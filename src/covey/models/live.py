@@ -149,7 +149,7 @@ def take_weights(model: Any, directory: Path, *, trust_remote_code: bool) -> Non
     if {n: p.shape for n, p in held.items()} != {n: p.shape for n, p in own.items()}:
         raise CheckpointError(
             tr(
-                "{directory} holds another model than the {name} that is given",
+                "{directory} contains another model than the given {name}",
                 directory=directory,
                 name=type(model).__name__,
             )
@@ -164,7 +164,7 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
     names = [n for n, _ in model.named_parameters()]
     if type(model).__module__.startswith("peft.") or any(".lora_" in n or ".base_layer." in n for n in names):
         yield (
-            tr("model is a {kind} with adapters of peft on it.", kind=kind),
+            tr("model is a {kind} that contains adapters of peft.", kind=kind),
             tr(
                 "to continue training the adapter, save it with `model.save_pretrained(DIR)` and "
                 "pass the base with adapters=DIR; to train a new one, pass "
@@ -176,21 +176,24 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
         yield (
             tr("model is a {kind} whose weights bitsandbytes has quantized.", kind=kind),
             tr(
-                "the directory or id of the model, with tuner_type='lora' and quant_bits=4 or 8: "
-                "covey quantizes it as it reads it"
+                "give the directory or id of the model, with tuner_type='lora' and quant_bits=4 or 8: "
+                "covey quantizes it while loading"
             ),
         )
         return
     if not isinstance(model, transformers.PreTrainedModel):
         yield (
-            tr("model is a {kind}, and covey trains models of transformers.", kind=kind),
-            tr("a PreTrainedModel, as AutoModelForCausalLM.from_pretrained gives it, or a directory or id"),
+            tr("model is a {kind}, but covey trains models of transformers.", kind=kind),
+            tr(
+                "pass a PreTrainedModel, as AutoModelForCausalLM.from_pretrained returns it, or a "
+                "directory or id"
+            ),
         )
         return
     places = sorted({str(p.device) for p in model.parameters()})
     if len(places) > 1 or "meta" in places:
         yield (
-            tr("model is a {kind} whose weights lie on {places}.", kind=kind, places=", ".join(places)),
+            tr("model is a {kind} whose weights are on {places}.", kind=kind, places=", ".join(places)),
             tr("load it without device_map: covey moves the whole model to the device that it trains on"),
         )
         return
@@ -199,8 +202,8 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
     if usual is not None and type(model) is not usual:
         yield (
             tr(
-                "model is a {kind}, and AutoModelForCausalLM loads its config as a {name}; its "
-                "checkpoints would be of another model.",
+                "model is a {kind}, but AutoModelForCausalLM would load its config as a {name}, so its "
+                "checkpoints would load as a different model.",
                 kind=kind,
                 name=usual.__name__,
             ),
@@ -219,12 +222,12 @@ def _against_config(model: Any) -> Iterator[tuple[str, str]]:
         is_one = tr("one tensor") if tied else tr("two tensors")
         yield (
             tr(
-                "model.config.tie_word_embeddings is {said}, and head and embedding of the model are "
+                "model.config.tie_word_embeddings is {said}, but head and embedding of the model are "
                 "{is_one}.",
                 said=said,
                 is_one=is_one,
             ),
-            tr("set the config to what the model is, or `model.tie_weights()`"),
+            tr("change the config so that it matches the model, or call `model.tie_weights()`"),
         )
         return
     with torch.device("meta"):
@@ -235,24 +238,24 @@ def _against_config(model: Any) -> Iterator[tuple[str, str]]:
     if odd:
         shown = [
             tr(
-                "{n} is {shape}, by the config {shape2}",
+                "{n} is {shape}, but the config says {expected}",
                 n=n,
                 shape=_shape(own.get(n)),
-                shape2=_shape(asked.get(n)),
+                expected=_shape(asked.get(n)),
             )
             for n in odd[:_SHOWN]
         ]
         more = tr("; and {num_odd} more", num_odd=len(odd) - _SHOWN) if len(odd) > _SHOWN else ""
         yield (
             tr(
-                "{num_odd} tensors of the model are not those of model.config: {shown}{more}.",
+                "{num_odd} tensors of the model do not match model.config: {shown}{more}.",
                 num_odd=len(odd),
                 shown=joined("; ", shown),
                 more=more,
             ),
             tr(
-                "change a model by the methods of transformers, as resize_token_embeddings, which "
-                "change its config too"
+                "change a model with methods of transformers, such as resize_token_embeddings, which also "
+                "change its config"
             ),
         )
 
@@ -266,15 +269,15 @@ def _rounded(model: nn.Module) -> Iterator[tuple[str, str]]:
                 dtype = str(buffer.dtype).removeprefix("torch.")
                 yield (
                     tr(
-                        "the buffer {path}.{name} of the model is {dtype}; a model that is loaded "
+                        "the buffer {path}.{name} of the model is {dtype}, but a model that is loaded "
                         "from a checkpoint has it in float32.",
                         path=path,
                         name=name,
                         dtype=dtype,
                     ),
                     tr(
-                        "load the model with dtype=torch.float32, and do not cast it by model.half() "
-                        "or model.bfloat16(): torch_dtype says what is computed in"
+                        "load the model with dtype=torch.float32 and do not call model.half() or "
+                        "model.bfloat16(); the option torch_dtype sets the dtype for computation"
                     ),
                 )
                 return
@@ -290,8 +293,8 @@ def _write_config(model: Any, directory: Path) -> list[Fault]:
             model.generation_config.save_pretrained(directory)
 
     seen = _refusal(write)
-    advice = tr("mend model.config or model.generation_config until `model.save_pretrained(DIR)` works")
-    words = tr("transformers does not save the configuration of the model: {seen}", seen=seen)
+    advice = tr("correct model.config or model.generation_config until `model.save_pretrained(DIR)` works")
+    words = tr("transformers cannot save the configuration of the model: {seen}", seen=seen)
     return [] if seen is None else [Fault(option="model", seen=words, advice=advice)]
 
 
@@ -304,13 +307,14 @@ def _write_tokenizer(tokenizer: Any, directory: Path) -> list[Fault]:
     kind = type(tokenizer).__name__
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase) or not tokenizer.is_fast:
         seen = tr(
-            "tokenizer is of type {kind}; covey takes a tokenizer of transformers with a tokenizer.json.",
+            "tokenizer is of type {kind}, but covey needs a tokenizer of transformers that has a "
+            "tokenizer.json.",
             kind=kind,
         )
         return [Fault(option="tokenizer", seen=seen, advice=_TOKENIZER)]
     refusal = _refusal(lambda: tokenizer.save_pretrained(directory))
-    words = tr("transformers does not save the tokenizer: {refusal}", refusal=refusal)
-    advice = tr("mend it until `tokenizer.save_pretrained(DIR)` works")
+    words = tr("transformers cannot save the tokenizer: {refusal}", refusal=refusal)
+    advice = tr("correct it until `tokenizer.save_pretrained(DIR)` works")
     return [] if refusal is None else [Fault(option="tokenizer", seen=words, advice=advice)]
 
 
@@ -369,4 +373,4 @@ def _put_back(
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
-    return tr("not there") if shape is None else "x".join(map(str, shape))
+    return tr("missing") if shape is None else "x".join(map(str, shape))

@@ -110,7 +110,7 @@ def base_directory(adapter: Path, base: Path) -> Path:
     if not (base / "config.json").is_file():
         raise CheckpointError(
             tr(
-                "the base model of the adapter {adapter} is not at {base}; say where it is",
+                "the base model of the adapter {adapter} is not at {base}; give its location",
                 adapter=adapter,
                 base=base,
             )
@@ -169,7 +169,12 @@ def read_policy(
     if words is not None:
         raise _unfit(source, words)
     if is_packed(model.get_output_embeddings().weight):
-        raise _unfit(source, tr("its head has a name that is not known here, and would be quantized too"))
+        raise _unfit(
+            source,
+            tr(
+                "covey does not recognize the name of its output head, so the head would be quantized as well"
+            ),
+        )
     _align(model)
     return Policy(model, stream="padded")
 
@@ -184,7 +189,9 @@ def _align(model: nn.Module) -> None:
 
 
 def _unfit(directory: Path, words: str) -> ConfigError:
-    again = Fix(text=tr("fetch or save the model again; config.json and weights have to come from one save"))
+    again = Fix(
+        text=tr("download or save the model again; config.json and weights must come from the same save")
+    )
     return ConfigError(
         [problem("E372", "model", tr("{directory}: {words}", directory=directory, words=words), "", again)]
     )

@@ -115,13 +115,13 @@ def add_adapter(
         try:
             handle: Any = get_peft_model(model, config)
         except ValueError as error:
-            words = tr("peft cannot put this adapter on the model: {error}", error=error)
+            words = tr("peft cannot add this adapter to the model: {error}", error=error)
             raise AdapterError(words) from error
     layers = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A")}
     odd = sorted(n for n, m in layers.items() if not _is_linear(m))
     if odd or sorted(layers) != list(facts.targets):
         others = sorted(set(layers) ^ set(facts.targets)) or odd
-        words = tr("peft adapts other modules than were named: {others}", others=", ".join(others[:5]))
+        words = tr("peft adapts other modules than the given ones: {others}", others=", ".join(others[:5]))
         raise AdapterError(words)
     cast_unpacked((p for p in model.parameters() if not p.requires_grad), compute_dtype)
     if quantization is not None:
@@ -308,10 +308,10 @@ def load_adapter(policy: Policy, directory: Path) -> None:
     if settings.scaling != policy.adapter.settings.scaling:
         raise CheckpointError(
             tr(
-                "the adapter of {directory} has scaling {scaling:g}, this one {scaling2:g}",
+                "the adapter in {directory} has the scaling {scaling:g}, but this one has {own:g}",
                 directory=directory,
                 scaling=settings.scaling,
-                scaling2=policy.adapter.settings.scaling,
+                own=policy.adapter.settings.scaling,
             )
         )
     try:
@@ -324,7 +324,7 @@ def load_adapter(policy: Policy, directory: Path) -> None:
     if own != held:
         odd = sorted(n for n in own.keys() | held.keys() if own.get(n) != held.get(n))
         words = tr(
-            "{directory} holds another adapter: {count} tensors differ, {first} first",
+            "{directory} contains another adapter: {count} tensors differ, the first is {first}",
             directory=directory,
             count=len(odd),
             first=odd[0],
@@ -360,10 +360,10 @@ def _shapes(model: Any) -> ModelShapes:
 def _refuse(facts: LoraFacts) -> None:
     faults = [f"{name!r}: {why}" for name, why in facts.refused.items()]
     for name, near in facts.unmatched.items():
-        hint = tr("; near it: {near}", near=", ".join(near)) if near else ""
+        hint = tr("; similar names: {near}", near=", ".join(near)) if near else ""
         faults.append(tr("{name!r} matches no module{hint}", name=name, hint=hint))
     if not faults and not facts.targets:
-        faults.append(tr("no module is left to adapt"))
+        faults.append(tr("no module remains that could get an adapter"))
     if faults:
         raise AdapterError(joined("; ", faults))
 

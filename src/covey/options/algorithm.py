@@ -17,32 +17,34 @@ class AlgorithmOptions(Options):
         "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "real", "fipo"
     ] = option(
         "dapo",
-        "The loss. grpo, bnpo, dr_grpo, dapo, luspo and fipo clip the ratio; cispo weighs log probabilities "
-        "with the capped ratio; sapo has a soft gate, vespo a smooth weight of the sequence; real tells the "
-        "completions of a group apart. grpo and sapo average over each completion first, luspo sums over it, "
-        "dr_grpo divides by completions x max_completion_length, the others by the tokens of the step.",
+        "The loss. grpo, bnpo, dr_grpo, dapo, luspo and fipo clip the probability ratio; cispo weights "
+        "log-probabilities by the capped ratio; sapo uses a soft gate, vespo a smooth weight per "
+        "sequence; real is a classification loss between the completions of a group. Normalization: grpo "
+        "and sapo average over each completion first, luspo sums over each completion, dr_grpo divides by "
+        "completions x max_completion_length, and the others divide by the number of tokens in the step.",
         trl="dapo",
         swift="grpo",
         rlhf="grpo",
     )
     importance_sampling_level: Literal["token", "sequence", "sequence_token"] = option(
         "token",
-        "Whose probability ratio a token is weighed with: its own; sequence, the geometric mean over its "
-        "completion (GSPO); sequence_token, the same with the gradient of the token.",
+        "Level of the importance ratio. token: each token's own; sequence: the geometric mean over its "
+        "completion (GSPO); sequence_token: the same value, with the gradient of the token.",
         trl="token",
         swift="token",
     )
     advantage_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = option(
         "grpo",
-        "What a reward is compared with: grpo, the mean of its group; rloo, the mean of its siblings; "
-        "reinforce_plus_plus, the mean of the whole rollout, which works with one completion per prompt too.",
+        "Baseline that is subtracted from a reward. grpo: the mean of its group; rloo: the mean of the "
+        "other completions in its group; reinforce_plus_plus: the mean of the whole rollout, which also "
+        "works with one completion per prompt.",
         swift="grpo",
     )
     scale_rewards: Literal["group", "batch", "none", "gdpo"] = option(
         ...,
-        "What advantages are divided by: the standard deviation within the group, over the whole rollout, "
-        "or nothing; gdpo divides each reward by its own spread before they are added. true means group and "
-        "false means none.",
+        "Scaling of advantages. group: the standard deviation within the group; batch: that over the "
+        "whole rollout; none: no scaling; gdpo: each reward is divided by its own standard deviation "
+        "before they are summed. true means group and false means none.",
         rule="group; with rloo none, with reinforce_plus_plus batch",
         trl="group",
         swift="group; rloo none, reinforce_plus_plus batch",
@@ -50,7 +52,7 @@ class AlgorithmOptions(Options):
     )
     epsilon: float = option(
         0.2,
-        "Lower clipping distance of the probability ratio. Without effect while on-policy.",
+        "Lower clipping distance of the probability ratio. No effect while on-policy.",
         gt=0,
         why="With a clip range of 0 every update is clipped away, and the model learns nothing.",
         trl="0.2",
@@ -61,8 +63,9 @@ class AlgorithmOptions(Options):
     )
     epsilon_high: float = option(
         ...,
-        "Upper clipping distance of the probability ratio; with loss_type cispo the cap of the ratio itself.",
-        rule="0.28, or epsilon if that is typed; 5.0 with loss_type cispo",
+        "Upper clipping distance of the probability ratio; with loss_type cispo it is the cap of the "
+        "ratio itself.",
+        rule="0.28, or epsilon if that is given; 5.0 with loss_type cispo",
         gt=0,
         why="With an upper clip range of 0 the update is clipped away for every good completion.",
         usual=0.28,
@@ -72,19 +75,20 @@ class AlgorithmOptions(Options):
     )
     epsilon_end: float | None = option(
         None,
-        "epsilon at the last step; epsilon_high goes with it. Not set: both stay.",
+        "epsilon at the last step; epsilon_high changes with it. Not set: both stay constant.",
         gt=0,
         why="With a clip range of 0 every update is clipped away, and the model learns nothing.",
         read_if=only_with("loss_type", *CLIPPED),
     )
     epsilon_schedule: Literal["linear", "cosine"] = option(
         "linear",
-        "Schedule of epsilon from its start to epsilon_end.",
+        "Schedule of epsilon from epsilon to epsilon_end.",
         read_if=only_if_set("epsilon_end"),
     )
     delta: float | None = option(
         None,
-        "Upper bound of the ratio also where the advantage is negative; above 1 + epsilon_high.",
+        "Upper bound of the ratio that also holds where the advantage is negative; it must be above 1 + "
+        "epsilon_high.",
         gt=0,
         why="It limits a ratio of two probabilities from above, and such a ratio is always above 0.",
         trl="not set",
@@ -102,7 +106,7 @@ class AlgorithmOptions(Options):
     )
     tau_neg: float = option(
         1.05,
-        "Steepness of sapo's gate elsewhere.",
+        "Steepness of sapo's gate where the advantage is 0 or below.",
         gt=0,
         why="The SAPO loss divides by this temperature, so it has to be above 0.",
         trl="1.05",
@@ -128,7 +132,7 @@ class AlgorithmOptions(Options):
     )
     vespo_k_neg: float = option(
         3.0,
-        "Exponent of vespo's weight elsewhere.",
+        "Exponent of vespo's weight where the advantage is below 0.",
         ge=0,
         why="With a negative exponent, the least likely completions would get the largest weights.",
         trl="3",
@@ -136,7 +140,7 @@ class AlgorithmOptions(Options):
     )
     vespo_lambda_neg: float = option(
         2.0,
-        "Rate of decay of vespo's weight elsewhere.",
+        "Rate of decay of vespo's weight where the advantage is below 0.",
         gt=0,
         why="At 0 VESPO's token weight would grow without limit.",
         trl="2",
@@ -144,7 +148,7 @@ class AlgorithmOptions(Options):
     )
     real_tau: float = option(
         0.5,
-        "What the scores of real are divided by.",
+        "Number by which the scores of real are divided.",
         gt=0,
         why="The scores of REAL are divided by it.",
         swift="0.5",
@@ -152,7 +156,7 @@ class AlgorithmOptions(Options):
     )
     fipo_decay_rate: float = option(
         32.0,
-        "Tokens after which a later token's part in fipo's weight is halved.",
+        "Half-life in tokens: a token this far behind counts half as much in fipo's weight.",
         gt=0,
         why="It is a number of tokens.",
         swift="32",
@@ -160,7 +164,7 @@ class AlgorithmOptions(Options):
     )
     fipo_clip_range: float = option(
         0.2,
-        "How far fipo's weight may be from 1. 0 does not bound it.",
+        "How far fipo's weight may be from 1. 0: no bound.",
         ge=0,
         lt=1,
         why="It is how far the ratio may be from 1.",
@@ -169,13 +173,13 @@ class AlgorithmOptions(Options):
     )
     fipo_clip_high_only: bool = option(
         True,
-        "Let fipo's weight be 1 or more only.",
+        "Only let fipo's weight be 1 or more.",
         swift="true",
         read_if=only_with("loss_type", "fipo"),
     )
     fipo_safety_threshold: float | None = option(
         4.0,
-        "Ratio above which fipo's weight of a token with negative advantage lies between 0.8 and 1.",
+        "Ratio above which fipo's weight of a token with a negative advantage is kept between 0.8 and 1.",
         gt=0,
         why="It limits a ratio of two probabilities from above, and such a ratio is always above 0.",
         swift="4",
@@ -183,7 +187,7 @@ class AlgorithmOptions(Options):
     )
     beta: float = option(
         0.0,
-        "Weight of the KL divergence to the first model. 0 keeps no copy of that model.",
+        "Weight of the KL divergence from the initial model. 0: no copy of that model is kept.",
         ge=0,
         why="A negative KL coefficient would push the policy away from the reference model.",
         trl="0",
@@ -193,42 +197,44 @@ class AlgorithmOptions(Options):
     )
     beta_end: float | None = option(
         None,
-        "beta at the last step. Not set: it stays.",
+        "beta at the last step. Not set: it stays constant.",
         ge=0,
         why="A negative KL coefficient would push the policy away from the reference model.",
     )
     beta_schedule: Literal["linear", "cosine"] = option(
         "linear",
-        "Schedule of beta from its start to beta_end.",
+        "Schedule of beta from beta to beta_end.",
         read_if=only_if_set("beta_end"),
     )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3",
-        "Estimate of the KL divergence per token in the loss. Without effect at beta 0.",
+        "Estimator of the KL divergence per token in the loss. No effect if beta is 0.",
         hints=("kl_loss_type",),
     )
     kl_in_reward: bool = option(
         False,
-        "Take beta times the divergence of a completion (k1, summed) off its reward, and none in the loss.",
+        "Subtract beta times the KL divergence of a completion (k1, summed over tokens) from its reward, "
+        "instead of adding a KL term to the loss.",
         swift="false with grpo, else true",
     )
     use_bias_correction_kl: bool = option(
         True,
-        "Multiply the KL term by the probability ratio. Without effect at beta 0.",
+        "Multiply the KL term by the probability ratio. No effect if beta is 0.",
         trl="true",
         swift="false",
         rlhf=False,
     )
     sync_ref_model: bool = option(
         False,
-        "Let the reference of the KL divergence follow the policy: every ref_model_sync_steps optimizer "
-        "steps it becomes ref_model_mixup_alpha x policy + (1 - ref_model_mixup_alpha) x reference.",
+        "Let the reference model of the KL divergence follow the policy: every ref_model_sync_steps "
+        "optimizer steps it becomes ref_model_mixup_alpha x policy + (1 - ref_model_mixup_alpha) x "
+        "reference.",
         trl="false",
         swift="false",
     )
     ref_model_sync_steps: int = option(
         512,
-        "Optimizer steps between two moves of the reference.",
+        "Optimizer steps between two updates of the reference model.",
         ge=1,
         why="It is a number of optimizer steps.",
         trl="512",
@@ -237,41 +243,42 @@ class AlgorithmOptions(Options):
     )
     ref_model_mixup_alpha: float = option(
         0.6,
-        "The policy's part in a move of the reference, above 0; 1 copies the policy.",
+        "Weight of the policy when the reference model is updated, above 0; 1 copies the policy.",
         gt=0,
         le=1,
-        why="It is the share of the policy in the new reference model; at 0 that would never change.",
+        why="It is the share of the policy in the new reference model; at 0 the reference model would "
+        "never change.",
         trl="0.6",
         swift="0.6",
         read_if=only_with("sync_ref_model", True),
     )
     entropy_coef: float = option(
         0.0,
-        "Weight of the entropy bonus: the mean entropy of the step's tokens.",
+        "Weight of the entropy bonus, which is the mean entropy of the tokens in the step.",
         ge=0,
         why="A negative entropy coefficient would reduce exploration instead of increasing it.",
         trl="0",
     )
     entropy_coef_end: float | None = option(
         None,
-        "entropy_coef at the last step. Not set: it stays.",
+        "entropy_coef at the last step. Not set: it stays constant.",
         ge=0,
         why="A negative entropy coefficient would reduce exploration instead of increasing it.",
     )
     entropy_coef_schedule: Literal["linear", "cosine"] = option(
         "linear",
-        "Schedule of entropy_coef from its start to entropy_coef_end.",
+        "Schedule of entropy_coef from entropy_coef to entropy_coef_end.",
         read_if=only_if_set("entropy_coef_end"),
     )
     use_adaptive_entropy: bool = option(
         False,
-        "Raise entropy_coef by entropy_coef_delta after each step whose entropy is at most entropy_target, "
-        "else lower it; the bonus is given only in the first case.",
+        "Raise entropy_coef by entropy_coef_delta after each step whose entropy is at most "
+        "entropy_target, and lower it otherwise; the bonus is only used in the first case.",
         trl="false",
     )
     entropy_target: float = option(
         0.2,
-        "Entropy in nats that the adaptive bonus holds.",
+        "Target of the entropy in nats for use_adaptive_entropy.",
         ge=0,
         why="An entropy is never below 0.",
         trl="0.2",
@@ -279,7 +286,7 @@ class AlgorithmOptions(Options):
     )
     entropy_coef_delta: float = option(
         0.005,
-        "Step of the adaptive entropy_coef.",
+        "Step size of the adaptive entropy_coef.",
         gt=0,
         why="At 0 the entropy coefficient would never change.",
         trl="0.005",
@@ -287,7 +294,7 @@ class AlgorithmOptions(Options):
     )
     entropy_coef_min: float = option(
         0.0,
-        "Least value of the adaptive entropy_coef.",
+        "Smallest value of the adaptive entropy_coef.",
         ge=0,
         why="A negative entropy coefficient would reduce exploration instead of increasing it.",
         trl="0",
@@ -301,7 +308,8 @@ class AlgorithmOptions(Options):
     )
     top_entropy_quantile: float = option(
         1.0,
-        "Share of the tokens of an optimizer step, those of highest entropy, whose policy term counts.",
+        "Share of the tokens in an optimizer step that count in the policy term: those with the highest "
+        "entropy.",
         gt=0,
         le=1,
         why="It is a share of the tokens.",
@@ -317,13 +325,14 @@ class AlgorithmOptions(Options):
     )
     dynamic_sample: bool = option(
         False,
-        "Replace groups without signal, whose rewards are all equal, by groups of further prompts. Groups "
-        "with signal stay.",
+        "Replace groups without signal, in which all rewards are equal, by groups of new prompts. Groups "
+        "with signal are kept.",
         swift="false",
     )
     max_resample_times: int = option(
         3,
-        "How often dynamic_sample draws further prompts for a rollout, each time as many as are missing.",
+        "How often dynamic_sample draws new prompts for a rollout; each time it draws as many as are "
+        "missing.",
         ge=1,
         why="With 0 attempts no group without signal could be replaced.",
         swift="3",
@@ -331,16 +340,16 @@ class AlgorithmOptions(Options):
     )
     replay_buffer_size: int = option(
         0,
-        "Groups with the most signal to keep of earlier rollouts, which then replace groups without any. 0 "
-        "keeps none.",
+        "Number of groups to keep from earlier rollouts, those with the most signal; they replace groups "
+        "without signal. 0: keep none.",
         ge=0,
         why="It is a number of groups; 0 keeps none.",
         trl="64 in GRPOWithReplayBufferConfig",
     )
     off_policy_sequence_mask_delta: float | None = option(
         None,
-        "Leave out a completion with negative advantage whose tokens have lost more than this many nats on "
-        "average since they were sampled.",
+        "Leave out completions with a negative advantage whose log-probability has dropped by more than "
+        "this many nats per token since they were sampled.",
         gt=0,
         why="It is a threshold for the mean drop in log-probability, so it has to be above 0.",
         trl="not set",
@@ -351,13 +360,14 @@ class AlgorithmOptions(Options):
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
     ) = option(
         None,
-        "Weigh tokens with the ratio of the trainer's to the sampler's probability, of a token or the "
-        "geometric mean of its completion; truncate cuts it at the threshold, mask leaves out what is above.",
+        "Weight tokens by the ratio of the trainer's probability to the sampler's, per token or as the "
+        "geometric mean of the completion. truncate: limit the ratio to the threshold; mask: leave out "
+        "what is above the threshold.",
         swift="not set",
     )
     rollout_importance_sampling_threshold: float = option(
         2.0,
-        "Bound of that ratio.",
+        "Upper bound of the ratio in rollout_importance_sampling_mode.",
         gt=0,
         why="It is compared with a ratio of two probabilities, which is never negative.",
         swift="2",
@@ -367,12 +377,13 @@ class AlgorithmOptions(Options):
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
     ) = option(
         None,
-        "The same as TRL means it: of a completion, the product of its tokens' ratios.",
+        "rollout_importance_sampling_mode in TRL's sense: the ratio of a completion is the product of its "
+        "tokens' ratios.",
         trl="sequence_mask",
     )
     vllm_importance_sampling_clip_max: float | None = option(
         3.0,
-        "Upper bound of TRL's ratio.",
+        "Upper bound of the ratio in vllm_importance_sampling_mode.",
         gt=0,
         why="It is compared with a ratio of two probabilities, which is never negative.",
         trl="3",
@@ -381,7 +392,7 @@ class AlgorithmOptions(Options):
     )
     vllm_importance_sampling_clip_min: float | None = option(
         None,
-        "Lower bound of TRL's ratio.",
+        "Lower bound of the ratio in vllm_importance_sampling_mode.",
         ge=0,
         why="It is compared with a ratio of two probabilities, which is never negative.",
         trl="not set",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 COMMON: Mapping[str, str] = {
-    "help": "Show what a verb does and its options; also -h.",
+    "help": "Show what a command does and its options; also -h.",
     "version": "Show the version.",
-    "lang": "Language of messages, zh or en. Not set: Chinese where the locale is.",
+    "lang": "Language of messages, zh or en. Not set: zh if the locale is Chinese, else en.",
 }
 """Name and help text."""

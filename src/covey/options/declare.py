@@ -71,7 +71,11 @@ class Bounds:
         texts = [word for word in self.also if isinstance(word, str)]
         if texts:
             return tr("{words}, or {range}", words=", ".join(texts), range=one)
-        return tr("{range}, or {unset} for not set", range=one, unset=self.also[0]) if self.also else one
+        return (
+            tr("{range}, or {unset}, which means not set", range=one, unset=self.also[0])
+            if self.also
+            else one
+        )
 
 
 def _plain(number: float) -> str:
@@ -96,7 +100,7 @@ class ReadIf:
             return tr("{option} is not set", option=self.option)
         if self.values == (True,):
             return tr("{option} is off", option=self.option)
-        return tr("{option} {value} does not read it", option=self.option, value=value)
+        return tr("{option} {value} does not use it", option=self.option, value=value)
 
 
 def only_with(option: str, *values: Any) -> ReadIf:

@@ -11,28 +11,29 @@ _IN_TURNS = "`covey train` samples a rollout and then trains on it."
 
 
 class DeviceOptions(Options):
-    """Devices: how the model lies on them."""
+    """Devices: how the model is placed on them."""
 
     deepspeed: str | None = option(
         None,
         "DeepSpeed's ZeRO: zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, or a JSON file of "
-        "DeepSpeed. zero0 is a whole model in each process, without DeepSpeed.",
+        "DeepSpeed. zero0: each process holds the whole model, and DeepSpeed is not used.",
         trl="given to accelerate",
         swift="not set",
         resume="split",
     )
     fsdp: str | None = option(
         None,
-        "PyTorch's sharding (FSDP2): full_shard (or fsdp2) splits weights, gradients and optimizer state "
-        "over all processes, hybrid_shard over those of a node, shard_grad_op keeps gathered weights from "
-        "forward to backward; off splits nothing. transformers' words auto_wrap and offload are taken too.",
+        "PyTorch's sharding (FSDP2). full_shard (or fsdp2): weights, gradients and optimizer state are "
+        "split over all processes; hybrid_shard: over the processes of one node; shard_grad_op: gathered "
+        "weights are kept from the forward to the backward pass; off: nothing is split. The values "
+        "auto_wrap and offload of transformers are accepted too.",
         trl="not set",
         swift="not set",
         resume="split",
     )
     fsdp_offload: bool = option(
         False,
-        "Whether shards are kept in CPU memory and copied to the GPU a layer at a time.",
+        "Keep shards in CPU memory and copy them to the GPU one layer at a time.",
         trl="in fsdp_config",
         swift="in fsdp_config",
         resume="split",
@@ -47,28 +48,29 @@ class DeviceOptions(Options):
     )
     offload_optimizer: bool = option(
         False,
-        "Keep AdamW's moments and the float32 masters in CPU memory; each step copies them to the GPU, some "
-        "layers at a time. The results are the same.",
+        "Keep AdamW's moments and the float32 master weights in CPU memory; each step copies them to the "
+        "GPU a few layers at a time. Results do not change.",
         swift="false",
         resume="free",
     )
     offload_model: bool = option(
         False,
-        "During rollouts, move to CPU memory what they do not need: masters, moments, the reference and the "
-        "shards of FSDP. The trained weights stay, since the native engine samples with them.",
+        "During rollouts, move to CPU memory what sampling does not need: float32 master weights, AdamW's "
+        "moments, the reference model and FSDP shards. The trained weights stay on the GPU, because the "
+        "native engine samples with them.",
         swift="false",
         resume="free",
     )
     offload_reference: bool = option(
         False,
-        "Keep the weights of the KL term's reference in CPU memory, except while its log-probabilities are "
+        "Keep the weights of the reference model in CPU memory, except while its log-probabilities are "
         "computed.",
         resume="free",
     )
     move_model_batches: int | None = option(
         None,
-        "With offload_optimizer, how many groups of layers each step copies to the GPU, one after the other: "
-        "more groups take less memory. Not set: one group a layer.",
+        "With offload_optimizer: the number of groups of layers that a step copies to the GPU, one after "
+        "the other. More groups need less memory. Not set: one group per layer.",
         ge=1,
         why="It is a number of groups of layers.",
         swift="not set",
@@ -76,7 +78,7 @@ class DeviceOptions(Options):
     )
     async_generate: bool = option(
         False,
-        "Whether vLLM samples while the model trains; it then has GPUs of its own.",
+        "Let vLLM sample while the model trains; vLLM then needs its own GPUs.",
         swift="false",
         not_built=_IN_TURNS,
     )

@@ -12,8 +12,8 @@ class ModelOptions(Options):
 
     model: str = option(
         ...,
-        "Directory with weights and tokenizer, an id on the Hugging Face hub, ms::ID on ModelScope, or the "
-        "word quickstart for the built-in model.",
+        "Directory with weights and tokenizer, an id on the Hugging Face hub, ms::ID for ModelScope, or "
+        "quickstart for the built-in model.",
         trl="required",
         swift="required",
         names=("model_name_or_path", "model_id_or_path"),
@@ -27,21 +27,21 @@ class ModelOptions(Options):
     )
     use_hf: bool = option(
         True,
-        "Where ids of models and data sets without a prefix are looked for: the Hugging Face hub, or with "
-        "false ModelScope.",
+        "Where to find model and data set ids without a prefix. true: on the Hugging Face hub; false: on "
+        "ModelScope.",
         swift="false",
         resume="free",
     )
     trust_remote_code: bool = option(
         False,
-        "Run the Python code that comes with a model. A model of a hub then needs its --model_revision, a "
-        "full commit.",
+        "Run the Python code that comes with a model. A model from a hub then needs model_revision, as a "
+        "full commit hash.",
         trl="false",
     )
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "What the forward pass computes in. The weights that the optimizer updates are always float32. "
-        "auto: bfloat16 on a GPU that has it, else float32.",
+        "dtype of the forward pass. The weights that the optimizer updates are always float32. auto: "
+        "bfloat16 on a GPU that supports it, else float32.",
         trl="float32",
         swift="the model's own",
         names=("dtype", "bf16"),
@@ -59,15 +59,15 @@ class ModelOptions(Options):
     )
     disable_dropout: bool = option(
         True,
-        "Turn dropout off, so that the policy gives a token the same probability each time it is asked. With "
-        "it on, the guards that compare such probabilities are off.",
+        "Turn dropout off, so that the policy always gives a token the same probability. With dropout, "
+        "the guards that compare probabilities are off.",
         trl="false",
     )
     attn_impl: Literal["auto", "flash_attn", "sdpa", "flex", "eager"] = option(
         "auto",
-        "What computes attention in training: sdpa, torch's, row by row, or in C on a CPU; flex, one "
-        "compiled kernel on a GPU; flash_attn, of that package; eager, plain products. auto: flex on a "
-        "GPU that has it, else sdpa.",
+        "Attention implementation for training. sdpa: torch's own, one row at a time (C code on a CPU). "
+        "flex: one compiled kernel on a GPU. flash_attn: the package flash-attn. eager: plain matrix "
+        "products. auto: flex where the GPU supports it, else sdpa.",
         trl="sdpa",
         swift="the model's own",
         names=("attn_implementation",),
@@ -80,14 +80,14 @@ class ModelOptions(Options):
     )
     kernels: Literal["auto", "torch"] = option(
         "auto",
-        "What computes attention, the head and decoding steps. auto: C on a CPU with a compiler; compiled "
-        "attention, liger-kernel and CUDA graphs on a GPU. torch: the model's own modules and torch's "
-        "operators alone, which is slower; to see whether another kernel is at fault.",
+        "Kernels for attention, the head and decoding steps. auto: C on a CPU with a compiler; compiled "
+        "attention, liger-kernel and CUDA graphs on a GPU. torch: only the model's own modules and "
+        "torch's operators, which is slower; use it to find out whether another kernel causes a problem.",
     )
     use_liger_kernel: Literal["auto", "true", "false"] = option(
         "auto",
-        "Norms and gated layers by the kernels of the package liger-kernel. auto: on a GPU where the package "
-        "is installed and knows the model.",
+        "Use the norms and gated layers of the package liger-kernel. auto: on a GPU, if the package is "
+        "installed and supports the model.",
         trl="false",
         swift="false",
         words={"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"},
@@ -95,9 +95,9 @@ class ModelOptions(Options):
     )
     gradient_checkpointing: Literal["auto", "true", "false", "selective"] = option(
         "auto",
-        "Compute activations a second time in the backward pass: true, all of a layer, a third slower; "
-        "selective, all but matrix products and attention, of which what is in C on a CPU is computed again, "
-        "too. auto: as memory asks for it.",
+        "Recompute activations in the backward pass to save memory. true: whole layers, about a third "
+        "slower. selective: everything except matrix products and attention (those that run in C on a CPU "
+        "are recomputed too). auto: only if memory requires it.",
         trl="true",
         swift="true",
         words={
@@ -115,7 +115,7 @@ class ModelOptions(Options):
     )
     activation_offloading: bool = option(
         False,
-        "Keep activations in the machine's memory between the forward and the backward pass; for GPUs.",
+        "Keep activations in CPU memory between the forward and the backward pass; only for GPUs.",
         resume="free",
     )
 
@@ -125,15 +125,15 @@ class TunerOptions(Options):
 
     adapters: str | None = option(
         None,
-        "Directory of a saved LoRA adapter to train on; its rank, alpha and modules stay as they are. The "
-        "directory of an adapter as --model means the same.",
+        "Directory of a saved LoRA adapter to continue training; its rank, alpha and modules do not "
+        "change. Giving this directory as model has the same effect.",
         swift="none",
         resume="free",
     )
     ref_adapters: str = option(
         "start",
-        "With adapters and beta above 0, what the reference of the KL term is: start, the adapter as it was "
-        "when the run began; base, the model with the adapter off; or the directory of another adapter of "
+        "Reference of the KL term when adapters is set and beta is above 0. start: the adapter as it was "
+        "when the run began; base: the model with the adapter off; or the directory of another adapter of "
         "the same shape.",
         trl="start",
         swift="base",
@@ -142,7 +142,8 @@ class TunerOptions(Options):
 
     tuner_type: Literal["full", "lora"] = option(
         "full",
-        "What is trained: full, all weights; or lora, low-rank adapters beside frozen weights.",
+        "What is trained. full: all weights; lora: low-rank adapters, while the weights of the model are "
+        "frozen.",
         trl="full",
         swift="lora",
         rlhf="lora",
@@ -151,7 +152,7 @@ class TunerOptions(Options):
     )
     lora_rank: int = option(
         16,
-        "Rank of an adapter's two matrices.",
+        "Rank of the two matrices of an adapter.",
         ge=1,
         why="The rank is the inner size of the two LoRA matrices, so it is at least 1.",
         trl="16",
@@ -172,17 +173,18 @@ class TunerOptions(Options):
     )
     lora_dropout: float = option(
         0.0,
-        "Dropout in front of the adapters; without effect while disable_dropout is on, which is the default.",
+        "Dropout on the input of the adapters; no effect while disable_dropout is on, which is the default.",
         ge=0,
         lt=1,
-        why="It is the probability of dropping an input of the adapter.",
+        why="It is the probability that an input of the adapter is dropped.",
         trl="0.05",
         swift="0.05",
         read_if=only_with("tuner_type", "lora"),
     )
     target_modules: list[str] = option(
         ["all-linear"],
-        "Modules that get an adapter, by the end of their names; all-linear: all linear layers but the head.",
+        "Modules that get an adapter, given by the ends of their names; all-linear: all linear layers "
+        "except the head.",
         trl="peft's",
         swift="all-linear",
         names=("lora_target_modules",),
@@ -190,7 +192,7 @@ class TunerOptions(Options):
     )
     modules_to_save: list[str] = option(
         [],
-        "Modules that are trained whole beside the adapters, by the end of their names.",
+        "Modules that are trained completely in addition to the adapters, given by the ends of their names.",
         trl="none",
         swift="none",
         names=("lora_modules_to_save",),
@@ -198,14 +200,14 @@ class TunerOptions(Options):
     )
     use_rslora: bool = option(
         False,
-        "Scale by lora_alpha / sqrt(lora_rank) instead.",
+        "Scale the adapters by lora_alpha / sqrt(lora_rank) instead of lora_alpha / lora_rank.",
         trl="false",
         swift="false",
         read_if=only_with("tuner_type", "lora"),
     )
     use_dora: bool = option(
         False,
-        "Train the length of each weight column beside its direction (DoRA).",
+        "Train the magnitude and the direction of each weight column separately (DoRA).",
         trl="false",
         swift="false",
         read_if=only_with("tuner_type", "lora"),
@@ -223,26 +225,27 @@ _DTYPE_WORDS = {
 
 
 class QuantizationOptions(Options):
-    """Quantization: QLoRA, an adapter beside weights of 4 or 8 bits."""
+    """Quantization (QLoRA): train an adapter on 4-bit or 8-bit weights."""
 
     quant_bits: Literal["4", "8"] | None = option(
         None,
-        "Bits to which the linear layers of the frozen model are quantized as it is loaded; adapters, "
-        "embedding and head are not. Needs tuner_type lora and pip install 'covey[qlora]'.",
+        "Number of bits to which the linear layers of the frozen model are quantized when it is loaded; "
+        "adapters, embedding and head are not quantized. Needs tuner_type lora and pip install "
+        "'covey[qlora]'.",
         trl="not set",
         swift="not set",
     )
     quant_method: Literal["bnb", "hqq", "eetq", "quanto", "gptq", "awq", "fp8"] | None = option(
         ...,
-        "The method of quantization: bnb (bitsandbytes). The others are ms-swift's, and are refused.",
-        rule="bnb where quant_bits is set",
+        "Quantization method: bnb (bitsandbytes). ms-swift has other methods, which covey refuses.",
+        rule="bnb if quant_bits is set",
         trl="bitsandbytes",
         swift="not set",
         words={"bitsandbytes": "bnb"},
     )
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = option(
         "nf4",
-        "The 16 values that a 4-bit weight can have: nf4, chosen for normally distributed weights, or fp4, "
+        "Data type of 4-bit weights. nf4: 16 values chosen for normally distributed weights; fp4: "
         "floating-point numbers of 4 bits.",
         trl="nf4",
         swift="nf4",
@@ -250,7 +253,7 @@ class QuantizationOptions(Options):
     )
     bnb_4bit_use_double_quant: bool = option(
         True,
-        "Quantize the scales of 4-bit weights too: 4.13 instead of 4.5 bits a weight.",
+        "Quantize the scales of 4-bit weights too: 4.13 instead of 4.5 bits per weight.",
         trl="false",
         swift="true",
         names=("use_bnb_nested_quant",),
@@ -258,7 +261,7 @@ class QuantizationOptions(Options):
     )
     bnb_4bit_compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "The dtype in which layers with 4-bit weights compute. auto: that of torch_dtype.",
+        "dtype in which layers with 4-bit weights compute. auto: the torch_dtype.",
         trl="torch_dtype's",
         swift="torch_dtype's",
         words=_DTYPE_WORDS,
@@ -266,7 +269,7 @@ class QuantizationOptions(Options):
     )
     bnb_4bit_quant_storage: Literal["uint8", "float16", "bfloat16", "float32"] = option(
         "uint8",
-        "The dtype of the tensors that hold the bytes of 4-bit weights. It changes no result.",
+        "dtype of the tensors that store the bytes of 4-bit weights. It does not change any result.",
         trl="torch_dtype's",
         swift="not set",
         words={"torch.uint8": "uint8", **_DTYPE_WORDS},

@@ -12,9 +12,9 @@ class EvaluationOptions(Options):
 
     eval_strategy: Literal["no", "steps", "epoch"] = option(
         ...,
-        "When to evaluate: never, every eval_steps optimizer steps, or after each epoch. The last step "
-        "always evaluates, unless it is no.",
-        rule="steps once there is something to evaluate on, else no",
+        "When to evaluate: never, every eval_steps optimizer steps, or after each epoch. The last step is "
+        "always evaluated, unless the value is no.",
+        rule="steps if there is data for evaluation, else no",
         trl="no",
         swift="save_strategy",
         words={"false": "no", "none": "no", "epochs": "epoch"},
@@ -34,7 +34,7 @@ class EvaluationOptions(Options):
     )
     eval_on_start: bool = option(
         True,
-        "Evaluate before the first step too.",
+        "Also evaluate before the first step.",
         trl="false",
         swift="false",
         resume="free",
@@ -42,9 +42,9 @@ class EvaluationOptions(Options):
     )
     num_generations_eval: int = option(
         1,
-        "Completions sampled per prompt; above 1 there is pass@k beside the mean.",
+        "Number of completions per prompt; above 1 pass@k is reported as well as the mean.",
         ge=1,
-        why="Each prompt gets at least one completion.",
+        why="Each prompt needs at least one completion.",
         trl="num_generations",
         swift="num_generations",
         resume="free",
@@ -52,7 +52,7 @@ class EvaluationOptions(Options):
     )
     eval_temperature: float = option(
         ...,
-        "Sampling temperature; 0 takes the likeliest token.",
+        "Sampling temperature of evaluations; 0 takes the most likely token.",
         rule="temperature",
         ge=0,
         why="At 0 the most likely token is taken; a temperature cannot be negative.",
@@ -62,29 +62,29 @@ class EvaluationOptions(Options):
     )
     load_best_model_at_end: bool = option(
         False,
-        "Keep the best checkpoint, and name it as the result of the run.",
+        "Keep the best checkpoint, and report it as the result of the run.",
         trl="false",
         swift="false",
         resume="free",
     )
     metric_for_best_model: str = option(
         "eval_reward",
-        "What best means: a metric of the evaluation.",
+        "The evaluation metric that decides which checkpoint is best.",
         trl="loss",
         swift="reward",
         resume="free",
     )
     greater_is_better: bool = option(
         ...,
-        "Whether a larger value of that metric is the better one.",
-        rule="true, or false for losses, lengths and ratios of cut completions",
+        "Whether a larger value of metric_for_best_model is better.",
+        rule="true; false for losses, lengths and shares of cut completions",
         trl="from the metric",
         swift="from the metric",
         resume="free",
     )
     early_stopping_patience: int | None = option(
         None,
-        "End after this many evaluations in a row without a better value of that metric.",
+        "End the run after this many evaluations in a row without a better value of metric_for_best_model.",
         ge=1,
         why="It is a number of evaluations.",
         swift="not set",
@@ -100,8 +100,8 @@ class OutputOptions(Options):
         ...,
         "Directory of the run: configuration, metrics, rollouts and checkpoints.",
         rule=(
-            "runs/<model>-<dataset>-001, counted up to the first free number; when resuming, the run that is "
-            "resumed"
+            "runs/<model>-<dataset>-001, or the next free number; when resuming, the directory of the "
+            "resumed run"
         ),
         trl="trainer_output",
         swift="output/MODEL/vN-DATE",
@@ -110,13 +110,13 @@ class OutputOptions(Options):
     )
     overwrite_output_dir: bool = option(
         False,
-        "Delete the run that output_dir holds and start anew.",
+        "Delete the run in output_dir and start a new one.",
         resume="free",
     )
     resume_from_checkpoint: str | None = option(
         None,
-        "Go on from a checkpoint: latest (or true) in output_dir, auto (latest, or a new run where there "
-        "is none), or a checkpoint directory.",
+        "Continue from a checkpoint: latest (or true), the newest one in output_dir; auto, latest if "
+        "there is one, otherwise a new run; or a checkpoint directory.",
         trl="not set",
         swift="not set",
         hints=("resume",),
@@ -126,12 +126,12 @@ class OutputOptions(Options):
     )
     allow_changes: bool = option(
         False,
-        "Resume although options that alter samples, gradients or learning rates have changed.",
+        "Resume even if options that affect samples, gradients or learning rates have changed.",
         resume="free",
     )
     save_steps: int = option(
         100,
-        "Optimizer steps between checkpoints; the last step always saves one.",
+        "Optimizer steps between checkpoints; a checkpoint is always saved at the last step.",
         ge=1,
         why="It is a number of steps; the last one is always saved.",
         trl="500",
@@ -140,7 +140,7 @@ class OutputOptions(Options):
     )
     save_total_limit: int = option(
         2,
-        "Checkpoints kept; older ones are deleted once the new one verifies.",
+        "Number of checkpoints to keep; older ones are deleted after the new one has been verified.",
         ge=1,
         why="The last checkpoint holds the trained model, so at least one has to be kept.",
         trl="all",
@@ -149,7 +149,7 @@ class OutputOptions(Options):
     )
     save_only_model: bool = option(
         False,
-        "Save weights only: small, but nothing to resume from.",
+        "Save weights only: this takes little space, but a run cannot resume from such a checkpoint.",
         trl="false",
         swift="false",
         resume="free",
@@ -163,7 +163,8 @@ class OutputOptions(Options):
     )
     logging_steps: int = option(
         1,
-        "Optimizer steps between lines on the terminal and records in trackers; files get every step.",
+        "Optimizer steps between lines on the terminal and records in trackers; the files contain every "
+        "step.",
         ge=1,
         why="It is a number of steps.",
         trl="10",
@@ -172,7 +173,7 @@ class OutputOptions(Options):
     )
     report_to: list[Literal["none", "tensorboard", "wandb", "swanlab", "mlflow", "trackio"]] = option(
         ["none"],
-        "Trackers that get the metrics beside the files, one or several; all: those that are installed.",
+        "Trackers that get the metrics in addition to the files, one or several; all: every installed one.",
         trl="none",
         swift="tensorboard",
         words={"null": "none", "false": "none"},
@@ -180,14 +181,14 @@ class OutputOptions(Options):
     )
     run_name: str | None = option(
         None,
-        "Name of the run in the trackers. Not set: the last part of output_dir.",
+        "Name of the run in trackers. Not set: the last part of output_dir.",
         trl="not set",
         swift="not set",
         resume="free",
     )
     log_completions: int = option(
         0,
-        "Completions shown as a table in the trackers at each logged step. true means 8.",
+        "Number of completions that trackers show as a table at each logged step. true means 8.",
         ge=0,
         why="It is a number of completions; 0 sends none.",
         trl="false",
@@ -198,7 +199,7 @@ class OutputOptions(Options):
     )
     rollout_log: str | int = option(
         "all",
-        "Which rollouts are written whole: all, none, or a number N for every N-th.",
+        "Which rollouts are written to files: all, none, or a number N for every N-th rollout.",
         ge=1,
         also=("all", "none"),
         why="A number N means that every N-th rollout is written, so it starts at 1.",
@@ -207,12 +208,12 @@ class OutputOptions(Options):
     )
     rollout_log_max_gb: float = option(
         10.0,
-        "Size at which the oldest written rollouts are deleted, in GB.",
+        "Total size in GB above which the oldest written rollouts are deleted.",
         gt=0,
         why="No written rollout would be kept; `--rollout_log none` writes none at all.",
         resume="free",
     )
     replay_rollouts: str | None = option(
         None,
-        "Train on the rollouts written in this directory and sample nothing.",
+        "Train on the rollouts in this directory instead of sampling.",
     )

@@ -12,9 +12,9 @@ class RewardOptions(Options):
 
     reward_funcs: list[str] = option(
         ...,
-        "One or more rewards: a built-in such as accuracy or format (docs/rewards.md has them all), "
-        "FILE.py:NAME, package.module.name, a name of a plugin, or a reward model. A completion scores their "
-        "weighted sum.",
+        "One or more rewards: a built-in one such as accuracy or format (all are in docs/rewards.md), "
+        "FILE.py:NAME, package.module.name, a name from a plugin, or a reward model. The score of a "
+        "completion is their weighted sum.",
         trl="none",
         swift="none",
         names=("reward_functions",),
@@ -22,8 +22,8 @@ class RewardOptions(Options):
     )
     reward_model: list[str] = option(
         [],
-        "Reward models: directories or ids on a hub of sequence classifiers with one label, whose logit is "
-        "the reward.",
+        "Reward models: directories or ids on a hub of sequence classifiers with one label; the logit of "
+        "that label is the reward.",
         trl="none, within reward_funcs",
         swift="none",
         names=("reward_model_name_or_path",),
@@ -42,25 +42,25 @@ class RewardOptions(Options):
     )
     task_rewards: dict[str, list[str]] | None = option(
         None,
-        "Which of reward_funcs score which task of task_column: "
-        '\'{"math": ["accuracy", "format"], "chat": ["judge.py:kind"]}\'. Not set: all score every row.',
+        'Which of reward_funcs score which task of task_column: \'{"math": ["accuracy", "format"], '
+        '"chat": ["judge.py:kind"]}\'. Not set: all rewards score every row.',
     )
     external_plugins: list[str] = option(
         [],
-        "Python files that put rewards into orms, as ms-swift's plugins do.",
+        "Python files that add rewards to orms, like the plugins of ms-swift.",
         swift="none",
     )
     reward_timeout_s: float = option(
         60.0,
-        "Seconds that one call of a reward function may take.",
+        "Time limit for one call of a reward function, in seconds.",
         gt=0,
         why="It is a time limit: with 0 seconds every call of a reward would time out.",
         resume="free",
     )
     reward_workers: int = option(
         ...,
-        "Processes that run reward functions, per training process.",
-        rule="the cores, at most 8",
+        "Number of processes that run reward functions, per training process.",
+        rule="the number of cores, at most 8",
         ge=1,
         why="Reward functions run in worker processes, so at least one is needed.",
         usual=2,
@@ -68,12 +68,12 @@ class RewardOptions(Options):
     )
     reward_trial: bool = option(
         True,
-        "Call each reward on two rows before weights are loaded; false for judges that cost money.",
+        "Call each reward on two rows before weights are loaded; set it to false for judges that cost money.",
         resume="free",
     )
     max_bad_gold: float = option(
         0.05,
-        "Share of rows whose gold answer may be unreadable before the run is refused.",
+        "Largest share of rows with an unreadable gold answer; above it the run is refused.",
         ge=0,
         le=1,
         why="It is a share of the rows.",
@@ -81,82 +81,84 @@ class RewardOptions(Options):
     )
     unsafe_exec: bool = option(
         False,
-        "Let code_reward run the programs of completions where nothing shuts them off from this machine.",
+        "Let code_reward run programs from completions even if this machine has no sandbox to isolate them.",
         resume="free",
     )
     completion_form: Literal["auto", "text", "messages"] = option(
         "auto",
-        "How reward functions get prompts and completions. auto: as messages where the column prompt holds "
-        "messages, else as text.",
+        "Form in which reward functions get prompts and completions. auto: messages if the prompt column "
+        "holds messages, else text.",
     )
     step_separator: str = option(
         "\n\n",
-        "What ends a step of a completion, for rewards that give one number per step; \\n is a line break.",
+        "Text that ends a step of a completion, for rewards that give one number per step; \\n is a line "
+        "break.",
     )
     judge_base_url: str | None = option(
         None,
-        "Where the reward judge asks: an OpenAI-compatible service, http://HOST:PORT/v1.",
+        "Address of the service that the reward judge uses: an OpenAI-compatible service, "
+        "http://HOST:PORT/v1.",
     )
     judge_model: str | None = option(
         None,
-        "Name of the model that the reward judge asks for.",
+        "Name of the model that the reward judge uses.",
     )
     judge_prompt: str | None = option(
         None,
-        "What the reward judge asks, text or a file: {prompt}, {completion} and names of columns in braces "
-        "are filled in.",
+        "Question of the reward judge, as text or a file; {prompt}, {completion} and column names in "
+        "braces are replaced by their values.",
     )
     judge_regex: str = option(
         r"Reward:\s*([-+0-9.]+)",
-        "Finds the reward in the answer of a judge: what its one group has, the last time that it matches.",
+        "Regular expression with one group that finds the reward in a judge's answer; the last match counts.",
     )
     judge_concurrency: int = option(
         16,
-        "Questions that wait for their answers at a time, per training process.",
+        "Number of requests to the judge at a time, per training process.",
         ge=1,
         why="The judge needs at least one request at a time.",
     )
     judge_retries: int = option(
         3,
-        "How often a question is asked again after 429, 5xx, a lost connection or a time-out.",
+        "How often a request is repeated after the status 429 or 5xx, a lost connection or a timeout.",
         ge=0,
         why="It is the number of retries after a failed request; 0 means no retry.",
     )
     judge_timeout_s: float = option(
         60.0,
-        "Seconds that one answer of a judge may take.",
+        "Time limit for one answer of the judge, in seconds.",
         gt=0,
         why="It is a time limit: with 0 seconds every request to the judge would time out.",
     )
     cosine_min_len_value_wrong: float = option(
         ...,
-        "What cosine gives a wrong answer of no token.",
+        "Reward of cosine for a wrong answer of 0 tokens.",
         rule="-0.5, or -1 with get_cosine_scaled_reward",
         trl="-1",
         swift="-0.5",
     )
     cosine_max_len_value_wrong: float = option(
         ...,
-        "What cosine gives a wrong answer of cosine_max_len tokens.",
+        "Reward of cosine for a wrong answer of cosine_max_len tokens.",
         rule="0, or -0.5 with get_cosine_scaled_reward",
         trl="-0.5",
         swift="0",
     )
     cosine_min_len_value_correct: float = option(
         1.0,
-        "What cosine gives a right answer of no token.",
+        "Reward of cosine for a right answer of 0 tokens.",
         trl="1",
         swift="1",
     )
     cosine_max_len_value_correct: float = option(
         0.5,
-        "What cosine gives a right answer of cosine_max_len tokens.",
+        "Reward of cosine for a right answer of cosine_max_len tokens.",
         trl="0.5",
         swift="0.5",
     )
     cosine_max_len: int = option(
         ...,
-        "Tokens of a completion at which cosine ends; a longer one scores the same.",
+        "Number of tokens at which cosine reaches its last value; longer completions score the same.",
         rule="max_completion_length",
         ge=1,
         why="It is a number of tokens.",
@@ -166,7 +168,7 @@ class RewardOptions(Options):
     )
     repetition_n_grams: int = option(
         3,
-        "Words, or tokens, in a row that repetition looks for a second time.",
+        "Number of words, or tokens, in the n-grams whose repetitions the reward repetition counts.",
         ge=1,
         why="It is the number of words or tokens in an n-gram.",
         trl="3",
@@ -174,7 +176,7 @@ class RewardOptions(Options):
     )
     repetition_max_penalty: float = option(
         -1.0,
-        "What repetition gives a completion that is nothing but repeats; below 0.",
+        "Reward of repetition for a completion that only repeats itself; below 0.",
         lt=0,
         why="A completion that only repeats itself gets this reward; at 0 it would not be penalized.",
         trl="-1",
@@ -182,7 +184,7 @@ class RewardOptions(Options):
     )
     soft_max_length: int = option(
         ...,
-        "Tokens of a completion at which soft_overlong reaches -1.",
+        "Number of tokens in a completion at which soft_overlong reaches -1.",
         rule="max_completion_length",
         ge=1,
         why="It is a number of tokens.",
@@ -192,8 +194,8 @@ class RewardOptions(Options):
     )
     soft_cache_length: int = option(
         ...,
-        "Tokens before soft_max_length over which soft_overlong falls from 0 to -1.",
-        rule="a fifth of soft_max_length, as in DAPO",
+        "Number of tokens before soft_max_length over which soft_overlong falls from 0 to -1.",
+        rule="one fifth of soft_max_length, as in DAPO",
         ge=0,
         why="It is the number of tokens over which the penalty grows from 0 to -1; 0 makes it a step.",
         usual=256,

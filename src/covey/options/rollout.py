@@ -8,18 +8,19 @@ from covey.options.declare import Options, only_if_set, only_with, option
 
 
 class BatchOptions(Options):
-    """Batch: every number counts completions, not prompts."""
+    """Batch: all numbers count completions, not prompts."""
 
     num_generations: int = option(
         8,
-        "Completions sampled per prompt, the group they are compared in. At least 2.",
+        "Number of completions per prompt; they form a group and are compared with each other. At least 2.",
         trl="8",
         swift="8",
         hints=("group_size", "n"),
     )
     per_device_train_batch_size: int = option(
         8,
-        "Completions in one forward pass of one process; the option that decides activation memory.",
+        "Number of completions in one forward pass of one process; this option decides how much memory "
+        "activations need.",
         trl="8",
         swift="1",
         hints=("batch_size", "micro_batch_size", "train_batch_size"),
@@ -27,18 +28,19 @@ class BatchOptions(Options):
     )
     max_tokens_per_micro_batch: int | None = option(
         None,
-        "Tokens that one forward pass holds; a longer row passes alone. Unset: per_device_train_batch_size "
-        "rows of the longest prompt and completion; on a CPU fewer where that is no slower.",
+        "Largest number of tokens in one forward pass; a longer row is processed alone. Not set: "
+        "per_device_train_batch_size rows of the longest prompt and completion; on a CPU fewer where that "
+        "is no slower.",
         ge=1,
         why="A forward pass has at least one token.",
     )
     gradient_accumulation_steps: int = option(
         ...,
-        "Forward passes per optimizer step and process. A step uses processes x "
+        "Number of forward passes per optimizer step in each process. A step uses processes x "
         "per_device_train_batch_size x this many completions.",
         rule=(
-            "8 divided by the number of processes, at least 1; or 1 once another option of the batch size is "
-            "typed"
+            "8 divided by the number of processes, at least 1; or 1 if another option of the batch size "
+            "is given"
         ),
         trl="1",
         swift="1",
@@ -47,23 +49,24 @@ class BatchOptions(Options):
     )
     steps_per_generation: int = option(
         ...,
-        "Forward passes per process that one rollout feeds; a multiple of gradient_accumulation_steps. "
-        "Equal to it, each optimizer step sees fresh samples (on-policy).",
-        rule="gradient_accumulation_steps, or what generation_batch_size asks for",
+        "Number of forward passes in each process for which one rollout is used; a multiple of "
+        "gradient_accumulation_steps. If the two are equal, each optimizer step uses fresh samples "
+        "(on-policy).",
+        rule="gradient_accumulation_steps, or the value that follows from generation_batch_size",
         trl="gradient_accumulation_steps",
         swift="gradient_accumulation_steps",
         resume="split",
     )
     generation_batch_size: int = option(
         ...,
-        "Completions per rollout over all processes; another way to say steps_per_generation.",
+        "Number of completions in a rollout over all processes; another way to set steps_per_generation.",
         rule="processes x per_device_train_batch_size x steps_per_generation",
         trl="from steps_per_generation",
         swift="from steps_per_generation",
     )
     num_iterations: int = option(
         1,
-        "How often the optimizer goes over the same rollout.",
+        "Number of passes of the optimizer over the same rollout.",
         trl="1",
         swift="1",
     )
@@ -74,7 +77,7 @@ class SamplingOptions(Options):
 
     max_completion_length: int = option(
         1024,
-        "Longest completion in tokens; a longer one is cut there.",
+        "Largest number of tokens in a completion; longer completions are cut there.",
         ge=1,
         why="A completion has at least one token.",
         trl="512",
@@ -85,26 +88,27 @@ class SamplingOptions(Options):
     )
     temperature: float = option(
         1.0,
-        "Sampling temperature, above 0; the loss divides its logits by the same number.",
+        "Sampling temperature, above 0; the loss divides the logits by the same number.",
         trl="1",
         swift="0.9",
         rlhf=0.9,
     )
     temperature_end: float | None = option(
         None,
-        "Temperature of the last rollout, reached over the run. Not set: it stays.",
+        "Temperature of the last rollout; the temperature changes gradually over the run. Not set: it "
+        "stays constant.",
         gt=0,
         why="Sampling at 0 is greedy: all completions of a prompt are equal.",
     )
     temperature_schedule: Literal["linear", "cosine"] = option(
         "linear",
-        "Schedule of temperature from its start to temperature_end.",
+        "Schedule of the temperature from temperature to temperature_end.",
         read_if=only_if_set("temperature_end"),
     )
     engine: Literal["native", "generate"] = option(
         "native",
-        "What samples: native, the built-in engine on the weights in training; or generate, the method of "
-        "transformers, slower and for any model.",
+        "Engine that samples. native: the built-in engine, which uses the weights in training; generate: "
+        "the method of transformers, which is slower but supports any model.",
         trl="generate of transformers",
         swift="generate of transformers",
         read_if=only_with("use_vllm", False),

@@ -23,8 +23,8 @@ class OptimizerOptions(Options):
     )
     lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = option(
         "constant",
-        "Schedule of the learning rate. Only a constant one lets a finished run be lengthened without a "
-        "change.",
+        "Learning rate schedule. Only with a constant learning rate can a finished run be extended "
+        "without changing what its earlier steps would have been.",
         trl="linear",
         swift="cosine",
         rlhf="cosine",
@@ -39,7 +39,7 @@ class OptimizerOptions(Options):
     )
     warmup_ratio: float = option(
         0.0,
-        "The same as a share of all steps, 0 to 1; type one of the two.",
+        "warmup_steps as a share of all steps, 0 to 1. Give only one of the two.",
         ge=0,
         le=1,
         why="It is a share of all steps.",
@@ -48,9 +48,9 @@ class OptimizerOptions(Options):
     )
     optim: Literal["adamw_torch", "adamw_8bit"] = option(
         "adamw_torch",
-        "AdamW with 32-bit moments, or with 8-bit ones of bitsandbytes (pip install 'covey[8bit]'): 2 bytes "
-        "a weight instead of 8, with rounding. In place of a paged optimizer: adamw_8bit with "
-        "offload_optimizer.",
+        "AdamW with 32-bit moments, or with the 8-bit moments of bitsandbytes (pip install "
+        "'covey[8bit]'): 2 bytes a weight instead of 8, at the cost of rounding. Paged optimizers are not "
+        "available; use adamw_8bit with offload_optimizer instead.",
         trl="adamw_torch_fused",
         swift="adamw_torch_fused",
         words={"adamw": "adamw_torch", "adamw_torch_fused": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit"},
@@ -77,15 +77,15 @@ class OptimizerOptions(Options):
     )
     adam_epsilon: float = option(
         1e-8,
-        "Added to AdamW's denominator.",
+        "Number added to AdamW's denominator.",
         gt=0,
-        why="At 0 a gradient of 0 is divided by 0.",
+        why="At 0 a gradient of 0 would be divided by 0.",
         trl="1e-8",
         swift="1e-8",
     )
     weight_decay: float = option(
         0.0,
-        "Decoupled weight decay of the matrices; biases and norms are spared.",
+        "Decoupled weight decay of the matrices; biases and norms do not decay.",
         ge=0,
         why="A negative weight decay would make the weights grow with every step.",
         trl="0",
@@ -94,7 +94,7 @@ class OptimizerOptions(Options):
     )
     max_grad_norm: float = option(
         1.0,
-        "Longer gradients are scaled to this norm. 0: no clipping.",
+        "Gradients with a larger norm are scaled down to this norm. 0: no clipping.",
         ge=0,
         why="It is the largest gradient norm; 0 turns clipping off.",
         trl="1",
@@ -119,7 +119,7 @@ class RunOptions(Options):
     )
     max_steps: int = option(
         -1,
-        "Optimizer steps; takes the place of num_train_epochs. -1: not set.",
+        "Number of optimizer steps; replaces num_train_epochs. -1: not set.",
         ge=1,
         also=(-1,),
         why="The run would take no optimizer step.",
@@ -130,7 +130,7 @@ class RunOptions(Options):
     )
     stop_after_steps: int | None = option(
         None,
-        "End after this optimizer step and save, while schedules keep the length of the full run.",
+        "End and save after this optimizer step; schedules still use the length of the full run.",
         ge=1,
         why="The run would take no optimizer step.",
         resume="free",
@@ -144,7 +144,7 @@ class RunOptions(Options):
     )
     seed: int = option(
         42,
-        "Seed of sampling and of everything else that is random but the data order.",
+        "Seed of sampling and of all other randomness except the data order.",
         ge=0,
         lt=2**63,
         why="A seed is a whole number from 0 to 2^63 - 1.",
@@ -165,7 +165,7 @@ class RunOptions(Options):
     )
     nproc_per_node: int = option(
         1,
-        "Training processes on this machine, one per GPU.",
+        "Number of training processes on this machine, one per GPU.",
         ge=1,
         why="At least one process has to train.",
         trl="given to accelerate",
@@ -175,34 +175,35 @@ class RunOptions(Options):
     )
     max_restarts: int = option(
         0,
-        "How often the processes are started again after one of them was killed or failed; the run then "
-        "goes on from its newest checkpoint.",
+        "How often the processes are restarted after one of them was killed or failed; the run then "
+        "continues from its newest checkpoint.",
         ge=0,
-        why="It is a number of restarts; 0 starts nothing again.",
+        why="It is a number of restarts; 0 means no restart.",
         trl="given to torchrun",
         swift="given to torchrun",
         resume="free",
     )
     launcher: Literal["torchrun", "ray"] = option(
         "torchrun",
-        "What starts the processes: torchrun, on this machine, or Ray, each in an actor. That is the Ray of "
-        "RAY_ADDRESS, else one that `ray start` started here, else one for this run (docs/ray.md).",
+        "What starts the processes. torchrun: on this machine; ray: each process is a Ray actor. covey "
+        "uses the Ray of RAY_ADDRESS, else one started here by `ray start`, else it starts one for this "
+        "run (docs/ray.md).",
         resume="free",
     )
     ignore_memory_forecast: bool = option(
         False,
-        "Start although the forecast says that memory (E211) or the disk (E407) is too small.",
+        "Start even if the forecast says that memory (E211) or the disk (E407) is too small.",
         resume="free",
     )
     guards: bool = option(
         True,
-        "Stop a run that breaks an invariant of training (docs/guards.md). false: steps and rollouts are not "
-        "checked, and a faulty run goes on.",
+        "Stop a run that breaks an invariant of training (docs/guards.md). false: steps and rollouts are "
+        "not checked, and a faulty run continues.",
         resume="free",
     )
     watchdog: bool = option(
         True,
-        "End a run that makes no progress (F301, docs/hangs.md). false: it stands still until somebody ends "
-        "it.",
+        "End a run that makes no progress (F301, docs/hangs.md). false: a hung run stays until somebody "
+        "ends it.",
         resume="free",
     )

@@ -30,27 +30,27 @@ class DoctorOptions(VerbOptions):
     json_: bool = option(False, "Print the report as one JSON object.")
     live: int | None = option(
         None,
-        "Number (PID) of any process of a run that goes on. Says where that run is now: phase, step, "
-        "micro-batch and the stacks of all threads of each rank; nothing of it is disturbed.",
+        "Number (PID) of any process of a running run. Shows the current phase, step and micro-batch of "
+        "the run and the stacks of all threads of each rank; the run is not disturbed.",
     )
 
 
 class ExportOptions(VerbOptions):
     """What `covey export` takes."""
 
-    merge: bool = option(False, "Add the adapter to its base model.", names=("merge_lora",))
+    merge: bool = option(False, "Merge the adapter into its base model.", names=("merge_lora",))
     output_dir: str | None = option(
-        None, "Directory to write to; must not exist yet. Not set: CHECKPOINT-merged, or CHECKPOINT-model."
+        None, "Directory to write to; it must not exist yet. Not set: CHECKPOINT-merged, or CHECKPOINT-model."
     )
     base: str | None = option(
-        None, "Directory of the base model, where it no longer lies at the path that the adapter names."
+        None, "Directory of the base model, if it is no longer at the path that the adapter names."
     )
 
 
 class VerifyOptions(VerbOptions):
     """What `covey verify` takes."""
 
-    json_: bool = option(False, "Print what was found as a JSON list, one object a directory.")
+    json_: bool = option(False, "Print the result as a JSON list, with one object per directory.")
 
 
 class RolloutOptions(VerbOptions):
@@ -58,55 +58,60 @@ class RolloutOptions(VerbOptions):
 
     model: str | None = option(
         None,
-        "Directory of the model that the runs train, or quickstart. Its weights are replaced by those of the "
-        "first publish.",
+        "Directory of the model that the runs train, or quickstart. The first publish replaces its weights.",
         names=("model_id_or_path",),
     )
-    host: str = option("127.0.0.1", "Address to listen on. Others than this machine's own need TLS.")
-    port: int = option(8000, "Port to listen on; 0 takes a free one.")
+    host: str = option("127.0.0.1", "Address to listen on. Addresses that other machines can reach need TLS.")
+    port: int = option(8000, "Port to listen on; 0 selects a free one.")
     token_file: str | None = option(
         None,
-        "File with the token that every call has to bring; written where it does not exist. Not set: "
-        "rollout-PORT.token in the working directory.",
+        "File with the token that every request must contain; it is written if it does not exist. Not "
+        "set: rollout-PORT.token in the working directory.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
-        "What the model computes in; that of the run. auto: bfloat16 on a GPU that has it, else float32.",
+        "dtype in which the model computes; use that of the run. auto: bfloat16 on a GPU that supports "
+        "it, else float32.",
         names=("torch_dtype",),
     )
-    kernels: Literal["auto", "torch"] = option("auto", "What computes the heavy parts, as in `covey train`.")
-    max_rows: int = option(256, "Completions that are decoded side by side.")
+    kernels: Literal["auto", "torch"] = option(
+        "auto", "Kernels for attention, the head and decoding steps, as in `covey train`."
+    )
+    max_rows: int = option(256, "Number of completions that are decoded at a time.")
     engine: Literal["native", "vllm"] = option(
-        "native", "What samples: the built-in engine, or vLLM, which we have not run on a GPU yet."
+        "native", "Engine that samples: the built-in engine, or vLLM, which we have not tested on a GPU yet."
     )
     vllm_gpu_memory_utilization: float = option(
-        0.9, "Share of each GPU's memory that vLLM takes, weights and cache."
+        0.9, "Share of each GPU's memory for vLLM's weights and cache."
     )
     vllm_max_model_len: int | None = option(
         None,
-        "Tokens of the longest prompt with its completion that vLLM holds. Not set: the model's context.",
+        "Largest number of tokens of a prompt and its completion in vLLM. Not set: the model's context.",
     )
-    vllm_tensor_parallel_size: int = option(1, "GPUs that one vLLM spans.")
-    vllm_enforce_eager: bool = option(False, "Whether vLLM runs without compiled graphs.")
+    vllm_tensor_parallel_size: int = option(1, "Number of GPUs that one vLLM engine uses.")
+    vllm_enforce_eager: bool = option(False, "Run vLLM without compiled graphs.")
     vllm_enable_lora: bool = option(
         False,
-        "Whether vLLM applies the adapters of runs itself: their base is sent once, then adapters alone.",
+        "Let vLLM apply the adapters of runs: their base model is sent once, and after that only the "
+        "adapters.",
     )
-    vllm_max_lora_rank: int = option(16, "Highest rank of an adapter that vLLM makes room for.")
-    vllm_engine_kwargs: dict[str, Any] | None = option(
-        None, "Further arguments of vLLM's class LLM, as JSON."
-    )
+    vllm_max_lora_rank: int = option(16, "Highest rank of an adapter for which vLLM reserves memory.")
+    vllm_engine_kwargs: dict[str, Any] | None = option(None, "More arguments for vLLM's class LLM, as JSON.")
     ssl_certfile: str | None = option(None, "Certificate of the server, for https.")
-    ssl_keyfile: str | None = option(None, "Its private key, where it is not in the same file.")
+    ssl_keyfile: str | None = option(None, "Private key of the certificate, if it is not in the same file.")
     i_know_this_is_open: bool = option(
-        False, "Listen on an address that others reach without TLS: they can read the token."
+        False,
+        "Listen without TLS on an address that other machines can reach: anyone on the network "
+        "can read the token.",
     )
     publish_directory: str | None = option(
         None,
-        "Directory that the trainer sees too, as in /dev/shm or on a shared disk, for files of weights.",
+        "Directory for weight files that the trainer can read and write too, in /dev/shm or on a shared "
+        "disk.",
     )
     end_with_run: bool = option(
-        False, "End once the run that uses the server has ended. Otherwise it waits for the next one."
+        False,
+        "Stop the server when the run that uses it has ended. Otherwise the server waits for the next run.",
     )
 
 
@@ -114,13 +119,13 @@ class SelftestOptions(VerbOptions):
     """What `covey selftest` takes."""
 
     device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", "Where to compute. auto: the GPU where there is one."
+        "auto", "Device to compute on. auto: the GPU if there is one."
     )
     model: str | None = option(
-        None, "Directory of a model of yours, tested in float32. Not set: a small random one."
+        None, "Directory of your own model, tested in float32. Not set: a small random model."
     )
     ignore_memory_forecast: bool = option(
-        False, "Start although the forecast says that memory or the disk is too small."
+        False, "Start even if the forecast says that memory or the disk is too small."
     )
 
 
@@ -129,12 +134,19 @@ class PlanOptions(VerbOptions):
 
     json_: bool = option(False, "Print the plan as one JSON object.")
     plan_gpus: int | None = option(
-        None, "GPUs of a machine to plan for; the options below say what they are and how a run lies on them."
+        None,
+        "Number of GPUs of the machine to plan for; the options below describe them and how the "
+        "run is placed on them.",
+    )
+    plan_gpu_memory: str | None = option(None, "Memory of each GPU, with its unit: 96GiB, 80GB.")
+    plan_zero_stage: Literal["0", "1", "2", "3"] = option(
+        "0", "Stage of DeepSpeed's ZeRO, 0 to 3; 0 means DDP."
     )
     plan_gpu_memory: str | None = option(None, "Memory of each, with its unit: 96GiB, 80GB.")
     ladder: bool = option(
         False,
-        "Show the layouts one change away, with the memory of each and the least costly that fits.",
+        "List the layouts that differ by one change, with the memory of each, and name the cheapest one "
+        "that fits.",
     )
 
 

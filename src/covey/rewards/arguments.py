@@ -74,7 +74,7 @@ def as_json(arguments: Mapping[str, Sequence[Any]]) -> dict[str, str]:
             texts[name] = json.dumps(values, default=_plain)
         except (TypeError, ValueError) as error:
             raise Unsendable(
-                tr("the column {name} cannot be sent to a reward: {error}", name=name, error=error)
+                tr("the column {name} cannot be passed to a reward: {error}", name=name, error=error)
             ) from error
     return texts
 
@@ -100,5 +100,5 @@ def _plain(value: Any) -> Any:
     if callable(tolist):
         return tolist()
     raise TypeError(
-        tr("it holds a {module}.{name}", module=type(value).__module__, name=type(value).__name__)
+        tr("it contains a {module}.{name}", module=type(value).__module__, name=type(value).__name__)
     )

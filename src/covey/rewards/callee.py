@@ -107,7 +107,10 @@ def wants_of(function: Callable[..., Any]) -> Wants:
     for p in parameters:
         if p.kind is p.POSITIONAL_ONLY and p.default is p.empty:
             raise TypeError(
-                tr("takes {name} by position only, and rewards are called by keyword", name=p.name)
+                tr(
+                    "takes {name} only by position, but rewards are called with keyword arguments",
+                    name=p.name,
+                )
             )
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return Wants(
@@ -177,7 +180,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 def _rows(values: Any, count: int) -> list[list[Any]]:
     if not isinstance(values, list):
-        words = tr("gave {values!r:.80} where a list of one number per completion is due", values=values)
+        words = tr("returned {values!r:.80} instead of a list with one number per completion", values=values)
         return [_failed(Status.ERROR, words, "no_number")] * count
     if len(values) != count:
         return [_failed(Status.ERROR, _gave(len(values), count), "num_values")] * count
@@ -194,13 +197,13 @@ def _row(value: Any) -> list[Any]:
     number = _number(value)
     if number is None:
         words = tr(
-            "gave a {name} where a number or None is due: {value!r:.80}",
+            "returned a {name} instead of a number or None: {value!r:.80}",
             name=type(value).__name__,
             value=value,
         )
         return _failed(Status.INVALID, words, "no_number")
     if not math.isfinite(number):
-        return _failed(Status.INVALID, tr("gave {number} for this row", number=number), "not_finite")
+        return _failed(Status.INVALID, tr("returned {number} for this row", number=number), "not_finite")
     return [number, Status.OK.value, "", ""]
 
 
@@ -215,7 +218,7 @@ def _steps(values: Sequence[Any]) -> list[Any]:
         if number is None:
             kind = type(value).__name__
             words = tr(
-                "gave a {kind} for step {i} of {num_values}, where a number is due: {value!r:.80}",
+                "returned a {kind} instead of a number for step {i} of {num_values}: {value!r:.80}",
                 kind=kind,
                 i=i,
                 num_values=len(values),
@@ -224,7 +227,7 @@ def _steps(values: Sequence[Any]) -> list[Any]:
             return _failed(Status.INVALID, words, "no_step_number")
         if not math.isfinite(number):
             words = tr(
-                "gave {number} for step {i} of {num_values}", number=number, i=i, num_values=len(values)
+                "returned {number} for step {i} of {num_values}", number=number, i=i, num_values=len(values)
             )
             return _failed(Status.INVALID, words, "not_finite")
     return [numbers, Status.OK.value, "", ""]
@@ -239,7 +242,7 @@ def _number(value: Any) -> float | None:
 
 def _gave(values: int, count: int) -> str:
     return tr(
-        "gave {values} for {completions}",
+        "returned {values} for {completions}",
         values=counted(values, "value"),
         completions=counted(count, "completion"),
     )

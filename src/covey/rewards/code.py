@@ -63,7 +63,7 @@ class CodeReward:
             return None, str(error)
         code = program_of(text)
         if code is None:
-            return 0.0, tr("no program")
+            return 0.0, tr("the completion contains no program")
         return grade(self._isolation, code, tests, self._total_s)
 
 
@@ -79,7 +79,7 @@ def grade(isolation: Isolation, code: str, tests: Sequence[CodeTest], total_s: f
         is_passed = ending.ended == "exit 0" and test.is_passed(ending.output)
         passed += is_passed
         if not is_passed and not first:
-            how = tr("another output") if ending.ended == "exit 0" else ending.ended
+            how = tr("wrong output") if ending.ended == "exit 0" else ending.ended
             first = tr("; test {number}: {how}", number=number, how=how)
     return passed / len(tests), tr(
         "{passed} of {num_tests}{first}", passed=passed, num_tests=len(tests), first=first

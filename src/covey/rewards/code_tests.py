@@ -59,7 +59,7 @@ def read_tests(verification_info: Any = None, test_cases: Any = None) -> tuple[C
     info = info or {"test_cases": test_cases}
     language = str(info.get("language") or "python").strip().lower()
     if language not in _PYTHON:
-        raise UnreadableTests(tr("the language is {language}, and only Python is run", language=language))
+        raise UnreadableTests(tr("the language is {language}, but only Python can be run", language=language))
     cases = _parsed(info.get("test_cases"))
     if isinstance(cases, Mapping):
         cases = _paired(cases)
@@ -84,7 +84,7 @@ def check_tests(rows: Iterable[tuple[Any, Any]]) -> GoldReport:
 def _paired(cases: Mapping[str, Any]) -> list[dict[str, Any]]:
     inputs, outputs = cases.get("inputs"), cases.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise UnreadableTests(tr("test_cases has no inputs and outputs of one length"))
+        raise UnreadableTests(tr("test_cases needs inputs and outputs of the same length"))
     name = cases.get("fn_name")
     return [{"input": i, "output": o, "fn_name": name} for i, o in zip(inputs, outputs, strict=True)]
 
@@ -100,20 +100,22 @@ def _test(number: int, case: Any, name: Any) -> CodeTest:
     if kind != "function_call":
         raise UnreadableTests(
             tr(
-                "test {number} is of the type {kind}; there are stdin_stdout and function_call",
+                "test {number} has the unknown type {kind}; known types are stdin_stdout and function_call",
                 number=number,
                 kind=kind,
             )
         )
     if not isinstance(name, str) or not name.isidentifier():
-        raise UnreadableTests(tr("test {number} calls a function and has no fn_name", number=number))
+        raise UnreadableTests(tr("test {number} calls a function but has no fn_name", number=number))
     return CodeTest(ask={"call": name, "arguments": _arguments(number, stdin)}, expected=expected)
 
 
 def _text(number: int, value: Any) -> str:
     text = "\n".join(map(str, value)) if isinstance(value, list) else str(value)
     if not text.isascii() and text.encode("utf-8", "replace").decode() != text:
-        raise UnreadableTests(tr("test {number} holds half a character", number=number))
+        raise UnreadableTests(
+            tr("test {number} contains half of a surrogate pair, which is not valid Unicode", number=number)
+        )
     return text
 
 
@@ -125,7 +127,7 @@ def _arguments(number: int, value: Any) -> list[Any]:
         return [json.loads(line) for line in str(value).splitlines() if line.strip()]
     except ValueError:
         raise UnreadableTests(
-            tr("test {number} calls a function, and its input is no JSON", number=number)
+            tr("test {number} calls a function, but its input is not valid JSON", number=number)
         ) from None
 
 

@@ -115,7 +115,7 @@ class FunctionReward:
         due = len(row.steps(self._separator))
         if len(value) != due:
             message = tr(
-                "gave {numbers} for {steps} of a completion (prompt_id {id})",
+                "returned {numbers} for {steps} of a completion (prompt_id {id})",
                 numbers=counted(len(value), "number"),
                 steps=counted(due, "step"),
                 id=row.prompt.id,

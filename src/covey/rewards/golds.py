@@ -88,16 +88,16 @@ def _plain_problem(gold: str, value: Value) -> str | None:
     is_words = value.kind is Kind.WORDS or all(i.kind is Kind.WORDS for i in value.items or [value])
     is_prose = is_words and (len(gold) > _LONGEST_PROSE or _SENTENCES.search(gold))
     if len(gold) > LONGEST_FORMULA or is_prose:
-        return tr("it is {num_gold} characters of text, in which no answer is marked", num_gold=len(gold))
+        return tr("it is a text of {num_gold} characters in which no answer is marked", num_gold=len(gold))
     if gold.strip(" .。").casefold() in _NO_GOLDS:
-        return tr("it says that there is a proof and gives no answer")
+        return tr("it says that the answer is a proof, and contains no other answer")
     if value.kind is Kind.NOTHING or any(i.kind is Kind.NOTHING for i in value.items):
-        return tr("it holds no letter or digit")
+        return tr("it contains no letter or digit")
     if value.text in ("nan", "null"):
         return tr("it is a missing value")
     bare = re.sub(r"\\.", "", gold.replace("\\left", "").replace("\\right", ""))
     if bare.count("{") != bare.count("}"):
-        return tr("its braces do not close")
+        return tr("it has a brace that is not closed")
     if gold.count("\\left") - gold.count("\\leftarrow") != gold.count("\\right") - gold.count("\\rightarrow"):
         return tr("it holds \\left without \\right")
     if re.search(r"\\frac\s*(?:\{[^{}]*\}|\d)?\s*$", gold):
@@ -110,7 +110,7 @@ def _plain_problem(gold: str, value: Value) -> str | None:
 def _unread(value: Value) -> str | None:
     formulas = (f for f in _formulas(value) if not _AS_TEXT.fullmatch(f))
     unread = next((f for f in formulas if not ALGEBRA.parses(f)), None)
-    return None if unread is None else tr("math-verify reads nothing in {unread:.80}", unread=unread)
+    return None if unread is None else tr("math-verify cannot read {unread:.80}", unread=unread)
 
 
 def _formulas(value: Value) -> list[str]:

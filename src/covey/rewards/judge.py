@@ -83,13 +83,13 @@ class Judge:
                 return _no_answer(self._without_key(words))
             except (ValueError, LookupError, TypeError) as error:
                 words = tr(
-                    "the judge answered with no chat completion: {name}: {error!s:.80}",
+                    "the judge's answer is not a chat completion: {name}: {error!s:.80}",
                     name=type(error).__name__,
                     error=error,
                 )
                 return _no_answer(self._without_key(words))
         if not isinstance(text, str):
-            return _no_answer(tr("the judge answered with a chat completion without text"))
+            return _no_answer(tr("the judge's chat completion contains no text"))
         return self._without_key(text)
 
     def _reward(self, answer: str | RowFault) -> float | RowFault:

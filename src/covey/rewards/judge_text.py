@@ -68,10 +68,13 @@ def reward_pattern(pattern: str) -> regex.Pattern[str]:
     try:
         compiled = regex.compile(pattern)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise BadPattern(tr("it is no regular expression: {error}", error=error)) from error
+        raise BadPattern(tr("it is not a valid regular expression: {error}", error=error)) from error
     if compiled.groups != 1:
         raise BadPattern(
-            tr("it has {groups} groups, and the reward is what its one group has", groups=compiled.groups)
+            tr(
+                "it has {groups} groups, but exactly one group must contain the reward",
+                groups=compiled.groups,
+            )
         )
     return compiled
 
@@ -84,7 +87,10 @@ def reward_in(answer: str, pattern: regex.Pattern[str]) -> float:
             number_text = match[1]
     except TimeoutError:
         raise NoReward(
-            tr("the search of judge_regex took more than {search_limit_s:g} s", search_limit_s=SEARCH_LIMIT_S)
+            tr(
+                "the search with judge_regex took more than {search_limit_s:g} s",
+                search_limit_s=SEARCH_LIMIT_S,
+            )
         ) from None
     if number_text is None:
         raise NoReward(tr("judge_regex finds no reward in the answer {answer!r}", answer=answer[-200:]))
@@ -92,11 +98,14 @@ def reward_in(answer: str, pattern: regex.Pattern[str]) -> float:
         value = float(number_text)
     except ValueError:
         raise NoReward(
-            tr("judge_regex finds {number_text!r}, which is no number", number_text=number_text[:80])
+            tr("judge_regex finds {number_text!r}, which is not a number", number_text=number_text[:80])
         ) from None
     if not math.isfinite(value):
         raise NoReward(
-            tr("judge_regex finds {number_text!r}, which is no finite number", number_text=number_text[:80])
+            tr(
+                "judge_regex finds {number_text!r}, which is not a finite number",
+                number_text=number_text[:80],
+            )
         )
     return value
 

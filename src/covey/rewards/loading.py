@@ -99,7 +99,7 @@ class Loader:
         if file in self._files:
             return self._files[file]
         if not file.is_file():
-            raise Unloadable("import", tr("there is no file {file}", file=file), cause="no_file")
+            raise Unloadable("import", tr("the file {file} does not exist", file=file), cause="no_file")
         folder = str(file.parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -128,7 +128,11 @@ def built(reward_class: Callable[..., Any], options: Mapping[str, Any]) -> Any:
         words = describe(error, file_of(reward_class))
         raise Unloadable(
             "import",
-            tr("the class {name} could not be made: {words}", name=reward_class.__name__, words=words),
+            tr(
+                "no object of the class {name} could be created: {words}",
+                name=reward_class.__name__,
+                words=words,
+            ),
             cause="no_module" if isinstance(error, ModuleNotFoundError) else "unmade",
             subject=reward_class.__name__,
         ) from error
@@ -143,7 +147,7 @@ def callee_of(reward: Any, options: Mapping[str, Any]) -> tuple[Callee, bool]:
     if not callable(reward):
         raise Unloadable(
             "not_callable",
-            tr("{name} is no function, nor an object that can be called", name=name),
+            tr("{name} is neither a function nor a callable object", name=name),
             subject=name,
         )
     try:
@@ -174,5 +178,5 @@ def _missing(module: ModuleType, target: Target) -> Unloadable:
         else tr("it has {own}", own=", ".join(own[:8]) or tr("no function"))
     )
     where = Path(target.file).name if target.file else str(target.module)
-    words = tr("{name} has no {name2}; {hint}", name=where, name2=target.name, hint=hint)
+    words = tr("{name} has no {attribute}; {hint}", name=where, attribute=target.name, hint=hint)
     return Unloadable("missing", words, subject=where, near=near or "")

@@ -160,7 +160,7 @@ class Pool:
             is_closed = self._is_closed
         if is_closed:
             self._end(worker)
-            raise WorkerGone(Status.ERROR, tr("was not called, the run is ending"))
+            raise WorkerGone(Status.ERROR, tr("was not called, because the run is ending"))
         limit_s = self.plan.load_limit_s
         what = {"do": "open", "path": sys.path, "plugins": self.plan.plugins, "options": self.plan.options}
         return worker, self._ask(worker, json.dumps({**what, "limit_s": limit_s}, default=str), limit_s)

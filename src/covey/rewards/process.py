@@ -74,7 +74,7 @@ class WorkerProcess:
                 self._process.wait(_GRACE_S)
         self.kill()
         if self._is_late:
-            raise WorkerGone(Status.TIMEOUT, tr("gave no answer within {limit_s:g} s", limit_s=limit_s))
+            raise WorkerGone(Status.TIMEOUT, tr("returned nothing within {limit_s:g} s", limit_s=limit_s))
         raise WorkerGone(Status.ERROR, _ending(self._process.returncode))
 
     def _read(self, line: bytes) -> dict[str, Any]:
@@ -83,7 +83,8 @@ class WorkerProcess:
         except (ValueError, TypeError):
             self.kill()
             raise WorkerGone(
-                Status.ERROR, tr("wrote {line!r} into its worker's pipe", line=line[:40])
+                Status.ERROR,
+                tr("wrote {line!r} to the pipe that its worker process answers on", line=line[:40]),
             ) from None
 
     def kill(self) -> None:
@@ -109,5 +110,5 @@ def _ending(code: int) -> str:
     if code >= 0:
         return tr("ended the worker process with exit code {code}", code=code)
     name = signal.Signals(-code).name
-    cause = tr(", as the system does when memory runs out") if name == "SIGKILL" else ""
-    return tr("the worker process was ended by {name}{cause}", name=name, cause=cause)
+    cause = tr(", as the operating system does when memory runs out") if name == "SIGKILL" else ""
+    return tr("the worker process was killed by {name}{cause}", name=name, cause=cause)

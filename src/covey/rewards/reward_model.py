@@ -52,7 +52,7 @@ class RewardModel:
             names = ", ".join(sorted(report["missing_keys"])[:3])
             raise UnusableModel(
                 tr(
-                    "{directory} has no weights for {names}: it was not trained to score",
+                    "{directory} has no weights for {names}: the model was not trained to give scores",
                     directory=args.directory,
                     names=names,
                 )
@@ -60,7 +60,7 @@ class RewardModel:
         if model.config.num_labels != 1:
             raise UnusableModel(
                 tr(
-                    "{directory} has {num_labels} labels, and a reward is one",
+                    "{directory} has {num_labels} labels, but a reward model must have one",
                     directory=args.directory,
                     num_labels=model.config.num_labels,
                 )
@@ -89,10 +89,10 @@ class RewardModel:
 
     def _fault(self, ids: Sequence[int]) -> RowFault:
         if not ids:
-            return RowFault(tr("prompt and completion are no token for the reward model"))
+            return RowFault(tr("prompt and completion together give the reward model no tokens"))
         return RowFault(
             tr(
-                "{num_ids} tokens are more than the {context} of the reward model's context",
+                "{num_ids} tokens exceed the reward model's context of {context}",
                 num_ids=len(ids),
                 context=self._context,
             )

@@ -223,7 +223,7 @@ def _metrics(judgements: Sequence[Judgement]) -> dict[str, Metric]:
 
 def _twice(entries: Sequence[Entry | ModelEntry]) -> list[RewardFault]:
     again = [e for i, e in enumerate(entries) if e in entries[:i]]
-    words = tr("is named twice; a weight says how much it counts")
+    words = tr("is named twice; to count a reward more, give it a larger weight")
     return [
         RewardFault(reward=str(e), kind="twice", words=tr("{e} {words}", e=e, words=words), subject=str(e))
         for e in again
@@ -235,11 +235,12 @@ def _lack(lacking: Sequence[str], columns: Sequence[str]) -> str:
     hint = (
         tr("the nearest is {near}", near=near)
         if near
-        else tr("there are {columns}", columns=", ".join(columns) or tr("none"))
+        else tr("the columns are {columns}", columns=", ".join(columns) or tr("none"))
     )
     arguments = joined(tr(" and "), lacking)
     return tr(
-        "demands {arguments}, which is no column of the data ({hint}) and nothing that covey gives",
+        "needs the argument {arguments}, but no column of the data has this name ({hint}), and covey does "
+        "not provide it",
         arguments=arguments,
         hint=hint,
     )
@@ -250,7 +251,7 @@ def _refuse_in_a_worker() -> None:
     if spec is not None and spec.name == "covey.rewards.worker":
         raise RuntimeError(
             tr(
-                "a file that holds a reward starts a run when it is imported; put that under if "
-                '__name__ == "__main__":'
+                "importing a file that defines a reward started a run; move the code that starts it under "
+                'if __name__ == "__main__":'
             )
         )

@@ -123,20 +123,25 @@ class _StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         words = tr(
-            "{name}.{name2} is ms-swift's own: it needs ms-swift (pip install ms-swift)",
+            "{name}.{attribute} is part of ms-swift: install ms-swift to use it (pip install ms-swift)",
             name=self.__name__,
-            name2=name,
+            attribute=name,
         )
         if name.startswith("__"):
-            raise AttributeError(tr("{name} has no {name2}", name=self.__name__, name2=name))
+            raise AttributeError(tr("{name} has no {attribute}", name=self.__name__, attribute=name))
         if name[0].isupper():
             vars(self)[name] = _class_named(name, self.__name__, words)
         elif self.__name__ == "swift" or name in _PARTS:
             # The import system takes this for "no such name" and looks for a module of it.
-            raise AttributeError(tr("{name} has no {name2}", name=self.__name__, name2=name))
+            raise AttributeError(tr("{name} has no {attribute}", name=self.__name__, attribute=name))
         elif self.__name__.startswith(_HOMES):
             raise ImportError(
-                tr("{name} has no {name2} here: {words}", name=self.__name__, name2=name, words=words),
+                tr(
+                    "{name} has no {attribute} in covey: {words}",
+                    name=self.__name__,
+                    attribute=name,
+                    words=words,
+                ),
                 name=self.__name__,
             )
         else:

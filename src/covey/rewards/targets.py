@@ -78,16 +78,16 @@ def target_of_callable(function: Callable[..., Any]) -> Target | str:
     """Where a worker finds a Python callable; or, in words, why only this process can call it."""
     name = getattr(function, "__qualname__", None)
     if name is None or "<" in name:
-        return tr("it has no name at the top of a module")
+        return tr("it is not defined at the top level of a module (a lambda or a nested function)")
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
     if module is None or _lookup(module, name) is not function:
-        return tr("it is not what {module} has under its name", module=function.__module__)
+        return tr("{module} has a different object under this name", module=function.__module__)
     if file is None or not file.endswith(".py"):
-        return tr("it was defined in a notebook or an interpreter, and no file holds it")
+        return tr("it was defined in a notebook or an interactive session, so no file contains it")
     # A worker imports the file: a script that trains as soon as it is imported would start over in there.
     if function.__module__ == "__main__" and not _has_guard(Path(file)):
-        return tr('its script has no `if __name__ == "__main__":` before it trains')
+        return tr('its script does not put the training under `if __name__ == "__main__":`')
     dotted = module.__name__ if module.__name__ != "__main__" and module.__package__ else None
     return Target(entry=callable_name(function), name=name, module=dotted, file=str(Path(file).absolute()))
 

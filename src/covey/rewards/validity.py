@@ -47,14 +47,14 @@ def _is_json(text: str) -> bool:
 
 
 def _refuse(word: str) -> None:
-    raise ValueError(tr("{word} is no JSON", word=word))
+    raise ValueError(tr("{word} is not valid JSON", word=word))
 
 
 def _is_xml(text: str) -> bool:
     parser = expat.ParserCreate()
 
     def refuse(*declaration: Any) -> None:
-        raise ValueError(tr("a document type can define entities that grow without end"))
+        raise ValueError(tr("a document type can define entities that expand without limit"))
 
     parser.StartDoctypeDeclHandler = refuse
     try:

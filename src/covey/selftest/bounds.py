@@ -28,24 +28,24 @@ class Bound:
 
 
 _ORDER = tr(
-    "In float32 only the order of sums differs, which is 1e-7 to 1e-6 of a gradient; a lost row "
-    "or a wrong weight is above 1e-3. Deeper models and the kernels of a GPU round more."
+    "In float32 only the order of sums differs, which changes a gradient by 1e-7 to 1e-6; a lost row or a "
+    "wrong weight changes it by more than 1e-3. Deeper models and GPU kernels have larger rounding errors."
 )
 _SAMPLER = tr(
-    "Engine and learner do the same sums in another order. In float32 that is near 1e-6. In "
-    "bfloat16 it is near 1e-2 in the mean, and up to 2e-1 for a token whose experts or attention "
-    "change sides; a wrong temperature or cache is above 1e-1 in the mean."
+    "Engine and learner compute the same sums in a different order. In float32 the difference is near "
+    "1e-6. In bfloat16 it is near 1e-2 on average, and up to 2e-1 for a token whose experts or attention "
+    "change to another choice; a wrong temperature or cache gives more than 1e-1 on average."
 )
-_SAME = tr("The same sums in the same order: any difference is a fault.")
+_SAME = tr("The same sums in the same order: any difference is an error.")
 # Sums that many threads of a GPU add to in no fixed order differ in their last bits.
-_ATOMIC = tr("On a CPU the same sums in the same order; on a GPU some sums are added up in no fixed order.")
+_ATOMIC = tr("On a CPU these are the same sums in the same order; on a GPU some sums have no fixed order.")
 
 BOUNDS: Mapping[str, Bound] = {
     "micro-batches: gradient": Bound(
         cpu=5e-6,
         other=2e-5,
         reason=_ORDER,
-        part=tr("the cut of a step into forward passes, or its denominators"),
+        part=tr("how a step is divided into forward passes, or its denominators"),
     ),
     "packing: gradient": Bound(
         cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the layout of packed rows, or their attention")
@@ -61,70 +61,81 @@ BOUNDS: Mapping[str, Bound] = {
             cpu=5e-6,
             other=2e-5,
             reason=_ORDER,
-            part=tr("the loss {loss_type}, or what it divides by", loss_type=loss_type),
+            part=tr("the loss {loss_type}, or its denominator", loss_type=loss_type),
         )
         for loss_type in LOSS_TYPES
     },
     "head in blocks: logprobs": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the forward pass of the chunked head")
+        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the forward pass of the head in blocks")
     ),
     "head in blocks: gradient": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the backward pass of the chunked head")
+        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the backward pass of the head in blocks")
     ),
     "sampler, float32: largest difference": Bound(
         cpu=1e-4,
         other=1e-4,
         reason=_SAMPLER,
-        part=tr("the engine: its cache, its sampling or its short step"),
+        part=tr("the engine: its cache, its sampling, or its decoding step"),
     ),
     "sampler, float32: mean difference": Bound(
         cpu=1e-5,
         other=1e-5,
         reason=_SAMPLER,
-        part=tr("the engine: its cache, its sampling or its short step"),
+        part=tr("the engine: its cache, its sampling, or its decoding step"),
     ),
     "on-policy: ratio - 1": Bound(
         cpu=0.0,
         other=0.0,
         reason=_SAME,
-        part=tr("the pass that annotates, which has to be the one that trains"),
+        part=tr(
+            "the forward pass that computes old log-probabilities, which must be the same as in training"
+        ),
     ),
     "unchanged reference: KL": Bound(
-        cpu=0.0, other=0.0, reason=_SAME, part=tr("the reference model, or the pass that annotates with it")
+        cpu=0.0,
+        other=0.0,
+        reason=_SAME,
+        part=tr("the reference model, or the forward pass that computes its log-probabilities"),
     ),
     "determinism: tokens that differ": Bound(
         cpu=0.0,
         other=0.0,
         reason=_SAME,
-        part=tr("the noise of sampling, or a kernel that adds in no fixed order"),
+        part=tr("the random numbers of sampling, or a kernel without a fixed order of sums"),
     ),
     "determinism: gradient": Bound(
         cpu=0.0,
         other=2e-5,
         reason=_ATOMIC,
-        part=tr("a random number, or a kernel with no fixed order of sums"),
+        part=tr("a random number, or a kernel without a fixed order of sums"),
     ),
     "sampler, bfloat16: largest difference": Bound(
-        cpu=1.0, other=1.0, reason=_SAMPLER, part=tr("the engine: its cache, its sampling or its short step")
+        cpu=1.0,
+        other=1.0,
+        reason=_SAMPLER,
+        part=tr("the engine: its cache, its sampling, or its decoding step"),
     ),
     "sampler, bfloat16: mean difference": Bound(
         cpu=0.05,
         other=0.05,
         reason=_SAMPLER,
-        part=tr("the engine: its cache, its sampling or its short step"),
+        part=tr("the engine: its cache, its sampling, or its decoding step"),
     ),
     "LoRA, micro-batches: gradient": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the backward pass through adapted layers")
+        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("the backward pass through layers with an adapter")
     ),
     "LoRA, prompt sharing: gradient": Bound(
-        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("adapted layers on rows that share a prompt")
+        cpu=5e-6, other=2e-5, reason=_ORDER, part=tr("layers with an adapter, on rows that share a prompt")
     ),
     "resume: weights": Bound(
         cpu=0.0,
         other=1e-3,
         reason=_ATOMIC
-        + tr(" AdamW makes them larger where a gradient is small. The share is of the update."),
-        part=tr("what a checkpoint keeps of the optimizer and of the rollout"),
+        + tr(
+            " AdamW enlarges these differences where a gradient is small. The bound is relative to "
+            "the size of the update."
+        ),
+        part=tr("what a checkpoint stores of the optimizer and of the rollout"),
     ),
 }
 """Every check by its name, in the order in which they run."""

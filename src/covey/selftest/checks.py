@@ -49,7 +49,7 @@ _BLOCK_TOKENS, _VOCABULARY_BLOCKS = 24, 4
 _LEARNING_RATE = 1e-4
 # What many checks look at: the groups of the first rollout, in forward passes of about two rows.
 _FEW_GROUPS, _PASS_TOKENS = 2, 64
-_OF_ITS_OWN = tr("this model is trained on rows of its own (F105)")
+_OF_ITS_OWN = tr("this model is trained on padded rows, without sharing (F105)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,7 @@ def _in_bfloat16(subject: Subject, policy: Policy) -> Values:
             yield (
                 tr("sampler, bfloat16: {which} difference", which=which),
                 math.nan,
-                tr("this GPU has no bfloat16"),
+                tr("this GPU does not support bfloat16"),
             )
         return
     policy.use_stream(subject.stream)

@@ -23,7 +23,7 @@ _WIDTH = max(len(name) for name in BOUNDS)
 _LAYOUTS: Mapping[StreamKind, str] = {
     "prefix": tr("streams of rows that share prompts"),
     "packed": tr("streams of packed rows"),
-    "padded": tr("padded rows, as the model mixes packed ones (F105)"),
+    "padded": tr("padded rows, because the model mixes packed rows (F105)"),
 }
 
 # Everybody's home, and everything from a word on that looks like the name of a secret.
@@ -112,10 +112,10 @@ def finding(rows: Sequence[Measured], device: torch.device) -> Finding:
         "; ",
         [
             tr(
-                "{name} is {number}, at most {number2} is right",
+                "{name} is {number}, but at most {bound} is allowed",
                 name=r.name,
                 number=_number(r.value),
-                number2=_number(r.limit),
+                bound=_number(r.limit),
             )
             for r in failed
         ],
@@ -126,17 +126,17 @@ def finding(rows: Sequence[Measured], device: torch.device) -> Finding:
         code="F120",
         seen=seen,
         why=tr(
-            "{reason} Training on this machine would not be what the configuration says, and no "
-            "curve would show it.",
+            "{reason} Training on this machine would differ from the configuration, and no metric would "
+            "show it.",
             reason=first.reason,
         ),
-        cause=tr("A fault of covey, of a library or of the hardware in {part}.", part=first.part),
+        cause=tr("covey, a library or the hardware has an error in {part}.", part=first.part),
         fixes=(
-            Fix(text=tr("paste the table into an issue")),
-            Fix(text=tr("install the versions of constraints.txt, and run it again")),
+            Fix(text=tr("report the table in an issue")),
+            Fix(text=tr("install the versions in constraints.txt, and run it again")),
             Fix(
                 text=tr(
-                    "`covey selftest --device {elsewhere}` says whether the device matters",
+                    "run `covey selftest --device {elsewhere}` to see whether the device matters",
                     elsewhere=elsewhere,
                 )
             ),

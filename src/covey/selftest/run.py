@@ -65,8 +65,8 @@ def _ran_out(error: torch.OutOfMemoryError) -> Problem:
         "E211",
         "model",
         str(error).partition(". ")[0],
-        tr("A model that is too large for a self test in float32, or other programs on the device."),
-        Fix(text=tr("no --model: the built-in model has the same code paths")),
+        tr("The model is too large for a self-test in float32, or other programs use the device."),
+        Fix(text=tr("leave out --model: the built-in model uses the same code")),
         Fix(text=tr("`covey selftest --device cpu`")),
     )
 
@@ -79,7 +79,7 @@ def _device(asked: str) -> torch.device:
                     "E104",
                     "device",
                     tr("torch sees no CUDA device on this machine."),
-                    tr("No GPU, no driver, or a build of torch for CPUs."),
+                    tr("There is no GPU or no driver, or this build of torch supports only CPUs."),
                     Fix(text=tr("`covey selftest --device cpu`")),
                 )
             ]

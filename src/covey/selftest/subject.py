@@ -177,9 +177,9 @@ def refuse(directory: Path, device: torch.device, *, ignore_forecast: bool = Fal
                     "E301",
                     "model",
                     str(fault),
-                    tr("A misspelt path, or the directory of something else."),
-                    Fix(text=tr("the directory of a whole model: --model DIR")),
-                    Fix(text=tr("no --model: the built-in one")),
+                    tr("The path may be misspelled, or the directory is not that of a model."),
+                    Fix(text=tr("give the directory of a complete model: --model DIR")),
+                    Fix(text=tr("leave out --model to test the built-in model")),
                 )
             ]
         )
@@ -199,18 +199,19 @@ def _too_large(code: str, parameters: int, needed: int, have: int, where: str) -
         code,
         "model",
         tr(
-            "A model of {parameters:.2f} B parameters takes {needed:.1f} GiB for a self test in "
-            "float32, and {where} has {have:.1f} GiB free.",
+            "A model of {parameters:.2f} B parameters needs {needed:.1f} GiB for a self-test in float32, "
+            "but {where} has only {have:.1f} GiB free.",
             parameters=parameters / 1e9,
             needed=needed / 2**30,
             where=where,
             have=have / 2**30,
         ),
         tr(
-            "It is trained twice in float32, from a checkpoint too, and its weights are kept to compare them."
+            "The self-test trains the model twice in float32, once from a checkpoint, and keeps its "
+            "weights for comparison."
         ),
-        Fix(text=tr("a smaller model of the same family: --model DIR")),
-        Fix(text=tr("no --model: the built-in model has the same code paths")),
+        Fix(text=tr("use a smaller model of the same family: --model DIR")),
+        Fix(text=tr("leave out --model: the built-in model uses the same code")),
         START_ANYWAY,
     )
 

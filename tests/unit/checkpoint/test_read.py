@@ -36,7 +36,7 @@ def test_one_flipped_bit_is_refused_by_name(make_checkpoint: Make, name: str) ->
             damaged = bytearray(whole)
             damaged[position] ^= 1 << bit
             path.write_bytes(damaged)
-            with pytest.raises(CheckpointError, match=f"{name} has SHA-256"):
+            with pytest.raises(CheckpointError, match=f"{name} has the SHA-256"):
                 verify(checkpoint)
     path.write_bytes(whole)
     verify(checkpoint)
@@ -59,7 +59,7 @@ def test_a_shortened_and_a_missing_file_are_refused_by_name(make_checkpoint: Mak
     checkpoint = make_checkpoint(40)
     path = checkpoint / name
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=f"{name} has .* bytes, its manifest says"):
+    with pytest.raises(CheckpointError, match=f"{name} has .* bytes, but its manifest says"):
         verify(checkpoint)
     path.unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
@@ -70,7 +70,7 @@ def test_a_surplus_file_and_a_link_are_refused_by_name(make_checkpoint: Make) ->
     checkpoint = make_checkpoint(40)
     extra = checkpoint / "trainer" / "extra.bin"
     extra.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"trainer/extra\.bin is not in its manifest"):
+    with pytest.raises(CheckpointError, match=r"trainer/extra\.bin is not listed in its manifest"):
         verify(checkpoint)
     extra.unlink()
     model = checkpoint / "model.safetensors"

@@ -121,7 +121,7 @@ def test_a_kill_during_reduction_is_finished_later(
         patch.setattr(module.shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             apply(tmp_path)
-    with pytest.raises(CheckpointError, match=r"trainer/state\.json is not in its manifest"):
+    with pytest.raises(CheckpointError, match=r"trainer/state\.json is not listed in its manifest"):
         verify(tmp_path / "checkpoint-1")
     apply(tmp_path)
     assert not verify(tmp_path / "checkpoint-1").trainer

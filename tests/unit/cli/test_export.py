@@ -85,16 +85,16 @@ def test_what_is_said(exports: Exports, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("words", "codes", "part"),
     [
-        ("absent", ["E404"], "absent is no directory"),
-        ("c-5 d", ["E108"], "`d` after c-5 belongs to no option"),
-        ("c-5 --force --merge", ["E101"], "no option force (flag --force)"),
+        ("absent", ["E404"], "absent is not a directory"),
+        ("c-5 d", ["E108"], "`d` after c-5 does not belong to any option"),
+        ("c-5 --force --merge", ["E101"], "no option named force (flag --force)"),
         ("c-5 d --output_dirs o --merge=maybe", ["E101", "E103", "E108"], "--output_dir o"),
-        ("--merge", ["E105"], "No checkpoint is named"),
+        ("--merge", ["E105"], "No checkpoint is given"),
         ("c-5 --output_dir", ["E103"], "--output_dir"),
         ("c-5 --base", ["E103"], "--base"),
         ("c-5 --output_dir --merge", ["E103"], "--output_dir"),
-        ("c-5 --output_dir there", ["E402"], "there is there already"),
-        ("absent --output_dir there", ["E404", "E402"], "absent is no directory"),
+        ("c-5 --output_dir there", ["E402"], "there already exists"),
+        ("absent --output_dir there", ["E404", "E402"], "absent is not a directory"),
     ],
 )
 def test_refusals(
@@ -116,7 +116,7 @@ def test_a_second_export_is_no_damaged_checkpoint(
     assert main(["export", "c-5", *words]) == 2
     err = capsys.readouterr().err
     assert codes_in(err) == ["E402"]
-    assert f"{name} is there already" in err
+    assert f"{name} already exists" in err
 
 
 def test_an_export_that_fails_says_why(exports: Exports, capsys: pytest.CaptureFixture[str]) -> None:

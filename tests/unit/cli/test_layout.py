@@ -163,7 +163,7 @@ def test_other_verbs_refuse_them(capsys: pytest.CaptureFixture[str], word: str) 
     assert main(["train", "--model", "quickstart", *SMALL, "--learning_rate", "1e-4", f"--{word}", "3"]) == 2
     error = capsys.readouterr().err
     assert codes_in(error) == ["E212"]
-    assert f"{word} (flag --{word}) is a word of `covey plan` alone." in error
+    assert f"{word} (flag --{word}) is an option of `covey plan` only." in error
 
 
 @pytest.mark.parametrize("verb", ["plan", "train"])
@@ -307,7 +307,7 @@ def test_in_a_file_they_are_refused_with_what_to_type(
     assert codes_in(error) == expected
     plain = " ".join(error.split())
     for word in ("plan_gpus 8", "plan_gpu_memory 96GiB", "ladder`"):
-        assert f"type `covey plan run.yaml --{word}" in plain
+        assert f"run `covey plan run.yaml --{word}" in plain
     assert not (tmp_path / "runs").exists()
 
 

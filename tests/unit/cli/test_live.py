@@ -86,7 +86,7 @@ def test_a_rank_that_does_not_answer_is_named(
     assert live(str(os.getpid())) == 1
     out = capsys.readouterr().out
     assert "frames, innermost first" in out
-    assert "no answer; this is what it said" in out.partition("rank 1 of 2")[2]
+    assert "no answer; the line above is its status" in out.partition("rank 1 of 2")[2]
 
 
 def test_a_run_is_found_by_the_process_that_launched_it(watchdogs: list[Watchdog], tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_is_no_run_is_refused() -> None:
         live("run/x")
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        with pytest.raises(ConfigError, match=f"Process {child.pid} trains nothing"):
+        with pytest.raises(ConfigError, match=f"Process {child.pid} is not training"):
             live(str(child.pid))
     finally:
         child.communicate()

@@ -92,9 +92,9 @@ def test_every_fault_is_named_at_once(checkpoint: Path, capsys: Any) -> None:
     assert code == 1 and found["verdict"] == "damaged" and len(found["faults"]) == 4
     for words in (
         "rank-00001.safetensors is missing",
-        "surplus.bin is not in its manifest",
+        "surplus.bin is not listed in its manifest",
         "config.json has",
-        "model-00002-of-00002.safetensors has SHA-256",
+        "model-00002-of-00002.safetensors has the SHA-256",
     ):
         assert words in said
 
@@ -138,7 +138,7 @@ INSIDE: dict[str, tuple[Callable[[Path], None], str]] = {
     "rows of a rank": (_rows_lost, "rank-00001.safetensors is missing"),
     "a shard": (_shard_lost, "model-00002-of-00002.safetensors is missing"),
     "a tensor of the index": (_tensor_lost, "and it is not there"),
-    "a shape": (_other_shape, "by config.json"),
+    "a shape": (_other_shape, "but config.json says"),
     "a state": (_other_state, "lists for 'rollout'"),
 }
 
@@ -236,7 +236,7 @@ def test_a_reduction_that_was_ended_is_no_damage(checkpoint: Path, capsys: Any) 
     assert code == 0 and "trainer state" in found["notes"][0] and not found["goes_on"]
     (checkpoint / "other").write_text("")
     code, (found,) = verify(capsys, checkpoint)
-    assert code == 1 and found["faults"] == ["other is not in its manifest"]
+    assert code == 1 and found["faults"] == ["other is not listed in its manifest"]
 
 
 def test_an_older_format_is_whole_and_goes_on_nowhere(checkpoint: Path, capsys: Any) -> None:

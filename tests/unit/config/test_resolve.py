@@ -184,5 +184,5 @@ def test_lengths_of_rewards_follow_from_that_of_a_completion() -> None:
     config = first.config
     # The lengths of DAPO: 20,480 and 4,096.
     assert (config.soft_max_length, config.soft_cache_length, config.cosine_max_len) == (20480, 4096, 20480)
-    assert first.sources["soft_cache_length"] == "a fifth of soft_max_length"
+    assert first.sources["soft_cache_length"] == "one fifth of soft_max_length"
     assert resolved(soft_max_length=3).config.soft_cache_length == 1

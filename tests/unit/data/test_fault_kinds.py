@@ -22,10 +22,10 @@ def fault_of(source: str) -> DataError:
     ("name", "content", "kind", "line", "within"),
     [
         ("a.jsonl", b'{"q": 1}\n{"q": \n', "line", 2, "line 2: Expecting value"),
-        ("a.jsonl", b'{"q": 1}\n[1]\n', "line", 2, "line 2: a row is a JSON object, not list"),
-        ("a.jsonl", b'{"q": "\xff"}\n', "encoding", 0, "line 1: the bytes are no UTF-8 text"),
+        ("a.jsonl", b'{"q": 1}\n[1]\n', "line", 2, "line 2: a row must be a JSON object, not list"),
+        ("a.jsonl", b'{"q": "\xff"}\n', "encoding", 0, "line 1: the bytes are not UTF-8 text"),
         ("a.json", b'[{"q": 1},\n{"q": }]', "line", 2, "line 2: Expecting value"),
-        ("a.json", b"[1]", "", 0, "row 1: a row is a JSON object, not int"),
+        ("a.json", b"[1]", "", 0, "row 1: a row must be a JSON object, not int"),
         ("a.json", b'[{"q": "\xff"}]', "encoding", 0, ""),
         ("a.csv", b"a;b\n1;2\n", "", 0, ""),
     ],

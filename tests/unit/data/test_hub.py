@@ -139,7 +139,8 @@ def test_a_local_directory_is_itself():
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "~/nowhere", "a/b/c", "a b"])
 def test_a_path_that_is_not_there_is_no_id(name):
     assert (
-        words(locate_model, name) == f"{name} is neither a directory here nor the id of a model (owner/name)"
+        words(locate_model, name)
+        == f"{name} is neither a directory on this machine nor the id of a model (owner/name)"
     )
 
 
@@ -168,12 +169,12 @@ def test_hf_hub_offline_is_honoured(cache, monkeypatch, hub):
 def test_not_cached_and_no_network_is_said_at_once(cache):
     started = time.monotonic()
     text = words(locate_model, "owner/tiny")
-    assert text.startswith(f"owner/tiny is not, or not whole, in the cache {cache}, and {SILENT}: ")
-    assert "the network was not to be used" in words(locate_model, "owner/tiny", offline=True)
-    put(cache, "owner/tiny", SMALL)
-    assert "owner/tiny at v2 is not, or not whole, in the cache" in words(
-        locate_model, "owner/tiny", revision="v2"
+    assert text.startswith(
+        f"owner/tiny is missing from the cache {cache} or incomplete there, and {SILENT}: "
     )
+    assert "the network may not be used" in words(locate_model, "owner/tiny", offline=True)
+    put(cache, "owner/tiny", SMALL)
+    assert "owner/tiny at v2 is missing from the cache" in words(locate_model, "owner/tiny", revision="v2")
     assert time.monotonic() - started < 5
 
 
@@ -228,7 +229,8 @@ def test_the_shards_that_the_index_names(hub):
     [
         (
             {"pytorch_model.bin": b""},
-            "has only pickled weights, which can run code and are not read: convert to safetensors",
+            "has only pickled weights, which can run code when they are loaded; covey does not read them: "
+            "convert them to safetensors",
         ),
         ({}, "has no weights"),
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "is an adapter, not a model"),
@@ -250,15 +252,15 @@ def test_gated(hub):
     hub.repos["owner/tiny"] = {**SMALL, "model.safetensors": WEIGHTS}
     hub.gated.add("owner/tiny")
     text = words(locate_model, "owner/tiny")
-    assert text.startswith(f"owner/tiny is gated (403): ask for access at {constants.ENDPOINT}/owner/tiny")
+    assert text.startswith(f"owner/tiny is gated (403): request access at {constants.ENDPOINT}/owner/tiny")
     assert "HF_TOKEN" in text
 
 
 @pytest.mark.parametrize(
     ("status", "code", "expected"),
     [
-        (401, "RepoNotFound", "knows no such model, or it is private and not yours to read (401)"),
-        (404, "RepoNotFound", "knows no such model, or it is private and not yours to read (404)"),
+        (401, "RepoNotFound", "has no such model, or it is private and you may not read it (401)"),
+        (404, "RepoNotFound", "has no such model, or it is private and you may not read it (404)"),
         (401, "", "did not accept the token (401)"),
         (403, "GatedRepo", "is gated (403)"),
         (418, "", "the hub answered: "),
@@ -299,23 +301,25 @@ def test_a_data_set_whose_files_are_cached(cache):
     rows = stream_rows([parse_source("owner/data#2")], use_hf=True, offline=True)
     assert list(rows()) == ROWS[:2]
     text = words(load, "owner/data@dev", offline=True)
-    assert text == "owner/data has no split dev; there are: train, test"
+    assert text == "owner/data has no split dev; the splits are: train, test"
     assert not datasets.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE
 
 
 def test_a_data_set_that_is_not_cached_and_no_network(cache):
     started = time.monotonic()
     text = words(load, "owner/data")
-    assert text.startswith(f"owner/data is not, or not whole, in the cache {cache}, and {SILENT}: ")
-    assert "the network was not to be used" in words(load, "owner/data", offline=True)
+    assert text.startswith(
+        f"owner/data is missing from the cache {cache} or incomplete there, and {SILENT}: "
+    )
+    assert "the network may not be used" in words(load, "owner/data", offline=True)
     assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(
     ("status", "code", "expected"),
     [
-        (401, "RepoNotFound", "knows no such data set, or it is private and not yours to read (401)"),
-        (404, "RepoNotFound", "knows no such data set"),
+        (401, "RepoNotFound", "has no such data set, or it is private and you may not read it (401)"),
+        (404, "RepoNotFound", "has no such data set"),
         (403, "GatedRepo", "/datasets/owner/data, then log in"),
     ],
 )
@@ -329,7 +333,7 @@ def test_a_data_set_of_the_hub(hub):
     hub.repos["owner/data"] = {"train.jsonl": LINES, "test.jsonl": LINES[: len(LINES) // 2], "README.md": b""}
     assert load("owner/data#4") == ROWS[:4]
     assert load("hf::owner/data@test", use_hf=False) == ROWS[:3]
-    assert words(load, "owner/data@dev") == "owner/data has no split dev; there are: train, test"
+    assert words(load, "owner/data@dev") == "owner/data has no split dev; the splits are: train, test"
     rows = stream_rows([parse_source("owner/data@test#2")], use_hf=True)
     assert list(rows()) == ROWS[:2]
     # What was fetched is there without a network.
@@ -340,7 +344,7 @@ def test_a_data_set_of_the_hub(hub):
 def test_a_data_set_whose_files_are_gated(hub):
     hub.repos["owner/data"] = {"train.jsonl": LINES, "README.md": b""}
     hub.gated.add("owner/data")
-    assert "owner/data is gated: ask for access" in words(load, "owner/data")
+    assert "owner/data is gated: request access" in words(load, "owner/data")
 
 
 # -- ModelScope --------------------------------------------------------------------------------------------
@@ -393,5 +397,6 @@ def test_modelscope_gives_directories(client):
     assert "model*.safetensors" in weights["allow_patterns"]
     assert (first["local_files_only"], weights["local_files_only"]) == (False, True)
     assert (
-        words(load, "ms::owner/other") == "owner/other could not be had from ModelScope: no such repository"
+        words(load, "ms::owner/other")
+        == "owner/other could not be downloaded from ModelScope: no such repository"
     )

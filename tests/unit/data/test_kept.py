@@ -111,7 +111,7 @@ def test_tools_that_the_template_leaves_out_are_named(judged):
     called = message("assistant", "", tool_calls=[ADD])
     left, details, _ = judged(TURNS, {"messages": [USER, called, message("tool", "3")], "solution": "3"})
     assert left == {"lost": 1}
-    assert details["lost"] == "call of the tool add in a turn of the assistant"
+    assert details["lost"] == "call of the tool add in an assistant turn"
 
 
 def test_a_call_is_no_tool_of_the_list(judged):
@@ -119,7 +119,7 @@ def test_a_call_is_no_tool_of_the_list(judged):
     called = message("assistant", None, tool_calls=[{"name": "add", "arguments": {"a": 1}}])
     row = {"messages": [USER, called, message("tool", "3"), USER], "tools": [ADD], "solution": "3"}
     left, details, _ = judged(TOOLS + TURNS, row)
-    assert (left, details["lost"]) == ({"lost": 1}, "call of the tool add in a turn of the assistant")
+    assert (left, details["lost"]) == ({"lost": 1}, "call of the tool add in an assistant turn")
     writes = TURNS.replace("{{ m.content }}", "{{ m.content + ((m.tool_calls or []) | tojson) }}")
     left, _, texts = judged(TOOLS + writes, row)
     assert left == {} and '"arguments": {"a": 1}' in texts[0] and "None" not in texts[0]

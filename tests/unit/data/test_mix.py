@@ -47,10 +47,10 @@ def test_probabilities_of_zero_and_one():
     ("probabilities", "words"),
     [
         ([1.0], "1 values for 2 data sets"),
-        ([0.5, 0.6], "adds up to 1.1"),
+        ([0.5, 0.6], "must sum to 1, not 1.1"),
         ([1.5, -0.5], "from 0 to 1"),
         ([float("nan"), 1.0], "from 0 to 1"),
-        ([0.5, 0.500002], "adds up to"),
+        ([0.5, 0.500002], "must sum to 1, not"),
     ],
 )
 def test_probabilities_that_are_none(probabilities, words):
@@ -72,7 +72,7 @@ def test_the_ends_of_a_split():
     assert split_rows(A, 0, seed=0) == (A, [])
     assert [len(part) for part in split_rows(A, 0.001, seed=0)] == [29, 1]
     assert len(split_rows(rows("c", 3), 0.9, seed=0)[0]) == 1
-    with pytest.raises(DataError, match="of 1 rows none"):
+    with pytest.raises(DataError, match="none of the 1 rows"):
         split_rows(A[:1], 0.5, seed=0)
     with pytest.raises(DataError, match="share from 0 to below 1"):
         split_rows(A, 1.0, seed=0)
@@ -96,10 +96,11 @@ def test_columns_are_renamed():
 
 
 def test_a_column_that_nobody_has_is_named_with_those_there_are():
-    with pytest.raises(DataError, match=r"'anser', which no row has \(nearest: answer\).*answer, question"):
+    said = r"'anser', but no row has this column \(nearest: answer\).*answer, question"
+    with pytest.raises(DataError, match=said):
         rename_columns([{"question": 1, "answer": 2}], {"anser": "solution"})
 
 
 def test_two_columns_of_one_name_are_refused():
-    with pytest.raises(DataError, match="two columns 'b' of row 0"):
+    with pytest.raises(DataError, match="two columns of row 0 the name 'b'"):
         rename_columns([{"a": 1, "b": 2}], {"a": "b"})

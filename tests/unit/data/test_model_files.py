@@ -51,7 +51,7 @@ def test_files_that_are_missing_or_broken(whole, tmp_path):
     assert kind(directory) == "bad_config"
     (directory / "config.json").write_text("{}")
     (directory / "generation_config.json").write_text("{")
-    assert str(model_problem(directory)).startswith(f"{directory}/generation_config.json is no JSON")
+    assert str(model_problem(directory)).startswith(f"{directory}/generation_config.json is not valid JSON")
     (directory / "config.json").write_text("[1]")
     assert kind(directory) == "bad_config"
     (directory / "config.json").unlink()
@@ -76,7 +76,7 @@ def test_pickled_weights(whole):
     found = model_problem(directory)
     assert found.kind == "pickled_weights"
     assert "pytorch_model-00001-of-00002.bin" in found.words
-    assert "convert to safetensors" in str(found) and "convert" not in found.words
+    assert "convert them to safetensors" in str(found) and "convert" not in found.words
 
 
 def test_missing_shards_are_named(whole):
@@ -86,7 +86,7 @@ def test_missing_shards_are_named(whole):
     index = directory / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": shards[0], "b": shards[1], "c": shards[1]}}))
     no_tensor(directory / shards[0])
-    assert str(model_problem(directory)) == f"{directory} lacks 1 of 2 files of weights: {shards[1]}"
+    assert str(model_problem(directory)) == f"{directory} lacks 1 of 2 weight files: {shards[1]}"
     no_tensor(directory / shards[1])
     assert "says that a is in" in str(model_problem(directory))
     index.write_text("{}")

@@ -66,7 +66,7 @@ def test_what_system_may_be(tmp_path):
     assert system_text("x" * 10_000) == "x" * 10_000
     for tag in ("<think>", "</think>", "<answer>", "</answer>"):
         assert tag in system_text("r1") == SYSTEM_PRESETS["r1"]
-    with pytest.raises(DataError, match="which is not there"):
+    with pytest.raises(DataError, match="but it does not exist"):
         system_text(str(tmp_path / "nowhere.txt"))
 
 

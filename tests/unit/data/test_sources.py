@@ -86,16 +86,16 @@ def test_what_is_there_under_its_whole_name_is_local(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a/b#", "after # stands how many rows"),
+        ("a/b#", "the number of rows after # must be a whole number"),
         ("a/b#0", "above 0, not '0'"),
         ("a/b#-3", "above 0"),
         ("x.jsonl#ten", "not 'ten'"),
-        ("a/b@#3", "after @ stands a split"),
-        ("a/b:@train", "after : stands a subset"),
-        ("a/b/c", "neither a file or directory here nor the id"),
+        ("a/b@#3", "the @ must be followed by a split"),
+        ("a/b:@train", "the : must be followed by a subset"),
+        ("a/b/c", "neither a file or directory on this machine nor the id"),
         ("hf::a/b c", "neither a file"),
-        ("", "names no data set"),
-        ("#3", "names no data set"),
+        ("", "is not the name of a data set"),
+        ("#3", "is not the name of a data set"),
     ],
 )
 def test_malformed_arguments(text, words):
@@ -135,7 +135,7 @@ def test_the_first_rows_or_a_seeded_choice_in_file_order(file):
 def test_more_than_there_are_takes_all_and_says_so(file):
     found = load(f"{file}#21", shuffle=True)
     assert found.rows == ROWS
-    assert found.notes == (f"{file}#21 asks for 21 rows and has 20: all are taken",)
+    assert found.notes == (f"{file}#21 asks for 21 rows but has only 20: all of them are used",)
     assert load(f"{file}#20").notes == load(file).notes == ()
 
 
@@ -213,9 +213,9 @@ def test_a_file_has_no_splits_or_subsets(tail, file):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(DataError, match=r"x\.jsonl is not there"):
+    with pytest.raises(DataError, match=r"x\.jsonl does not exist"):
         load(tmp_path / "x.jsonl")
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="does not exist"):
         list(stream_rows([parse_source(str(tmp_path / "x.jsonl"))], use_hf=True)())
 
 
@@ -236,7 +236,7 @@ def test_a_saved_dictionary_of_splits(tmp_path):
     saved.save_to_disk(tmp_path / "d")
     assert load(tmp_path / "d").rows == ROWS[:15]
     assert load(f"{tmp_path / 'd'}@test#2").rows == ROWS[15:17]
-    with pytest.raises(DataError, match=r"no split tets \(nearest: test\); there are: train, test"):
+    with pytest.raises(DataError, match=r"no split tets \(nearest: test\); the splits are: train, test"):
         load(f"{tmp_path / 'd'}@tets")
 
 
@@ -246,7 +246,7 @@ def test_a_directory_of_data_files(tmp_path):
     assert load(tmp_path).rows == ROWS[:15]
     assert load(f"{tmp_path}@test").rows == ROWS[15:]
     assert list(stream_rows([parse_source(f"{tmp_path}@test#3")], use_hf=True)()) == ROWS[15:18]
-    with pytest.raises(DataError, match="no split dev; there are: train, test") as caught:
+    with pytest.raises(DataError, match="no split dev; the splits are: train, test") as caught:
         load(f"{tmp_path}@dev")
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="no split dev"):
@@ -267,7 +267,7 @@ def test_subsets(tmp_path):
     (tmp_path / "README.md").write_text(f"---\nconfigs:\n{card}---\n")
     assert load(f"{tmp_path}:socratic").rows == [{"prompt": "socratic"}]
     with pytest.raises(
-        DataError, match=r"has subsets: write which, as in .*:main; there are: main, socratic"
+        DataError, match=r"has subsets: choose one, as in .*:main; the subsets are: main, socratic"
     ):
         load(tmp_path)
     with pytest.raises(DataError, match=r"no subset mian \(nearest: main\); there are: main, socratic"):

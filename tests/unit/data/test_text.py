@@ -146,7 +146,7 @@ def test_a_missing_tokenizer_is_named(tmp_path):
 def test_a_broken_tokenizer_is_named(model_dir):
     directory = model_dir()
     (directory / "tokenizer.json").write_text('{"model": 1}')
-    with pytest.raises(ModelError, match=r"tokenizer\.json is no tokenizer: "):
+    with pytest.raises(ModelError, match=r"tokenizer\.json is not a tokenizer: "):
         load_codec(directory)
 
 
@@ -231,7 +231,7 @@ def test_another_template_takes_the_models_place(model_dir, tmp_path):
     with pytest.raises(TemplateError, match="chatml or a file"):
         load_codec(directory, chat_template=str(tmp_path / "nowhere.jinja"))
     file.write_text("{% for %}", encoding="utf-8")
-    with pytest.raises(TemplateError, match=r"mine\.jinja is broken"):
+    with pytest.raises(TemplateError, match=r"mine\.jinja cannot be used"):
         load_codec(directory, chat_template=str(file))
 
 

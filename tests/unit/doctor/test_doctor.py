@@ -149,12 +149,12 @@ def test_torn_and_missing_files_are_said(make: RunMaker) -> None:
     notes = text(found, "note")
     assert found.log.saved == [10]
     for words in (
-        "metrics.jsonl: 2 lines are no JSON and left out; the last one is cut short",
-        "steps are missing in 1 places",
-        "checkpoint-20 is not whole: model.safetensors",
-        "checkpoint-30 was saved and is not here",
+        "metrics.jsonl: 2 lines are not valid JSON and skipped; the last one is cut short",
+        "steps are missing at 1 places",
+        "checkpoint-20 is incomplete: model.safetensors",
+        "checkpoint-30 was saved but is no longer here",
         "plan.json is missing",
-        "no rollouts on record",
+        "no rollouts were recorded",
     ):
         assert words in notes
     assert found.exit_code == 0
@@ -181,7 +181,8 @@ def test_completions_are_looked_at(make: RunMaker) -> None:
     found = report(path)
     assert found.verdict == "broken" and codes(found) == ["F206"]
     assert "50% of 16 completions" in found.sightings[0].finding.seen
-    assert "100% without a readable answer, in 20% of the groups all are the same" in text(found, "newest")
+    newest = "100% without a readable answer, all completions are the same in 20% of the groups"
+    assert newest in text(found, "newest")
     assert "rollout-000001.jsonl.gz cannot be read" in text(found, "note")
 
 
@@ -190,7 +191,7 @@ def test_the_command(make: RunMaker, capsys: pytest.CaptureFixture[str]) -> None
     before = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in path.rglob("*")}
     assert main(["doctor", str(path)]) == 3
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("verdict   not learning: no group carries signal (F211)")
+    assert lines[0].startswith("verdict   not learning: no group has a signal (F211)")
     assert "F211 at step 3 (warning)" in lines
     assert max(len(line) for line in lines if str(path) not in line) <= WIDTH
     assert main(["doctor", str(path), "--json"]) == 3

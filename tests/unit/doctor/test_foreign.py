@@ -30,7 +30,7 @@ def test_a_healthy_run_of_trl(make: RunMaker) -> None:
     assert (found.verdict, found.exit_code, codes(found)) == ("healthy", 0, [])
     assert found.log.source == "TRL" and found.log.last_step == 40 and len(found.log.records) == 40
     loss = dict(found.evidence)["loss"]
-    assert "next to 0 at 40 of 40 steps, as it is on fresh samples" in loss
+    assert "near 0 at 40 of 40 steps. That is normal on fresh samples" in loss
     state = path / "checkpoint-20" / "trainer_state.json"
     assert report(state).log.last_step == 20
 

@@ -149,9 +149,9 @@ def test_a_name_that_fits_nothing_comes_with_the_nearest():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("lm_head", "modules_to_save trains them whole"),
-        ("embed_tokens", "modules_to_save trains them whole"),
-        ("norm", "two axes"),
+        ("lm_head", "use modules_to_save to train them completely"),
+        ("embed_tokens", "use modules_to_save to train them completely"),
+        ("norm", "two dimensions"),
     ],
 )
 def test_what_an_adapter_would_not_reach_is_refused(name, why):

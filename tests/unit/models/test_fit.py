@@ -65,7 +65,7 @@ def test_a_tensor_is_missing(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tensor_has_another_shape(family: str, tmp_path: Path) -> None:
     problem = fit(saved(family, tmp_path, lambda t: t.update({some_weight(t): torch.zeros(5)}))).problem
-    assert problem is not None and " is 5, by config.json 64" in problem and "lack" not in problem
+    assert problem is not None and " is 5, but config.json says 64" in problem and "lack" not in problem
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_a_tensor_has_another_shape(family: str, tmp_path: Path) -> None:
         ("llama", {"num_hidden_layers": 2}, "layers that config.json does not have"),
         ("llama", {"num_hidden_layers": 4}, "lack 9 tensors"),
         ("gpt2", {"n_layer": 2}, "layers that config.json does not have"),
-        ("llama", {"vocab_size": 300, "pad_token_id": 0}, "is 320x64, by config.json 300x64"),
+        ("llama", {"vocab_size": 300, "pad_token_id": 0}, "is 320x64, but config.json says 300x64"),
         ("qwen2", {"tie_word_embeddings": False}, "lack 1 tensor of a Qwen2ForCausalLM: lm_head.weight"),
-        ("llama", {"tie_word_embeddings": True}, "tie_word_embeddings true"),
+        ("llama", {"tie_word_embeddings": True}, "tie_word_embeddings: true"),
         ("llama", {"pad_token_id": 5000}, "cannot be built"),
         ("llama", {"num_attention_heads": 7}, "cannot be built"),
-        ("qwen3", {"head_dim": 8}, "shapes of the files"),
+        ("qwen3", {"head_dim": 8}, "shapes in the files"),
     ],
 )
 def test_config_and_weights_of_two_models(

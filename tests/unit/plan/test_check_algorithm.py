@@ -191,13 +191,13 @@ OWN = {
     "epsilon_high": (0.4, "dapo"),
 }
 WITHOUT_EFFECT = [
-    *(({name: value, "loss_type": "grpo"}, name, "loss_type grpo does not read it")
+    *(({name: value, "loss_type": "grpo"}, name, "loss_type grpo does not use it")
       for name, (value, loss) in OWN.items() if loss != "dapo"),
-    *(({name: OWN[name][0], "loss_type": loss}, name, f"loss_type {loss} does not read it")
+    *(({name: OWN[name][0], "loss_type": loss}, name, f"loss_type {loss} does not use it")
       for name in ("epsilon", "epsilon_end", "epsilon_high") for loss in ("sapo", "vespo", "real")),
     *(({"importance_sampling_level": "sequence", "loss_type": loss}, "importance_sampling_level",
-       f"loss_type {loss} does not read it") for loss in ("vespo", "real")),
-    *(({**options, "loss_type": "real"}, name, "loss_type real does not read it")
+       f"loss_type {loss} does not use it") for loss in ("vespo", "real")),
+    *(({**options, "loss_type": "real"}, name, "loss_type real does not use it")
       for name, options in (
           ("top_entropy_quantile", {"top_entropy_quantile": 0.2}),
           ("off_policy_sequence_mask_delta", {"off_policy_sequence_mask_delta": 0.5}),

@@ -101,7 +101,7 @@ def test_the_reward_that_reads_an_option_is_offered_with_a_weight() -> None:
 
 def test_options_that_belong_to_a_server_of_vllm_are_said() -> None:
     own = {"vllm_enforce_eager": True, "vllm_max_num_seqs": 8, "vllm_tensor_parallel_size": 2}
-    words = {"server": "vllm_mode server does not read it", "colocate": None}
+    words = {"server": "vllm_mode server does not use it", "colocate": None}
     for mode, why in words.items():
         warned = {
             p.option: p.seen for p in said({"use_vllm": True, "vllm_mode": mode, **own}) if p.code == "W108"

@@ -44,7 +44,7 @@ def test_an_adapter_of_another_model_is_refused_before_weights_load(
     assert "no module down_proj, q_proj" in problem.seen
     head = make_adapter(model, tmp_path / "head", modules_to_save=["embed_tokens"])
     (problem,) = said(tmp_path, model=str(model), adapters=str(head))["E383"]
-    assert "head and embedding are one tensor" in problem.seen
+    assert "the head and the embedding of this model are one tensor" in problem.seen
     short = edit_adapter(make_adapter(model, tmp_path / "short"), r=8)
     (problem,) = said(tmp_path, model=str(model), adapters=str(short))["E383"]
     assert "layers.0.mlp.down_proj.lora_A.weight has the shape 4 x 96" in problem.seen

@@ -128,13 +128,13 @@ def test_a_default_stands_where_the_column_is_missing(scored):
     [
         (lambda completions: 1 / 0, "ZeroDivisionError: division by zero (test_callee.py, line "),
         (lambda completions, solution: [1.0], "TypeError"),  # a column that no row has
-        (lambda completions: None, "gave None where a list of one number per completion is due"),
-        (lambda completions: 1.0, "gave 1.0 where a list"),
-        (lambda completions: "ab", "gave 'ab' where a list"),
-        (lambda completions: {"a": 1, "b": 2}, "where a list"),
-        (lambda completions: [], "gave 0 values for 2 completions"),
-        (lambda completions: [1.0], "gave 1 value for 2 completions"),
-        (lambda completions: [1.0] * 3, "gave 3 values for 2 completions"),
+        (lambda completions: None, "returned None instead of a list with one number per completion"),
+        (lambda completions: 1.0, "returned 1.0 instead of a list"),
+        (lambda completions: "ab", "returned 'ab' instead of a list"),
+        (lambda completions: {"a": 1, "b": 2}, "instead of a list"),
+        (lambda completions: [], "returned 0 values for 2 completions"),
+        (lambda completions: [1.0], "returned 1 value for 2 completions"),
+        (lambda completions: [1.0] * 3, "returned 3 values for 2 completions"),
         (lambda completions: exit(4), "SystemExit: 4"),
     ],
 )
@@ -151,7 +151,7 @@ def test_an_extra_has_one_value_a_row(scored):
 
     (said,) = parts(reward, [scored("a")])
     assert said.status is Status.ERROR
-    assert said.message.startswith("ValueError: log_extra('x') gave 3 values for 1 completion (")
+    assert said.message.startswith("ValueError: log_extra('x') returned 3 values for 1 completion (")
 
 
 def test_one_row_that_raises_leaves_the_others_their_values(scored):
@@ -177,7 +177,7 @@ def test_a_number_that_is_not_finite_marks_its_row_alone(bad, scored):
     assert (said[1].value, said[1].status, said[1].message) == (
         None,
         Status.INVALID,
-        f"gave {bad} for this row",
+        f"returned {bad} for this row",
     )
 
 
@@ -185,7 +185,7 @@ def test_a_number_that_is_not_finite_marks_its_row_alone(bad, scored):
 def test_a_value_that_is_no_number_is_a_status_too(bad, scored):
     said = parts(lambda completions: [1.0, bad], [scored("a"), scored("b")])
     assert (said[0].value, said[1].value, said[1].status) == (1.0, None, Status.INVALID)
-    assert f"gave a {type(bad).__name__} where a number or None is due" in said[1].message
+    assert f"returned a {type(bad).__name__} instead of a number or None" in said[1].message
 
 
 def test_none_is_a_word_and_not_a_failure(scored):
@@ -264,10 +264,13 @@ def test_why_a_function_cannot_be_used():
             ("int", "not_callable"),
             ("Broken", "import"),
         ]
-        assert "takes completions by position only" in rewards.faults[0].words
+        assert "takes completions only by position" in rewards.faults[0].words
         assert "RuntimeError: no endpoint (test_callee.py, line " in rewards.faults[2].words
     with RewardSet.start([demanding]) as rewards:
         (fault,) = rewards.missing(["answer", "question"])
         assert (fault.reward, fault.kind) == ("demanding", "signature")
-        assert "demands answr, which is no column of the data (the nearest is answer)" in fault.words
+        assert (
+            "needs the argument answr, but no column of the data has this name (the nearest is answer)"
+            in fault.words
+        )
         assert rewards.missing(["answr"]) == []

@@ -56,15 +56,15 @@ def test_forms_of_tests(info, cases, asks):
         ({"test_cases": []}, None, "there are no test_cases"),
         ({"test_cases": "assert f(1) == 2"}, None, "there are no test_cases"),
         ([1], None, "verification_info is a list, not an object"),
-        ({"language": "C++", "test_cases": CASES}, None, "the language is c++, and only Python is run"),
+        ({"language": "C++", "test_cases": CASES}, None, "the language is c++, but only Python can be run"),
         (None, [{"input": "1"}], "test 1 has no input and output"),
         (None, [*CASES, "assert f(1) == 2"], "test 2 has no input and output"),
-        (None, {"inputs": ["1"], "outputs": []}, "no inputs and outputs of one length"),
-        (None, [{"input": "1", "output": "2", "type": "pytest"}], "test 1 is of the type pytest"),
+        (None, {"inputs": ["1"], "outputs": []}, "inputs and outputs of the same length"),
+        (None, [{"input": "1", "output": "2", "type": "pytest"}], "test 1 has the unknown type pytest"),
         (None, [{"input": "1", "output": "2", "type": "function_call"}], "has no fn_name"),
         (None, [{"input": "1", "output": "2", "fn_name": "os.system('x')"}], "has no fn_name"),
-        (None, [{"input": "1 2", "output": "2", "fn_name": "f"}], "its input is no JSON"),
-        (None, [{"input": "\ud800", "output": "2"}], "half a character"),
+        (None, [{"input": "1 2", "output": "2", "fn_name": "f"}], "its input is not valid JSON"),
+        (None, [{"input": "\ud800", "output": "2"}], "half of a surrogate pair"),
     ],
 )
 def test_tests_that_cannot_be_run(info, cases, words):
@@ -77,7 +77,7 @@ def test_the_look_at_the_data_names_the_rows():
     report = check_tests([({"test_cases": CASES}, None), (None, None), ({"language": "go"}, None)])
     assert (report.num_checked, [(row, why) for row, _, why in report.bad]) == (
         3,
-        [(1, "there are no test_cases"), (2, "the language is go, and only Python is run")],
+        [(1, "there are no test_cases"), (2, "the language is go, but only Python can be run")],
     )
 
 
@@ -212,10 +212,10 @@ def test_the_reward_of_a_run(workers):
     assert [part.value for part in parts] == [1.0, pytest.approx(2 / 3), 0.0, None, 0.0, 0.0]
     assert [row.extras["code_tests"] for row in judged.rows] == [
         "3 of 3",
-        "2 of 3; test 1: another output",
-        "no program",
-        "the language is rust, and only Python is run",
-        "0 of 3; test 1: another output",
+        "2 of 3; test 1: wrong output",
+        "the completion contains no program",
+        "the language is rust, but only Python can be run",
+        "0 of 3; test 1: wrong output",
         "0 of 3; test 1: exit 1",
     ]
 

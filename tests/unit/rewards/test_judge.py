@@ -132,14 +132,14 @@ def test_what_no_repetition_mends_is_not_repeated() -> None:
 def test_an_answer_without_a_reward_makes_its_row_invalid() -> None:
     cases: list[tuple[Any, str]] = [
         ("I would say seven.", "finds no reward in the answer 'I would say seven.'"),
-        ("Reward: 1.2.3", "finds '1.2.3', which is no number"),
-        ("Reward: +" + "9" * 400, "which is no finite number"),
-        (None, "without text"),
+        ("Reward: 1.2.3", "finds '1.2.3', which is not a number"),
+        ("Reward: +" + "9" * 400, "which is not a finite number"),
+        (None, "contains no text"),
         ({"choices": []}, "no chat completion: IndexError"),
         ({}, "no chat completion: KeyError"),
         ([1], "no chat completion: TypeError"),
         (b"<html>", "no chat completion: JSONDecodeError"),
-        ({"choices": [{"message": {"content": [{"text": "Reward: 1"}]}}]}, "without text"),
+        ({"choices": [{"message": {"content": [{"text": "Reward: 1"}]}}]}, "contains no text"),
     ]
     texts = [str(i) for i in range(len(cases))]
     rows, _ = judged(lambda q, n: (200, cases[int(q.split()[0])][0]), texts)

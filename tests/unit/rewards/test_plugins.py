@@ -200,20 +200,20 @@ def test_several_files_and_a_function_of_one(plugin, scored):
         ),
         (
             "from swift.plugin import ormz",
-            "ImportError: swift.plugin has no ormz here: swift.plugin.ormz is ms-",
+            "ImportError: swift.plugin has no ormz in covey: swift.plugin.ormz is part of ms-",
         ),
         ("from swift.rewards.ormz import ORM", "No module named 'swift.rewards.ormz'"),
         (
             "from swift.llm import Engine\nEngine(1)",
-            "NotImplementedError: swift.llm.Engine is ms-swift's own: it",
+            "NotImplementedError: swift.llm.Engine is part of ms-swift: install",
         ),
         (
             "from swift.llm import Engine\nEngine.load(1)",
-            "AttributeError: swift.llm.Engine is ms-swift's own",
+            "AttributeError: swift.llm.Engine is part of ms-swift",
         ),
         (
             "from swift.llm import to_device\nto_device(1)",
-            "swift.llm.to_device is ms-swift's own: it needs ms-",
+            "swift.llm.to_device is part of ms-swift: install ms-",
         ),
     ],
 )
@@ -249,7 +249,8 @@ def test_a_class_that_uses_what_is_not_there_fails_when_it_is_called(plugin, sco
         (part,) = rewards.score([scored("x")], TrainerState()).rows[0].parts
     assert part.status is Status.ERROR
     assert part.message == (
-        "NotImplementedError: swift.llm.PtEngine is ms-swift's own: it needs ms-swift (pip install ms-swift) "
+        "NotImplementedError: swift.llm.PtEngine is part of ms-swift: install ms-swift to use it "
+        "(pip install ms-swift) "
         "(plugin.py, line 6: return PtEngine('m').infer(completions))"
     )
 

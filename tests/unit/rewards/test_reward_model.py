@@ -78,7 +78,7 @@ def test_a_row_beyond_the_context_is_a_fault_and_never_cut(tmp_path: Path) -> No
     directory = write_reward_model(tmp_path, max_position_embeddings=20)
     short, long, nothing = opened(directory)(conversations=["1+2", "1+2" * 30, ""])
     assert short == pytest.approx(plain_reward(directory, "1+2"), abs=1e-5)
-    assert isinstance(long, RowFault) and "more than the 20 of the reward model's context" in long.words
+    assert isinstance(long, RowFault) and "exceed the reward model's context of 20" in long.words
     assert isinstance(nothing, RowFault)
 
 
@@ -87,7 +87,9 @@ def test_a_head_that_was_never_trained_is_refused(tmp_path: Path) -> None:
     weights = load_file(file)
     del weights["score.weight"]
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(UnusableModel, match=r"no weights for score\.weight: it was not trained to score"):
+    with pytest.raises(
+        UnusableModel, match=r"no weights for score\.weight: the model was not trained to give scores"
+    ):
         opened(tmp_path)
 
 
@@ -151,4 +153,4 @@ def test_a_model_that_cannot_be_loaded_fails_on_every_row(tmp_path: Path) -> Non
     with RewardSet.start([entry]) as rewards:
         judged = rewards.score([answered(prompt(None, "1"), "2", 0)], TrainerState())
     part = judged.rows[0].parts[0]
-    assert part.status is Status.ERROR and "RewardModel could not be made" in part.message
+    assert part.status is Status.ERROR and "RewardModel could be created" in part.message

@@ -438,11 +438,11 @@ def test_a_way_that_shuts_nothing_off_is_seen_through(monkeypatch, tmp_path):
     uncounted = replace(SMALL, processes=None)
     assert set(tried(fake, uncounted).lacks) >= {
         "no network",
-        "no sight of other processes",
-        "no files but Python's, read-only",
+        "other processes are hidden",
+        "only Python's own files, read-only",
     }
     monkeypatch.setattr(layers, "ways", lambda: [fake])
-    with pytest.raises(Unisolated, match=r"leaves out: .*no network"):
+    with pytest.raises(Unisolated, match=r"does not provide: .*no network"):
         isolate(uncounted)
 
 
@@ -454,7 +454,7 @@ def test_without_isolation_programs_run_only_on_request(monkeypatch):
     assert found.way.tool is None and "no network" in found.lacks and "empty environment" in found.has
     test = CodeTest(ask={"input": "4\n"}, expected="5")
     assert grade(found, "print(int(input()) + 1)", [test], 20.0) == (1.0, "1 of 1")
-    assert grade(found, "import sys\nsys.exit(0)", [test], 20.0) == (0.0, "0 of 1; test 1: another output")
+    assert grade(found, "import sys\nsys.exit(0)", [test], 20.0) == (0.0, "0 of 1; test 1: wrong output")
     assert grade(found, "while True: pass", [test, test], 20.0) == (0.0, "0 of 2; test 1: late")
     assert grade(found, "x = bytearray(10 << 30)", [test], 20.0) == (0.0, "0 of 1; test 1: exit 1")
 

@@ -95,11 +95,11 @@ def test_a_whole_array_is_rows_of_steps(scored):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([1.0, float("nan")], "gave nan for step 2 of 2"),
-        ([float("-inf"), 1.0], "gave -inf for step 1 of 2"),
-        ([1.0, "good"], "gave a str for step 2 of 2, where a number is due: 'good'"),
-        ([None, 1.0], "gave a NoneType for step 1 of 2, where a number is due: None"),
-        ([[1.0], [0.0]], "gave a list for step 1 of 2, where a number is due: [1.0]"),
+        ([1.0, float("nan")], "returned nan for step 2 of 2"),
+        ([float("-inf"), 1.0], "returned -inf for step 1 of 2"),
+        ([1.0, "good"], "returned a str instead of a number for step 2 of 2: 'good'"),
+        ([None, 1.0], "returned a NoneType instead of a number for step 1 of 2: None"),
+        ([[1.0], [0.0]], "returned a list instead of a number for step 1 of 2: [1.0]"),
     ],
 )
 def test_what_is_no_number_is_named_with_its_step(given, words, scored):
@@ -114,8 +114,8 @@ def test_a_list_of_another_length_makes_its_row_invalid_alone(scored):
     )
     assert said[0].steps == (1.0, 0.0)
     assert [(p.value, p.steps, p.status, p.message) for p in said[1:]] == [
-        (None, None, Status.ERROR, "gave 1 number for 2 steps of a completion (prompt_id 6)"),
-        (None, None, Status.ERROR, "gave 0 numbers for 1 step of a completion (prompt_id 0)"),
+        (None, None, Status.ERROR, "returned 1 number for 2 steps of a completion (prompt_id 6)"),
+        (None, None, Status.ERROR, "returned 0 numbers for 1 step of a completion (prompt_id 0)"),
     ]
 
 
@@ -145,7 +145,7 @@ def test_a_trial_names_a_list_of_the_wrong_length(scored):
     with RewardSet.start([rough]) as rewards:
         tried = trial(rewards, [scored("72", number=4), scored("", number=4)])
     assert [f.words for f in tried.faults] == [
-        "on row 4, with an empty completion: gave 1 number for 0 steps of a completion (prompt_id 4)"
+        "on row 4, with an empty completion: returned 1 number for 0 steps of a completion (prompt_id 4)"
     ]
     assert tried.of_steps == ("rough",)
 

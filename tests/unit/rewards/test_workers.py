@@ -133,7 +133,9 @@ def test_columns_that_json_has_no_word_for(file, scored):
         judged = rewards.score(rows, STATE)
     assert values(judged) == [1.0]
     assert statuses(judged, 1) == [Status.ERROR]
-    assert messages(judged, 1) == ["the column picture cannot be sent to a reward: it holds a builtins.bytes"]
+    assert messages(judged, 1) == [
+        "the column picture cannot be passed to a reward: it contains a builtins.bytes"
+    ]
 
 
 def test_rows_are_cut_at_groups_and_gathered_in_order(file, scored):
@@ -204,7 +206,7 @@ def test_raising_on_one_row_and_wrong_counts_and_nones(file, scored):
         "ZeroDivisionError: float division by zero "
         "(mine.py, line 5: return [1.0 / len(c) for c in completions])"
     )
-    assert messages(judged, 1) == ["gave 1 value for 3 completions"] * 3
+    assert messages(judged, 1) == ["returned 1 value for 3 completions"] * 3
     assert statuses(judged, 1) == [Status.ERROR] * 3
     assert values(judged, 2) == [None, 0.5, None]
     assert statuses(judged, 2) == [Status.OK] * 3
@@ -240,8 +242,8 @@ def test_a_worker_that_ends_or_hangs_is_replaced(file, scored):
     assert messages(judged) == [
         "ended the worker process with exit code 3",
         "",
-        "the worker process was ended by SIGSEGV",
-        "gave no answer within 1 s",
+        "the worker process was killed by SIGSEGV",
+        "returned nothing within 1 s",
         "",
     ]
     assert values(again) == [1.0] * 5
@@ -270,7 +272,9 @@ def test_functions_that_fork_or_find_the_pipe(file, scored):
     with RewardSet.start([f"{path}:forking", f"{path}:writing"]) as rewards:
         said = [rewards.score([scored("a")], STATE).rows[0].parts for _ in range(2)]
     assert [parts[0].value for parts in said] == [1.0, 1.0]
-    assert [parts[1].message for parts in said] == ["wrote b'junk\\n' into its worker's pipe"] * 2
+    assert [parts[1].message for parts in said] == [
+        "wrote b'junk\\n' to the pipe that its worker process answers on"
+    ] * 2
 
 
 def test_ctrl_c_ends_a_call_and_its_worker_at_once(file):
@@ -428,12 +432,12 @@ def test_interrupting_the_parents_group_leaves_a_call_alone(file):
             "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such",
         ),
         ("{}/syntax.py:f", "import", "syntax.py cannot be imported: SyntaxError"),
-        ("{}/absent.py:f", "import", "there is no file "),
+        ("{}/absent.py:f", "import", "the file "),
         ("{}/fine.py:lenght", "missing", "fine.py has no lenght; the nearest name is length"),
         ("{}/fine.py:zzz", "missing", "fine.py has no zzz; it has length"),
-        ("{}/fine.py:NUMBER", "not_callable", "int is no function"),
+        ("{}/fine.py:NUMBER", "not_callable", "int is neither a function nor a callable object"),
         ("{}/fine.py", "unknown", "name the function in it: "),
-        ("{}/slow.py:f", "import", "slow.py: the import gave no answer within 1 s"),
+        ("{}/slow.py:f", "import", "slow.py: the import returned nothing within 1 s"),
         ("{}/ending.py:f", "import", "ending.py: the import ended the worker process with exit code 5"),
         (
             "no_such_package.f",
@@ -441,7 +445,7 @@ def test_interrupting_the_parents_group_leaves_a_call_alone(file):
             "no_such_package cannot be imported: ModuleNotFoundError: No module named",
         ),
         ("json.dmups", "missing", "json has no dmups; the nearest name is dumps"),
-        ("acuracy", "unknown", "there is no reward acuracy; the nearest name is accuracy"),
+        ("acuracy", "unknown", "the reward acuracy does not exist; the nearest name is accuracy"),
     ],
 )
 def test_what_cannot_be_found(entry, kind, words, file, tmp_path):
@@ -471,7 +475,8 @@ def test_faults_come_together_and_name_the_line(file, tmp_path):
             (f"{path}:f", "twice"),
         ]
         assert rewards.faults[2].words == (
-            "the class C could not be made: ZeroDivisionError: division by zero (mine.py, line 5: 1 / 0)"
+            "no object of the class C could be created: ZeroDivisionError: division by zero "
+            "(mine.py, line 5: 1 / 0)"
         )
         assert [f.reward for f in rewards.missing(["answer"])] == ["mine.f", "mine.f_2"]
 
@@ -514,8 +519,8 @@ def test_python_functions_go_to_workers_and_closures_stay(scored):
     with RewardSet.start([module_level, closure]) as rewards:
         assert rewards.names == ("module_level", "closure")
         assert rewards.notes == (
-            "The reward closure runs in this process, without a time limit: it has no name at the top of a "
-            "module.",
+            "The reward closure runs in this process, without a time limit: it is not defined at the "
+            "top level of a module (a lambda or a nested function).",
         )
         judged = rewards.score([scored("a")], STATE)
         assert [p.value for p in judged.rows[0].parts] == [float(rewards.pids[0]), float(os.getpid())]
@@ -555,7 +560,7 @@ def test_a_file_that_trains_on_import_does_not_start_over_in_the_worker(file):
     )
     with RewardSet.start([f"{path}:f"]) as rewards:
         (fault,) = rewards.faults
-    assert "a file that holds a reward starts a run when it is imported" in fault.words
+    assert "importing a file that defines a reward started a run" in fault.words
 
 
 def test_built_ins_start_no_process(scored):

@@ -181,4 +181,4 @@ def test_a_model_that_mixes_packed_rows(tmp_path: Path) -> None:
     assert all(value > 1e-3 for value in unused.values())
     assert [row.name for row in rows if row.failed] == []
     assert said[-1] == f"passed: {len(BOUNDS) - 3} of {len(BOUNDS) - 3} checks"
-    assert said[4] == "layout  padded rows, as the model mixes packed ones (F105), sdpa attention"
+    assert said[4] == "layout  padded rows, because the model mixes packed rows (F105), sdpa attention"

@@ -138,7 +138,7 @@ def test_the_base_may_have_moved(tmp_path):
     base = base_of("qwen2", tmp_path / "base")
     checkpoint = adapter_of(base, tmp_path / "run")
     moved = base.rename(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match="say where it is"):
+    with pytest.raises(CheckpointError, match="give its location"):
         export(checkpoint, tmp_path / "out", merge=True)
     assert not (tmp_path / "out").exists()
     assert export(checkpoint, tmp_path / "out", merge=True, base=moved).max_logit_difference < 1e-4

@@ -107,7 +107,7 @@ def test_a_model(tokenizer: Any) -> None:
     ("named", "given", "words"),
     [
         ("", None, "does not say where it was loaded from"),
-        ("nobody/nothing", None, "nobody/nothing is not, or not whole, in the cache"),
+        ("nobody/nothing", None, "nobody/nothing is missing from the cache"),
         ("", "bare", "bare has no tokenizer.json"),
     ],
 )

@@ -70,12 +70,12 @@ def test_a_whole_one(whole: Path) -> None:
         (
             {"architectures": ["LlamaModel"]},
             "not_classifier",
-            "is a LlamaModel, and a reward model is a …For",
+            "is a LlamaModel, but a reward model must be a …For",
         ),
         ({"architectures": None}, "not_classifier", "is a model that names no architecture"),
         ({"id2label": {"0": "A", "1": "B", "2": "C"}}, "labels", "with 3 labels"),
         ({"id2label": None}, "labels", "with 2 labels"),
-        ({"model_type": "own", "auto_map": {"AutoModel": "x.Y"}}, "remote_code", "covey runs no such code"),
+        ({"model_type": "own", "auto_map": {"AutoModel": "x.Y"}}, "remote_code", "does not run such code"),
     ],
 )
 def test_what_is_no_reward_model(copy: Path, changes: dict[str, Any], fault: str, words: str) -> None:
@@ -98,7 +98,7 @@ def test_what_its_files_lack(copy: Path, tmp_path: Path) -> None:
     assert described(copy).fault == "pickled_weights"
     (copy / "tokenizer.json").unlink()
     assert described(copy).fault == "no_tokenizer"
-    assert "neither a directory here nor the id" in str(described("./gone").problem)
+    assert "neither a directory on this machine nor the id" in str(described("./gone").problem)
     assert described("nobody/no-such-rm").fault == "hub"
 
 
@@ -138,7 +138,7 @@ def test_a_question_of_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     other = with_judge(Facts(columns=("question",)), config(**usual)).judge
     assert other is not None and other.unknown == ("gold",)
-    for prompt, words in (("gone.md", "which is not there"), ("Rate it.", "no {completion}")):
+    for prompt, words in (("gone.md", "but it does not exist"), ("Rate it.", "no {completion}")):
         judge = with_judge(facts, config(**{**usual, "judge_prompt": prompt})).judge
         assert judge is not None and words in str(judge.prompt_problem)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -28,10 +28,10 @@ _TRIAL_S = 20.0
 LAYERS = (
     tr("another user"),
     tr("no network"),
-    tr("no sight of other processes"),
-    tr("no files but Python's, read-only"),
+    tr("other processes are hidden"),
+    tr("only Python's own files, read-only"),
     tr("empty environment"),
-    "limits",
+    tr("limits"),
 )
 
 # Runs as a program of the model would, and says what it finds. A thread that cannot start ends it: one that
@@ -62,7 +62,7 @@ folders = ["/", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/usr", os.getcwd(), *gi
 print(json.dumps({
     "user": os.getuid(),
     "no network": fails(dial, OSError),
-    "no sight of other processes": fails(lambda: os.kill(given["pid"], 0), ProcessLookupError),
+    "other processes are hidden": fails(lambda: os.kill(given["pid"], 0), ProcessLookupError),
     "files": not any(map(os.path.exists, ["/etc/passwd", "/proc/self", "/sys/kernel", given["witness"]])),
     "read-only": all(fails(lambda: make(folder), OSError) for folder in folders),
     "environment": sorted(os.environ),
@@ -106,12 +106,12 @@ class Isolation:
         layers = tr(
             "programs run under {name}: {has}",
             name=self.name,
-            has=joined(", ", self.has) if self.has else tr("nothing"),
+            has=joined(", ", self.has) if self.has else tr("no isolation layers"),
         )
         return (
             layers,
             tr(
-                "a test has {cpu_s} s of processor, {memory_bytes} GiB a process{parts}",
+                "each test may use {cpu_s} s of CPU time, and each process {memory_bytes} GiB{parts}",
                 cpu_s=most.cpu_s,
                 memory_bytes=most.memory_bytes >> 30,
                 parts=parts,
@@ -136,7 +136,7 @@ def isolate(limits: Limits | None = None, *, unsafe: bool = False) -> Isolation:
         if not isolation.lacks:
             return isolation
         reasons.append(
-            tr("{name} leaves out: {lacks}", name=isolation.name, lacks=joined(", ", isolation.lacks))
+            tr("{name} does not provide: {lacks}", name=isolation.name, lacks=joined(", ", isolation.lacks))
         )
     if not reasons:
         reasons.append(tr("bubblewrap is not installed"))
@@ -178,12 +178,12 @@ def tried(way: Way, limits: Limits) -> Isolation:
 def _has(way: Way, saw: Mapping[str, Any], numbers: Mapping[str, int]) -> tuple[str, ...]:
     present = {
         "another user": saw["user"] != 0 and (saw["user"] != os.getuid() or way.new_user),
-        "no files but Python's, read-only": saw["files"] and saw["read-only"],
+        "only Python's own files, read-only": saw["files"] and saw["read-only"],
         # PWD is what bubblewrap adds.
         "empty environment": set(saw["environment"]) <= {*ENVIRONMENT, "PWD"},
         "limits": saw["limits"] == list(numbers.values()) and "NPROC" in numbers,
         "no network": saw["no network"],
-        "no sight of other processes": saw["no sight of other processes"],
+        "other processes are hidden": saw["other processes are hidden"],
     }
     return tuple(layer for layer in LAYERS if present[layer])
 
@@ -203,6 +203,6 @@ def _countable(limits: Limits, way: Way) -> Limits:
 
 def _name(way: Way) -> str:
     if way.tool is None:
-        return tr("another user alone") if way.is_root else tr("no isolation")
+        return tr("a separate user only") if way.is_root else tr("no isolation")
     done = subprocess.run([way.tool, "--version"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "bubblewrap"
