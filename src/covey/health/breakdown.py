@@ -102,7 +102,7 @@ def hacking(h: History) -> Sign | None:
         cause=tr("One reward can be had without the other, and the easier one is learned at its cost."),
         fixes=(
             Fix(text=tr("a smaller weight for the one that rises: --reward_weights")),
-            Fix(text=tr("give this reward only where the other one is earned")),
+            Fix(text=tr("give this reward only to completions that also earn the other one")),
         ),
         badness=min(rise.badness, fall.badness),
     )

@@ -38,7 +38,7 @@ def no_signal(h: History) -> Sign | None:
     at = "" if reward is None else tr("; the reward is {reward:.4g}", reward=reward)
     return Sign(
         seen=tr(
-            "in {num_flat} rollouts in a row every completion has the reward of its siblings{at}",
+            "in {num_flat} rollouts in a row all completions of each prompt got the same reward{at}",
             num_flat=len(flat),
             at=at,
         ),
@@ -85,7 +85,8 @@ def why_equal(h: History) -> str:
     change = fallen(h, total_of(h))
     if change is not None:
         return tr(
-            "The reward fell: {words}. What is left has no right answer to learn from.", words=change.words
+            "The reward fell: {words}. The completions now contain no right answer to learn from.",
+            words=change.words,
         )
     unparsed, cut = h.value(UNPARSED), h.value(CUT)
     reward, series = h.value(h.sampled("reward")), h.get(h.sampled("reward"))

@@ -64,7 +64,7 @@ class Status:
             seconds=self.seconds,
             allowed_s=self.allowed_s,
             waits=waits,
-            frame=self.frame or tr("no frame"),
+            frame=self.frame or tr("an unknown place"),
             memory=memory,
         )
 
@@ -118,7 +118,7 @@ def finding_of(statuses: Sequence[Status], directory: Path) -> Finding:
     )
     who = []
     if world == 1:
-        seen += tr("; it stands at {frame}", frame=latest.frame)
+        seen += tr("; it is stuck at {frame}", frame=latest.frame)
     else:
         who = [
             tr("rank {rank} is in {words}, at {frame}", rank=s.rank, words=s.words(), frame=s.frame)
@@ -189,7 +189,9 @@ def _cause(working: Sequence[Status], silent: Sequence[int], num_places: int) ->
     if len(working) == 1:
         only = working[0]
         others = "" if only.world == 1 else tr(" of rank {rank}, which the others wait for", rank=only.rank)
-        return tr("What stands at the top of the stack{others}: {frame}.", others=others, frame=only.frame)
+        return tr(
+            "Most likely the code at the top of the stack{others}: {frame}.", others=others, frame=only.frame
+        )
     if working:
         return tr("A service, disk or device that all of them need does not answer.")
     if num_places > 1:

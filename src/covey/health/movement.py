@@ -75,7 +75,7 @@ def rate_is_zero(h: History) -> Sign | None:
     if rate is None or (rate != 0.0 and max(rate, h.highest_rate) > limit("learning_rate_zero")):
         return None
     asked = h.option("learning_rate")
-    asked_for = tr("; {asked:g} was asked for", asked=asked) if asked else ""
+    asked_for = tr("; the learning_rate option is {asked:g}", asked=asked) if asked else ""
     cause = tr("A warm-up that is longer than the run, or a learning rate that is far too small.")
     if rate == 0.0 and h.highest_rate > limit("learning_rate_zero"):
         cause = tr(

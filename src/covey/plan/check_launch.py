@@ -182,7 +182,10 @@ def _ranks(environment: Mapping[str, str]) -> list[Problem]:
             return [_wrong(name, typed[name], rule, environment)]
     local_world = numbers.get("LOCAL_WORLD_SIZE")
     if world is not None and local_world is not None and local_world > world:
-        rule = tr("WORLD_SIZE, the processes on all machines, is {world}", world=world)
+        rule = tr(
+            "it cannot be larger than WORLD_SIZE, the total number of processes, which is {world}",
+            world=world,
+        )
         return [_wrong("LOCAL_WORLD_SIZE", typed["LOCAL_WORLD_SIZE"], rule, environment)]
     return []
 
@@ -201,7 +204,7 @@ def _tasks_that_start_more(environment: Mapping[str, str], typed: Mapping[str, o
             "E370",
             "nproc_per_node",
             seen,
-            tr("With srun each task is one process of the run; none of them starts others."),
+            tr("Under srun each task is one process of the run and does not start others."),
             Fix(
                 text=tr(
                     "have srun start all of them: srun --ntasks-per-node={asked} covey train ...", asked=asked

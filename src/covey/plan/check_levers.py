@@ -36,7 +36,9 @@ def _eight_bit(config: Config, layout: Layout) -> list[Problem]:
         return [problem("E115", "optim", seen, _MERGED, plain)]
     if layout.fsdp:
         seen = tr("optim is adamw_8bit, and fsdp splits the model.")
-        cause = tr("8-bit moments have a scale for each block of 256 weights, and shards cut such blocks.")
+        cause = tr(
+            "8-bit moments share one scale per block of 256 weights, and sharding would split these blocks."
+        )
         whole = Fix(text=tr("a whole model in each process"), edits={"fsdp": None})
         return [problem("E115", "optim", seen, cause, plain, whole)]
     return []
@@ -48,7 +50,7 @@ def _with_deepspeed(name: str, config: Config, facts: Facts) -> list[Problem]:
     off = Fix(text=tr("leave it out"), edits={name: False})
     needed = "optimizer" if name == "offload_optimizer" else "params"
     if layout.offload in (needed, "params"):
-        seen = tr("{name} is on, and DeepSpeed offloads the same already.", name=name)
+        seen = tr("{name} is on, but DeepSpeed already offloads the same state.", name=name)
         return [warning("W108", name, seen, _MERGED, off)]
     seen = tr("{name} is on, and DeepSpeed holds weights and optimizer state.", name=name)
     preset = "zero2_offload" if needed == "optimizer" and layout.zero_stage < 3 else "zero3_offload"

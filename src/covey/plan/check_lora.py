@@ -62,7 +62,7 @@ def _another_kind(config: Config) -> list[Problem]:
             "vllm_enable_lora is on, and modules_to_save trains {modules_to_save} whole: ",
             modules_to_save=", ".join(config.modules_to_save),
         )
-        seen += tr("vLLM applies matrices beside linear layers alone.")
+        seen += tr("vLLM applies LoRA only to linear layers; it cannot apply modules that are trained whole.")
         problems.append(problem("E434", _OPTION, seen, "", _MERGED))
     return problems
 

@@ -68,12 +68,16 @@ def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
     others += sum(num_bytes for name, num_bytes in rollout.items() if name in _BESIDE_STATES)
     most = (plan.limit_bytes - others) * facts.num_parameters / whole / 1e9
     needed = size(round(plan.needed_bytes * (plan.free_bytes or 0) / plan.limit_bytes))
-    smaller = (
-        tr("a model of at most about {most:.2g} B parameters with its states offloaded, or ", most=most)
-        if most > 0
-        else ""
+    if most <= 0:
+        return Fix(text=tr("provide {needed} of free memory per process", needed=needed))
+    return Fix(
+        text=tr(
+            "use a model of at most about {most:.2g} B parameters and offload its states, or provide "
+            "{needed} of free memory per process",
+            most=most,
+            needed=needed,
+        )
     )
-    return Fix(text=tr("{smaller}{needed} free for each process", smaller=smaller, needed=needed))
 
 
 def _states_bytes(plan: MemoryPlan, facts: Facts) -> int:
@@ -113,7 +117,7 @@ def _seen_states(plan: MemoryPlan, facts: Facts) -> str:
     )
     needed, free = size(_states_bytes(plan, facts)), size(plan.free_bytes or 0)
     return tr(
-        "{who} {needed} for states alone in the phase {name} ({words}); {free} are free {where}.",
+        "{who} {needed} for model states alone in the phase {name} ({words}); {free} are free {where}.",
         who=who,
         needed=needed,
         name=phase.name,
@@ -137,7 +141,7 @@ def _cause(plan: MemoryPlan) -> str:
 def _cause_of_states(plan: MemoryPlan) -> str:
     if "gathered weights" in plan.largest_states.states:
         return tr(
-            "The native engine samples with a whole copy of the weights in each process; "
-            "sharding, offloading and LoRA do not make it smaller."
+            "The native engine keeps a full copy of the weights in each process for sampling; "
+            "sharding, offloading and LoRA do not reduce it."
         )
     return tr("No batch size, completion length or recomputation makes states smaller.")

@@ -48,18 +48,19 @@ def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
 
 
 def _streams(config: Config) -> list[Problem]:
-    table = Fix(text=tr("all of its rows as a table: `Dataset.from_list(list(STREAM))`"))
+    table = Fix(text=tr("load all rows into a table first: `Dataset.from_list(list(STREAM))`"))
     stream = Fix(text=tr("read rows as they are needed"), edits={"streaming": True})
     named = {} if config.streaming else {"dataset": config.dataset}
     return [
         problem(
             "E377",
             option,
-            tr("{option} is {text}, which is read as it goes, and ", option=option, text=text)
-            + (
-                tr("streaming is false.")
-                if option == "dataset"
-                else tr("a set to evaluate on is read whole.")
+            tr("{option} is {text}, an iterable dataset, but streaming is false.", option=option, text=text)
+            if option == "dataset"
+            else tr(
+                "{option} is {text}, an iterable dataset, but an evaluation dataset is read as a whole.",
+                option=option,
+                text=text,
             ),
             "",
             *((stream, table) if option == "dataset" else (table,)),
@@ -87,7 +88,8 @@ def changed_objects(old: Any) -> bool:
 
 SAME_OBJECTS = Fix(
     text=tr(
-        "give the same objects as at the start; the checksum is of the weights of a model, or of the rows"
+        "pass the same objects as when the run started; they are compared by a checksum of the "
+        "model's weights or of the rows"
     )
 )
 """What to do where a resumed run is given other objects."""

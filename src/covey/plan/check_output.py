@@ -83,7 +83,7 @@ def _in_use(path: str, owner: RunOwner, other: Fix) -> Problem:
     who = tr("process {pid}", pid=owner.pid) if owner.pid else tr("another process")
     where = tr(" on {host}", host=owner.host) if owner.host else ""
     since = tr(" since {since}", since=owner.since) if owner.since else ""
-    sign = "" if owner.is_here else tr("; its last sign came {sign_s:.0f} s ago", sign_s=owner.sign_s)
+    sign = "" if owner.is_here else tr("; its last heartbeat was {sign_s:.0f} s ago", sign_s=owner.sign_s)
     gone = tr("if no run is there any more: delete {path} and start again", path=owner.path)
     fixes = (
         [Fix(text=tr("wait for it, or end it: kill {pid}", pid=owner.pid))]
@@ -94,7 +94,7 @@ def _in_use(path: str, owner: RunOwner, other: Fix) -> Problem:
         "E410",
         "output_dir",
         tr(
-            "{path} is in use: {who}{where} writes to it{since}{sign}.",
+            "{path} is in use: {who}{where} has been writing to it{since}{sign}.",
             path=path,
             who=who,
             where=where,

@@ -192,8 +192,8 @@ def _blind_form(reward: BlindReward) -> Problem:
         "W116",
         "reward_funcs",
         tr(
-            "{name} does not read {form}, where GOLD is the answer in {column}: on {missed} of "
-            "{rows} rows it scores no more than an empty completion.",
+            "{name} does not recognize answers written as {form} (GOLD is the answer in {column}): "
+            "on {missed} of {rows} rows it scores them no higher than an empty completion.",
             name=reward.name,
             form=reward.form,
             column=reward.column,

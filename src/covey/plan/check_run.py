@@ -132,10 +132,10 @@ def _processes(config: Config, facts: Facts) -> list[Problem]:
     cause = tr("A command from a machine with more devices, or CUDA_VISIBLE_DEVICES hides some.")
     if facts.cuda:
         shown = counted(available, "GPU")
-        seen = tr("nproc_per_node is {asked} and this machine shows {shown}.", asked=asked, shown=shown)
+        seen = tr("nproc_per_node is {asked}, but this machine has {shown}.", asked=asked, shown=shown)
         if facts.num_processes_here is not None:
             seen = tr(
-                "{asked} of the run's processes are on this machine, which shows {shown}.",
+                "The run has {asked} processes on this machine, but only {shown} are visible.",
                 asked=asked,
                 shown=shown,
             )
@@ -193,11 +193,14 @@ def _within_words(config: Config, resume: ResumeFacts) -> str:
     old = {name: value for name, value, _ in resume.config_changes}
     before, after = _product(config, old, *_STEP)
     taken = counted(resume.steps_of_rollout, "step")
-    stands = tr("The checkpoint was saved inside a rollout, after {taken}", taken=taken)
+    stands = tr("The checkpoint was saved in the middle of a rollout, after {taken}", taken=taken)
     if before == after:
-        return tr("{stands}; num_iterations sets how many steps that rollout has.", stands=stands)
+        return tr(
+            "{stands}; changing num_iterations would change how many steps that rollout has.", stands=stands
+        )
     return tr(
-        "{stands} of {before} completions each; the rest cannot be split into steps of {after}.",
+        "{stands} of {before} completions each; the remaining completions cannot be split into "
+        "steps of {after}.",
         stands=stands,
         before=before,
         after=after,

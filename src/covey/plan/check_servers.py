@@ -183,8 +183,8 @@ def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem
     if longest <= server.max_len:
         return []
     seen = tr(
-        "{address} takes {tokens}, and the longest prompt ({longest_prompt}) with a completion "
-        "of {max_completion_length} has {longest}.",
+        "{address} accepts at most {tokens}, but the longest prompt ({longest_prompt}) plus a "
+        "completion of {max_completion_length} is {longest}.",
         address=server.address,
         tokens=counted(server.max_len, "token"),
         longest_prompt=facts.longest_prompt,
@@ -193,5 +193,5 @@ def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem
     )
     fits = server.max_len - facts.longest_prompt
     shorter = Fix(text=tr("shorter completions"), edits={"max_completion_length": fits})
-    other = Fix(text=tr("a server whose model has more positions"))
+    other = Fix(text=tr("a server whose model has a longer context"))
     return [problem("E423", _OPTION, seen, "", *([shorter] if fits > 0 else []), other)]

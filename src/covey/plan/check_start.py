@@ -173,7 +173,7 @@ def _resumed(config: Config, facts: Facts) -> list[Problem]:
     held = (
         tr("no adapter is named now")
         if now is None
-        else tr("that of the adapter named now begins with {now}", now=now[:12])
+        else tr("the SHA-256 of the adapter named now begins with {now}", now=now[:12])
     )
     return [
         problem(

@@ -10,7 +10,7 @@ from covey.plan.server_line import start_line
 from covey.texts import counted, plural, tr
 from covey.types import Fix, Problem
 
-UNTRIED = tr("vLLM on a GPU: not yet run on a GPU by us")
+UNTRIED = tr("vLLM on a GPU: we have not tested this yet")
 """What is said of it wherever it is planned or started."""
 
 LEAST_TEMPERATURE = 0.01
@@ -41,7 +41,8 @@ def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
     problems += _servers(config, facts)
     if facts.cuda and config.vllm_mode == "colocate":
         seen = tr(
-            "{untried}; what is sent to it is compared, and held to the model that trains.", untried=UNTRIED
+            "{untried}; the weights that are sent to it are verified against the model in training.",
+            untried=UNTRIED,
         )
         problems.append(warning("W190", "use_vllm", seen, "", _OWN_ENGINE))
     return problems
@@ -116,10 +117,10 @@ def _on_cpu(config: Config) -> list[Problem]:
     problems = []
     if config.vllm_gpu_memory_utilization is not None:
         seen = tr(
-            "vllm_gpu_memory_utilization is {vllm_gpu_memory_utilization:g}, and vLLM runs on a ",
-            vllm_gpu_memory_utilization=config.vllm_gpu_memory_utilization,
+            "vllm_gpu_memory_utilization is {share:g}, but vLLM runs on a CPU here, where the size of its "
+            "cache follows from the number of completions sampled at a time.",
+            share=config.vllm_gpu_memory_utilization,
         )
-        seen += tr("CPU here: its cache has a place for each completion side by side.")
         problems.append(warning("W108", "vllm_gpu_memory_utilization", seen, cause, leave))
     if config.vllm_enable_sleep_mode:
         name = "sleep_level" if config.sleep_level else "vllm_enable_sleep_mode"
@@ -171,12 +172,10 @@ def _length(config: Config, facts: Facts) -> list[Problem]:
     held = config.vllm_max_model_len or needed
     if held < needed:
         seen = tr(
-            "vllm_max_model_len is {held}; the longest prompt has {tokens}, and ",
+            "vllm_max_model_len is {held}; the longest prompt has {tokens} and max_completion_length is "
+            "{max_completion_length}, {needed} in total.",
             held=held,
             tokens=counted(prompt, "token"),
-        )
-        seen += tr(
-            "max_completion_length is {max_completion_length}: {needed} together.",
             max_completion_length=config.max_completion_length,
             needed=needed,
         )
@@ -197,8 +196,8 @@ def _packed(config: Config) -> list[Problem]:
     if quantization_of(config) is None:
         return []
     seen = tr(
-        "The model's weights are packed by bitsandbytes, and vLLM samples from whole ones: the two would "
+        "The model's weights are quantized by bitsandbytes, but vLLM samples from unquantized ones: the "
+        "two would not be the same policy."
     )
-    seen += tr("not be one policy.")
-    whole = Fix(text=tr("whole weights"), edits={"quant_bits": None})
+    whole = Fix(text=tr("do not quantize"), edits={"quant_bits": None})
     return [problem("E430", "use_vllm", seen, "", _OWN_ENGINE, whole)]

@@ -167,7 +167,10 @@ def _both(config: Config) -> Problem:
 
 def _stage_2(asked: str) -> Problem:
     seen = tr("{asked} asks for ZeRO-1; in bfloat16 covey runs ZeRO-2 instead.", asked=asked)
-    fix = Fix(text=tr("no action is needed; this asks for what runs"), edits={"deepspeed": "zero2"})
+    fix = Fix(
+        text=tr("no action is needed; this value names the stage that runs anyway"),
+        edits={"deepspeed": "zero2"},
+    )
     return warning("W119", "deepspeed", seen, "", fix)
 
 

@@ -30,7 +30,7 @@ _OTHER_COPIES = tr("it keeps more copies of the weights, which covey neither sav
 _OTHER_MODEL = tr("it changes the model during training")
 _SPLIT = tr("it splits layers or sequences over GPUs, which covey does not do")
 _CASTS = tr("it changes dtypes inside the forward pass, which covey computes in --torch_dtype")
-_STEPS_AHEAD = tr("it applies parts of an optimizer step later, and covey applies a step whole")
+_STEPS_AHEAD = tr("it delays parts of an optimizer step, but covey always applies a step completely")
 
 REFUSED: Mapping[str, str] = {
     f"{ZERO}.zero_hpz_partition_size": _OTHER_COPIES,

@@ -88,24 +88,28 @@ class PublishPlan:
 
     def in_words(self) -> list[str]:
         """Return the publish as lines for people."""
-        added = tr(", the adapter added,") if self.adds_adapter else ""
+        added = tr(", adapter merged in") if self.adds_adapter else ""
         more = (
             tr(" and {num_engines} more", num_engines=len(self.engines) - _NAMED)
             if len(self.engines) > _NAMED
             else ""
         )
         to = (tr("each of ") if len(self.engines) > 1 else "") + ", ".join(self.engines[:_NAMED]) + more
-        what = tr("of weights")
-        if self.base_bytes:
-            what = tr("of the adapter, and once {size} of its base,", size=size(self.base_bytes))
+        what = tr("the adapter") if self.base_bytes else tr("the weights")
+        base = (
+            tr(" (the first time also {size} of its base)", size=size(self.base_bytes))
+            if self.base_bytes
+            else ""
+        )
         lines = [
             tr(
-                "before each rollout {size} {what} in {dtype}{added} go to {to}",
+                "before each rollout {size} of {what} ({dtype}{added}) are sent to {to}{base}",
                 size=size(self.num_bytes),
                 what=what,
                 dtype=self.dtype,
                 added=added,
                 to=to,
+                base=base,
             ),
             tr(
                 "about {seconds} s with its checks, an estimate: {words}",

@@ -155,7 +155,7 @@ def check_sampled_by(engine: str, versions: set[int], version: int) -> None:
     """Raise GuardStop (F154) where the canary was sampled by another version than was just published."""
     others = sorted(versions - {version})
     if others:
-        was = ", ".join("none" if v < 0 else str(v) for v in others)
+        was = joined(", ", [tr("no version") if v < 0 else str(v) for v in others])
         raise _stop(
             "F154",
             engine,

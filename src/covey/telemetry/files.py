@@ -81,7 +81,7 @@ class RunFiles:
         last = self._last_recorded()
         if record.step <= last:
             words = tr(
-                "{metrics_path} already holds step {last}; each step stands once, in order",
+                "{metrics_path} already holds step {last}; steps must be written once each, in order",
                 metrics_path=self.metrics_path,
                 last=last,
             )

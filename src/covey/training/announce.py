@@ -54,7 +54,10 @@ def opening(
         )
         if not job.rules.history.num_records:
             lines.append(
-                tr("          its checkpoint knows no signs of the run: the rules compare with what comes")
+                tr(
+                    "          the checkpoint has no records for the doctor's rules: they start from "
+                    "this step"
+                )
             )
     return lines
 
@@ -87,7 +90,9 @@ def _engine(engine: Engine, backend: Backend, facts: Facts) -> str:
 def _rows(policy: Policy) -> str:
     """The layout, and what a shared prompt lacks where the probe forbids it."""
     alone = policy.stream == "prefix" and not policy.shares_prompts
-    return tr("{stream}, each pass with its own prompts", stream=policy.stream) if alone else policy.stream
+    return (
+        tr("{stream}, without sharing prompts between rows", stream=policy.stream) if alone else policy.stream
+    )
 
 
 def _kernels(config: Config, policy: Policy) -> str:
@@ -96,7 +101,7 @@ def _kernels(config: Config, policy: Policy) -> str:
     if policy.stream == "padded":
         attention = tr("the model's own, on padded rows")
     elif attention == "sdpa" and policy.kernels.is_compiled:
-        attention = tr("sdpa, in C where it is plain")
+        attention = tr("sdpa, computed in C for plain causal attention")
     elif config.attn_impl == "auto" and attention == "sdpa" and policy.no_flex:
         attention = tr("sdpa (flex does not compile here: {no_flex})", no_flex=policy.no_flex)
     away = tr(", and wait in the machine's memory") if policy.offload else ""
@@ -135,7 +140,7 @@ def _signs(job: Job) -> list[str]:
     if not counts:
         return []
     words = ", ".join(
-        tr("{code} at {words}", code=code, words=tr("1 step") if n == 1 else tr("{n:,} steps", n=n))
+        tr("{code} in {words}", code=code, words=tr("1 step") if n == 1 else tr("{n:,} steps", n=n))
         for code, n in counts.items()
     )
     directory = shlex.quote(str(job.saver.output_dir))

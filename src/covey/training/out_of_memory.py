@@ -154,7 +154,7 @@ def _cause(resolved: Resolved, facts: Facts, phase: str, asked: Asked) -> str:
     if asked.idle is not None and asked.asked is not None and asked.idle > asked.asked:
         words.append(
             tr(
-                "{size} were set aside by torch and not in use, in pieces that were too small.",
+                "torch held another {size} in reserve, but in pieces too small for this request.",
                 size=size(asked.idle),
             )
         )

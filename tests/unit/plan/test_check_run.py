@@ -18,7 +18,7 @@ def resumed(*changes: tuple[str, Any, Any]) -> ResumeFacts:
 
 
 CASES = [
-    Case(code="E209", option="nproc_per_node", words="shows 8 GPUs", options={"nproc_per_node": 9}),
+    Case(code="E209", option="nproc_per_node", words="this machine has 8 GPUs", options={"nproc_per_node": 9}),
     Case(code="W101", option="nproc_per_node", words="2 cores",
          facts=facts(cuda=False, nproc_available=2), options={"nproc_per_node": 4}),
     Case(code="E210", option="num_train_epochs",

@@ -94,7 +94,10 @@ def test_what_is_planned_of_activations_is_what_runs(tmp_path: Path) -> None:
 def test_the_line_says_why() -> None:
     policy = Policy(random_model("qwen3"))
     config = from_dict({"model": "m", "dataset": "d", "reward_funcs": ["accuracy"]}).config
-    assert _kernels(config, policy) == "attention: sdpa, in C where it is plain; activations are kept"
+    assert (
+        _kernels(config, policy)
+        == "attention: sdpa, computed in C for plain causal attention; activations are kept"
+    )
     policy.kernels = TorchKernels()
     assert _kernels(config, policy) == "attention: sdpa; all else by torch's operators; activations are kept"
     policy.attention, policy.has_liger = "flash_attn", True

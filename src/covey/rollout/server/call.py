@@ -193,7 +193,7 @@ def read_token(path: str) -> str:
 def words_of(error: BaseException) -> str:
     """What a failed call says, in words."""
     if isinstance(error, TimeoutError):
-        return tr("it gave no sign in time ({error})", error=error)
+        return tr("it did not respond in time ({error})", error=error)
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, Refused | WireError):
         return text

@@ -308,7 +308,7 @@ class ServerEngine:
             Finding(
                 code="W180",
                 seen=tr(
-                    "{address} is used no more until the next publish: {said}{moved}",
+                    "{address} is not used again before the next publish: {said}{moved}",
                     address=server.address,
                     said=server.said,
                     moved=moved,

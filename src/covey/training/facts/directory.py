@@ -72,7 +72,7 @@ def _fault(line: bytes, is_sound: Any) -> str:
         return tr("it is not JSON")
     if not isinstance(record, dict):
         return tr("it is not a JSON object")
-    return "" if is_sound(record) else tr("it lacks what each record has")
+    return "" if is_sound(record) else tr("fields that every record needs are missing")
 
 
 def _is_step(record: Mapping[str, Any]) -> bool:
