@@ -13,13 +13,15 @@ from covey.texts import tr
 from covey.types import Fix, Problem
 
 _SAVED = {
-    "model": tr("save it, by `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`: --model DIR"),
-    "dataset": tr("save the rows, one JSON object on each line: --dataset FILE.jsonl"),
-    "val_dataset": tr("save the rows, one JSON object on each line: --val_dataset FILE.jsonl"),
+    "model": tr(
+        "save it with `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`, then use --model DIR"
+    ),
+    "dataset": tr("save the rows, one JSON object on each line, then use --dataset FILE.jsonl"),
+    "val_dataset": tr("save the rows, one JSON object on each line, then use --val_dataset FILE.jsonl"),
 }
 # A checkpoint of LoRA names the object as its base.
 _ADAPTER = Fix(
-    text=tr("for a checkpoint of LoRA: `covey export CHECKPOINT --merge --base DIR`, and then that model")
+    text=tr("for a LoRA checkpoint: `covey export CHECKPOINT --merge --base DIR`, then use that model")
 )
 
 
@@ -35,9 +37,18 @@ def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
         problem(
             "E376",
             option,
-            tr("{option} is {text}, which is not here.", option=option, text=text),
+            tr(
+                "{option} is {text}, a Python object that this process does not have.",
+                option=option,
+                text=text,
+            ),
             "",
-            Fix(text=tr("in the program that made it: `covey.train({option}=OBJECT, ...)`", option=option)),
+            Fix(
+                text=tr(
+                    "resume in a Python program that has the object: `covey.train({option}=OBJECT, ...)`",
+                    option=option,
+                )
+            ),
             Fix(text=_SAVED[option]),
             *((_ADAPTER,) if option == "model" else ()),
         )

@@ -38,14 +38,15 @@ def vllm_serve_problems(
     problems = []
     if own.logprobs != "processed_logprobs":
         seen = tr(
-            "{name} returns {logprobs}: log-probabilities at another temperature than it samples at.",
+            "{name} returns {logprobs}: log-probabilities at another temperature than the sampling "
+            "temperature.",
             name=name,
             logprobs=own.logprobs,
         )
         problems.append(problem("E429", _OPTION, seen, tr("That is vLLM's default."), *fixes))
     if own.quantization:
         seen = tr(
-            "{name} quantizes its weights ({quantization}), and samples from another policy.",
+            "{name} quantizes its weights ({quantization}), so it samples from another policy.",
             name=name,
             quantization=own.quantization,
         )
@@ -56,7 +57,7 @@ def vllm_serve_problems(
             "be updated by a publish.",
             name=name,
         )
-        problems.append(problem("E429", _OPTION, seen, tr("A fault of vLLM on CPUs."), *fixes))
+        problems.append(problem("E429", _OPTION, seen, tr("This is a bug of vLLM on CPUs."), *fixes))
     if not own.directory:
         given = config.rollout_weights_directory
         seen = (

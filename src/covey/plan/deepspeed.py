@@ -149,20 +149,20 @@ def states_of(
 
 def _no_preset(word: str) -> Problem:
     takes = tr("one of {presets}, or the path of a JSON file", presets=", ".join(PRESETS))
-    seen = tr("deepspeed is {word}; it takes {takes}, and there is no such file.", word=word, takes=takes)
-    cause = tr("A misspelt name, or a path relative to another directory.")
+    seen = tr("deepspeed is {word}; it must be {takes}, and there is no such file.", word=word, takes=takes)
+    cause = tr("The name is misspelt, or the path is relative to another directory.")
     return problem("E104", "deepspeed", seen, cause, Fix(text=tr("--deepspeed takes {takes}", takes=takes)))
 
 
 def _both(config: Config) -> Problem:
     seen = tr(
-        "deepspeed is {deepspeed}, and fsdp is {fsdp}: only one can shard the model.",
+        "deepspeed is {deepspeed} and fsdp is {fsdp}, but only one of them can shard the model.",
         deepspeed=config.deepspeed,
         fsdp=config.fsdp,
     )
     deepspeed = Fix(text=tr("shard with DeepSpeed"), edits={"fsdp": None})
     fsdp = Fix(text=tr("shard with FSDP"), edits={"deepspeed": None})
-    return problem("E115", "fsdp", seen, tr("Two commands were merged."), deepspeed, fsdp)
+    return problem("E115", "fsdp", seen, "", deepspeed, fsdp)
 
 
 def _stage_2(asked: str) -> Problem:
@@ -176,11 +176,11 @@ def _stage_2(asked: str) -> Problem:
 
 def _two_layouts(path: str, name: str, typed: int | str | None, of_file: int | str) -> Problem:
     seen = tr(
-        "{name} is {typed} (flag --{name}), and {path} says {of_file}.",
+        "{name} is {typed} (option --{name}), but {path} says {of_file}.",
         name=name,
         typed=typed,
         path=path,
         of_file=of_file,
     )
     fix = Fix(text=tr("leave out --{name}, or change it in {path}", name=name, path=path))
-    return problem("E219", name, seen, tr("The flag and the file ask for two layouts."), fix)
+    return problem("E219", name, seen, tr("The option and the file ask for different layouts."), fix)

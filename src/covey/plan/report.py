@@ -200,11 +200,11 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
         ours, theirs = (state_bytes(facts.num_parameters, layout, n) for n in (4, 2))
         lines.append(
             tr(
-                "model states {size} a GPU; with gradients of 2 bytes, as DeepSpeed's estimator "
-                "counts, {size2} ({theirs:.4g} GiB)",
+                "model states {size} per GPU; {theirs} ({theirs_gib:.4g} GiB) with 2-byte "
+                "gradients, as DeepSpeed's estimator counts",
                 size=size(ours),
-                size2=size(theirs),
-                theirs=theirs / 2**30,
+                theirs=size(theirs),
+                theirs_gib=theirs / 2**30,
             )
             if ours
             else tr("model states: all in the machine's memory, none on a GPU")
@@ -262,11 +262,11 @@ def _engine(config: Config, facts: Facts) -> list[str]:
     tokens = cache * spans // (2 * WEIGHT_BYTES * model.layers * model.kv_heads * model.head_width)
     return [
         tr(
-            "vLLM's {size} of each GPU: {size2} of weights and {size3} of KV cache, about {tokens:,} "
-            "tokens in each engine of {gpus}{solved}",
+            "vLLM's {size} of each GPU: {weights} of weights and {cache} of KV cache, about "
+            "{tokens:,} tokens in each engine of {gpus}{solved}",
             size=size(layout.engine_bytes),
-            size2=size(weights),
-            size3=size(cache),
+            weights=size(weights),
+            cache=size(cache),
             tokens=tokens,
             gpus=counted(spans, "GPU"),
             solved=solved,
@@ -314,11 +314,11 @@ def _selection(config: Config, batch: BatchPlan) -> list[str]:
         planned, times = batch.completions_per_rollout, config.max_resample_times
         lines.append(
             tr(
-                "groups without signal are replaced, in up to {draws}: a rollout samples {planned:,} "
-                "to {planned2:,} completions",
+                "groups without signal are replaced in up to {draws}: a rollout samples {least:,} "
+                "to {most:,} completions",
                 draws=counted(times, "further draw"),
-                planned=planned,
-                planned2=planned * (1 + times),
+                least=planned,
+                most=planned * (1 + times),
             )
         )
     if config.replay_buffer_size:

@@ -106,10 +106,10 @@ def read_lines(lines: Iterable[str], where: Path) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
         except ValueError as error:
             raise CoveyError(
-                tr("{where}, line {number}, is no JSON: {error}", where=where, number=number, error=error)
+                tr("{where}, line {number}, is not JSON: {error}", where=where, number=number, error=error)
             ) from error
         if not isinstance(record, dict):
-            raise CoveyError(tr("{where}, line {number}, is no JSON object", where=where, number=number))
+            raise CoveyError(tr("{where}, line {number}, is not a JSON object", where=where, number=number))
         yield record
 
 

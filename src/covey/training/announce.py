@@ -104,7 +104,7 @@ def _kernels(config: Config, policy: Policy) -> str:
         attention = tr("sdpa, computed in C for plain causal attention")
     elif config.attn_impl == "auto" and attention == "sdpa" and policy.no_flex:
         attention = tr("sdpa (flex does not compile here: {no_flex})", no_flex=policy.no_flex)
-    away = tr(", and wait in the machine's memory") if policy.offload else ""
+    away = tr(", kept in the machine's memory until then") if policy.offload else ""
     norms = tr("; norms and gated layers: liger-kernel") if policy.has_liger else ""
     plain = tr("; all else by torch's operators") if policy.kernels.name == "torch" else ""
     rows = "".join(f"; {name}: {kernel}" for name, kernel in sdpa.kernels(policy).items())
@@ -127,8 +127,8 @@ def slow_attention(policy: Policy) -> str:
     heads = policy.model.config.get_text_config().num_attention_heads  # type: ignore[union-attr, operator]
     scores = size(heads * 4096**2 * 4)
     return tr(
-        "on this GPU torch attends to {slow} by its math kernel, which holds every score in "
-        "float32: a row of 4,096 tokens takes {scores} in each layer",
+        "on this GPU torch computes attention for {slow} with its math kernel, which keeps every "
+        "score in float32: a row of 4,096 tokens takes {scores} in each layer",
         slow=joined(tr(" and "), slow),
         scores=scores,
     )
@@ -146,7 +146,7 @@ def _signs(job: Job) -> list[str]:
     directory = shlex.quote(str(job.saver.output_dir))
     return [
         tr("signs     {words}", words=words),
-        tr("          `covey doctor {directory}` says more", directory=directory),
+        tr("          `covey doctor {directory}` explains them", directory=directory),
     ]
 
 
@@ -175,6 +175,6 @@ def closing(job: Job, verb: str) -> list[str]:
     again = tr("covey {verb} {config} --resume_from_checkpoint latest", verb=verb, config=config)
     return [
         *lines,
-        tr("stopped   at step {step} of {total}{why}; saved. Go on with", step=step, total=total, why=why),
+        tr("stopped   at step {step} of {total}{why}; saved. Continue with", step=step, total=total, why=why),
         f"          {again}",
     ]

@@ -73,7 +73,7 @@ def test_what_is_said() -> None:
     needed, free = memory_plan(config(**KEPT), given).needed_bytes, given.free_memory_bytes
     assert free is not None
     assert problem.seen == (
-        f"The run takes about {needed / 1e9:.4g} GB in the phase update, Python and its libraries included; "
+        f"The run takes about {needed / 1e9:.4g} GB in the phase update, including Python and its libraries; "
         f"{free / 1e9:.4g} GB are free on the GPU."
     )
     assert "activations" in problem.cause and problem.why and problem.fixes

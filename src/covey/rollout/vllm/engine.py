@@ -126,8 +126,8 @@ class VllmEngine:
         if prompt + new > self._settings.max_model_len:
             raise ValueError(
                 tr(
-                    "A prompt of {prompt} tokens with {new} new ones is longer than this vLLM holds: "
-                    "{max_model_len} (--vllm_max_model_len).",
+                    "A prompt of {prompt} tokens plus {new} new ones is longer than this vLLM "
+                    "allows: {max_model_len} (--vllm_max_model_len).",
                     prompt=prompt,
                     new=new,
                     max_model_len=self._settings.max_model_len,
@@ -135,7 +135,7 @@ class VllmEngine:
             )
         if not self._has_weights:
             raise RuntimeError(
-                tr("This vLLM has no weights: nothing was published since it started or slept.")
+                tr("This vLLM has no weights: nothing was published since it started or was put to sleep.")
             )
         self._wake(_WEIGHTS, _CACHE)
         number = self._next_id
@@ -299,9 +299,12 @@ class VllmEngine:
                 if not self._llm.llm_engine.add_lora(self._adapter):
                     raise RuntimeError(tr("vLLM did not load the adapter {name}.", name=name))
             except ValueError as error:
-                merged = tr("With --vllm_enable_lora false it is added to the weights before they are sent.")
+                merged = tr(
+                    "With --vllm_enable_lora false the adapter is merged into the weights before they "
+                    "are sent."
+                )
                 raise ValueError(
-                    tr("vLLM does not take the adapter: {error} {merged}", error=error, merged=merged)
+                    tr("vLLM does not accept the adapter: {error} {merged}", error=error, merged=merged)
                 ) from error
 
     def _begin(self, version: int) -> None:
