@@ -52,7 +52,8 @@ CASES = [
          words="models/rm has no chat template, but the prompts are messages."),
     Case(code="E339", option="reward_model_revision", facts=of(directory="/cache/rm"),
          options={**WITH, "reward_model_revision": ["v1", "v2"]},
-         words="reward_model_revision has 2 entries, but reward_model has 1; give one revision for each model."),
+         words="reward_model_revision has 2 entries, but reward_model "
+               "has 1; give one revision for each model."),
     Case(code="E339", option="reward_model_revision", facts=of(),
          options={**WITH, "reward_model_revision": ["v1"]},
          words="models/rm is a directory, and a directory has only the revision main."),
@@ -66,7 +67,8 @@ CASES = [
          words="judge_prompt has no {completion}: 'Rate it.'."),
     Case(code="E341", option="judge_prompt", options=JUDGE,
          facts=facts(judge=JudgeFacts(unknown=("sollution",)), columns=("question", "solution")),
-         words="judge_prompt has {sollution}, but the data has no such column; its columns are question, solution"),
+         words="judge_prompt has {sollution}, but the data has no such "
+               "column; its columns are question, solution"),
     Case(code="E342", option="judge_regex", options={**JUDGE, "judge_regex": "Reward"},
          facts=facts(judge=JudgeFacts(regex_problem=NO_GROUP)),
          words=f"judge_regex is 'Reward': {NO_GROUP}."),

@@ -13,13 +13,14 @@ SETS = {"eval_sets": (EvalSet(name="gsm8k", num_prompts=50), EvalSet(name="math"
 ONE = {"eval_sets": (EvalSet(name="gsm8k", num_prompts=50),)}
 
 CASES = [
-    Case(code="E115", option="eval_strategy", words="eval_strategy is steps, but there is no evaluation dataset",
+    Case(code="E115", option="eval_strategy", words="eval_strategy is steps, but there "
+                                                    "is no evaluation dataset",
          options={"eval_strategy": "steps"}),
     Case(code="E115", option="eval_strategy", words="eval_strategy is epoch",
          options={"eval_strategy": "epoch"}),
-    Case(code="E115", option="eval_strategy", words="there is an evaluation dataset",
+    Case(code="E115", option="eval_strategy", words="there is no evaluation dataset",
          options={"eval_strategy": "steps", "streaming": True, "max_steps": 5}),
-    Case(code="E115", option="eval_strategy", words="there is an evaluation dataset",
+    Case(code="E115", option="eval_strategy", words="there is no evaluation dataset",
          options={"eval_strategy": "steps", "load_best_model_at_end": True}),
     Case(code="E115", option="load_best_model_at_end", words="nothing is evaluated",
          options={"load_best_model_at_end": True}),

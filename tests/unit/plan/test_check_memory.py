@@ -81,7 +81,8 @@ def test_what_is_said() -> None:
     assert refused.option == "model"
     parts = "moments 3.952 GB, masters 1.976 GB, gradients 1.976 GB, weights 988 MB"
     assert refused.seen == (
-        f"The run takes 8.892 GB for model states alone in the phase update ({parts}); 8 GB are free on the GPU."
+        f"The run takes 8.892 GB for model states alone in the phase "
+        f"update ({parts}); 8 GB are free on the GPU."
     )
 
 

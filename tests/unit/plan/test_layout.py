@@ -146,13 +146,13 @@ def test_the_report_says_what_is_a_forecast_alone() -> None:
     text = lines(OFFLOADED)
     assert "ZeRO-3, optimizer and weights offloaded" in text
     assert (
-        "planned with options that only `covey plan` has; `covey train` takes --deepspeed zero3_offload for it"
-        in text
+        "planned with options that only `covey plan` has; `covey "
+        "train` takes --deepspeed zero3_offload for it" in text
     )
     assert (
         "589.7 GB in the machine's memory; 884.6 GB with the margin that DeepSpeed's estimator adds" in text
     )
-    assert "model states 73.72 GB a GPU; with gradients of 2 bytes" in lines(SHARDED)
+    assert "model states 73.72 GB per GPU; " in lines(SHARDED)
 
 
 def test_a_checkpoint_of_7_6_billion_parameters(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ def test_the_memory_of_an_engine_stands_beside_the_learners() -> None:
     assert plan.cache_bytes == 32 * (16 + 128) * 2 * 2 * 1 * 4 * 4
     lines = report_lines(asked, given, batch_plan(asked, 1, 1000))
     shown = [line for line in lines if "in each server" in line]
-    cache = f"{plan.cache_bytes / 1e3:.4g} kB of KV cache for 32 completions side by side"
-    assert shown == [f"          beside it in each server: 4 kB of weights, and up to {cache}"]
+    cache = f"{plan.cache_bytes / 1e3:.4g} kB of KV cache for 32 completions at a time"
+    assert shown == [f"          beside it in each server: 4 kB of weights and up to {cache}"]
     at = next(number for number, line in enumerate(lines) if line.startswith("publish"))
     assert lines[at] == (
         f"publish   before each rollout 4 kB of the weights (float32) are sent to each of {HERE}, {THERE}"

@@ -71,7 +71,7 @@ def test_options_reach_the_policy(tmp_path: Path) -> None:
     # The reference is the same function, so that the KL to it starts at exactly 0.
     assert job.backend.reference.attention == "eager"
     assert _kernels(resolved.config, policy) == (
-        "attention: eager; activations are computed again, but for matrix products and attention, and wait "
+        "attention: eager; activations are recomputed, except matrix products and attention, and wait "
         "in the machine's memory"
     )
 
@@ -104,7 +104,7 @@ def test_the_line_says_why() -> None:
     policy.keep_activations("full")
     assert _kernels(config, policy) == (
         "attention: flash_attn; norms and gated layers: liger-kernel; all else by torch's operators; "
-        "activations are computed again, layer by layer"
+        "activations are recomputed, layer by layer"
     )
     policy.use_stream("padded")
     assert _kernels(config, policy).startswith("attention: the model's own, on padded rows; ")
