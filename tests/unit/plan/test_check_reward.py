@@ -84,7 +84,8 @@ CASES = [
     Case(code="W110", option="reward_funcs", words="neither the prompts nor the template",
          facts=facts(mentions_format=False), options={"reward_funcs": TWO}),
     Case(code="W116", option="reward_funcs",
-         words="On 5 of 6 rows r.py:f scores the correct answer (column solution) no higher than an empty completion; "
+         words="On 5 of 6 rows r.py:f scores the correct answer (column solution) no higher than an empty "
+         "completion; "
          "each answer was tried in several forms. It gives every completion the same score, 0.",
          facts=facts(blind_rewards=(blind("r.py:f", "empty", constant=0.0),)),
          options={"reward_funcs": ["r.py:f"]}),

@@ -40,8 +40,8 @@ CASES = [
     Case(code="E401", option="output_dir", words="already holds a run", facts=facts(output_dir_state="run")),
     Case(code="E401", option="output_dir", words="already holds a run, but no checkpoint to resume from.",
          facts=facts(output_dir_state="ended")),
-    Case(code="E402", option="output_dir", words="contains files that are "
-                                                 "not of a covey run", facts=facts(output_dir_state="not_empty")),
+    Case(code="E402", option="output_dir", words="files that are not of a covey run",
+         facts=facts(output_dir_state="not_empty")),
     Case(code="E403", option="output_dir", words="cannot be written",
          facts=facts(output_dir_state="not_writable")),
     Case(code="E404", option="resume_from_checkpoint", words="runs/a: no checkpoint in it",
