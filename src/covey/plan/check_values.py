@@ -94,7 +94,7 @@ def _warmup(config: Config) -> list[Problem]:
                     warmup_steps=config.warmup_steps,
                     warmup_ratio=config.warmup_ratio,
                 ),
-                "",
+                tr("Both options set the length of the warm-up."),
                 (
                     Fix(text=tr("keep the steps"), edits={"warmup_ratio": 0.0}),
                     Fix(text=tr("keep the share of all steps"), edits={"warmup_steps": 0}),
