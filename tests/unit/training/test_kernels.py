@@ -71,8 +71,8 @@ def test_options_reach_the_policy(tmp_path: Path) -> None:
     # The reference is the same function, so that the KL to it starts at exactly 0.
     assert job.backend.reference.attention == "eager"
     assert _kernels(resolved.config, policy) == (
-        "attention: eager; activations are recomputed, except matrix products and attention, and wait "
-        "in the machine's memory"
+        "attention: eager; activations are recomputed, except matrix products and attention, kept "
+        "in the machine's memory until then"
     )
 
 
