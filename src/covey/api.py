@@ -123,13 +123,13 @@ def _refuse_processes(resolved: Resolved) -> None:
     fault = problem(
         "E115",
         option,
-        tr("{option} is {value}, and this is one process of Python.", option=option, value=value),
-        tr("The command starts the other processes; a function cannot."),
+        tr("{option} is {value}, but this is a single Python process.", option=option, value=value),
+        tr("The command line starts the other processes; a function call cannot."),
         Fix(
             text=tr(
                 "`covey train` with the same options, or `torchrun --nproc_per_node N` around the program"
             )
         ),
-        Fix(text=tr("one process"), edits={option: alone}),
+        Fix(text=tr("use one process"), edits={option: alone}),
     )
     raise ConfigError([fault])

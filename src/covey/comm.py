@@ -185,10 +185,9 @@ def check_plans(plans: Sequence[Sequence[int]]) -> None:
             seen=joined("; ", [f"{ranks_word(ranks)}: {_plan_words(plan)}" for plan, ranks in alike.items()]),
             why=CODES["F302"].why,
             cause=tr(
-                "A file, a package or an environment variable that is not the same for every "
-                "process, or a fault of covey."
+                "A file, a package or an environment variable differs between processes, or covey has a bug."
             ),
-            fixes=(Fix(text=tr("compare data, model and package versions of the machines, then resume")),),
+            fixes=(Fix(text=tr("compare data, model and package versions on the machines, then resume")),),
             step=plans[0][1],
         )
     )

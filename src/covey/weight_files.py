@@ -56,9 +56,9 @@ def weight_map(directory: Path) -> dict[str, str] | None:
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         if not names or not all(isinstance(name, str) for name in names.values()):
-            raise ValueError(tr("no names"))
+            raise ValueError(tr("it lists no files"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedFileError(tr("{name} names no files of weights", name=index.name)) from error
+        raise DamagedFileError(tr("{name} lists no weight files", name=index.name)) from error
     return dict(names)
 
 
@@ -84,10 +84,10 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             if name in tensors:
                 raise DamagedFileError(
                     tr(
-                        "{name} is in {name2} and in {name3}",
-                        name=name,
-                        name2=tensors[name].file.name,
-                        name3=file.name,
+                        "{tensor} is in two files: {first} and {second}",
+                        tensor=name,
+                        first=tensors[name].file.name,
+                        second=file.name,
                     )
                 )
             tensors[name] = tensor
@@ -100,7 +100,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             )
             raise DamagedFileError(
                 tr(
-                    "{index} says that {name} is in {file_name}, and {where}",
+                    "{index} says that {name} is in {file_name}, but {where}",
                     index=INDEX,
                     name=name,
                     file_name=file_name,
@@ -130,7 +130,7 @@ def read_file(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     if needed != size:
         raise DamagedFileError(
             tr(
-                "{name} is {size:,} bytes long, and by its header {needed:,}",
+                "{name} is {size:,} bytes long, but its header describes {needed:,}",
                 name=file.name,
                 size=size,
                 needed=needed,
@@ -139,18 +139,20 @@ def read_file(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     for name, tensor in tensors.items():
         bits = _BITS.get(tensor.dtype)
         if bits is not None and math.prod(tensor.shape) * bits != 8 * (tensor.end - tensor.start):
-            words = tr(
-                "{name} has {end:,} bytes in {name2}, which are not ",
-                name=name,
-                end=tensor.end - tensor.start,
-                name2=file.name,
-            )
             raise DamagedFileError(
-                tr("{words}{dtype} of shape {shape}", words=words, dtype=tensor.dtype, shape=tensor.shape)
+                tr(
+                    "{tensor} takes {num_bytes:,} bytes in {file}, which is not the size of {dtype} of shape "
+                    "{shape}",
+                    tensor=name,
+                    num_bytes=tensor.end - tensor.start,
+                    file=file.name,
+                    dtype=tensor.dtype,
+                    shape=tensor.shape,
+                )
             )
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise DamagedFileError(
-            tr("{name} has a header that cannot be read: its metadata are no texts", name=file.name)
+            tr("{name} has a header that cannot be read: its metadata values are not strings", name=file.name)
         )
     return tensors, metadata
 
@@ -173,7 +175,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
         ) from error
     if not isinstance(header, dict):
         raise DamagedFileError(
-            tr("{name} has a header that cannot be read: it is no JSON object", name=file.name)
+            tr("{name} has a header that cannot be read: it is not a JSON object", name=file.name)
         )
     return header, 8 + length
 
@@ -198,5 +200,5 @@ def _tensor(file: Path, entry: Mapping[str, Any], begin: int) -> StoredTensor:
     start, end = entry["data_offsets"]
     shape = tuple(int(side) for side in entry["shape"])
     if not 0 <= start <= end:
-        raise ValueError(tr("places that run backwards"))
+        raise ValueError(tr("a tensor that ends before it begins"))
     return StoredTensor(file, str(entry["dtype"]), shape, begin + start, begin + end)

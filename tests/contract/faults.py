@@ -191,8 +191,10 @@ def _loses_moments(backend: Any, rank: int) -> None:
     def load(saved: Any) -> None:
         real(saved)
         for group in backend.masters._groups:
-            for moment in group.adam.moments():
-                moment.zero_()
+            # Of moments in CPU memory the tensors have none of their own.
+            with group.parked.here():
+                for moment in group.adam.moments():
+                    moment.zero_()
 
     backend.load_pieces = load
 

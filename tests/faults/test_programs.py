@@ -26,8 +26,8 @@ def test_a_program_waits_for_trackers_until_ctrl_c_and_goes_on(tmp_path: Path) -
     lines = [line for line in done.stdout.splitlines() if line.startswith(said)]
     assert lines == [
         "tracker   waiting for tensorboard to send the last records; Ctrl-C stops waiting",
-        "tracker   interrupted; the trackers are not waited for any longer",
-        "tracker   tensorboard had not ended; what it had not sent may be lost",
+        "tracker   interrupted; covey no longer waits for the trackers",
+        "tracker   tensorboard had not finished; records that it had not sent may be lost",
         "ended: 0 4",
         "went on",
     ]

@@ -157,7 +157,7 @@ def test_a_damaged_checkpoint_is_named_before_an_older_one_is_used(case: str, as
     (found,) = [e for e in events(here, "finding") if e["code"] == "W160"]
     assert name in found["seen"]
     said = " ".join(done.out.split())
-    assert f"W160 run/{name}" in said and f"goes on from run/{before} instead" in said
+    assert f"W160 run/{name}" in said and f"continues from run/{before} instead" in said
 
 
 @pytest.mark.parametrize("asked", ["latest", "auto"])

@@ -37,8 +37,8 @@ def test_a_run_without_signal_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     found = [(e["code"], e["step"]) for e in events if e["kind"] == "finding"]
     assert ("F211", 8) in found
     out = capsys.readouterr().out
-    assert "F211      step 8: in 8 rollouts in a row every completion has the reward of its" in out
-    assert "F211 at 2 steps" in out and f"`covey doctor {run}`" in out
+    assert "F211      step 8: in 8 rollouts in a row all completions of each prompt got" in out
+    assert "F211 in 2 steps" in out and f"`covey doctor {run}`" in out
     report = examine(read_run(run), 10**10)
     assert (report.verdict, report.exit_code) == ("not learning", 3)
     assert [s.finding.code for s in report.sightings if s.holds][:1] == ["F211"]

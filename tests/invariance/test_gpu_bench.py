@@ -266,7 +266,7 @@ def test_rows_are_compared_up_to_where_they_part() -> None:
 
 
 def test_what_a_run_used_is_read_from_its_output() -> None:
-    said = "rows are laid out as: prefix\nkernels   attention: sdpa, in C where it is plain"
+    said = "rows are laid out as: prefix\nkernels   attention: sdpa, computed in C for plain causal attention"
     assert used(said, "").passed
     assert not used(said.replace("prefix", "packed"), "").passed
     assert not used(said.replace("sdpa", "eager"), "").passed

@@ -144,7 +144,7 @@ def test_what_a_trial_cannot_know_stops_at_the_first_rollout(tmp_path: Path) -> 
     reward = f"{tmp_path / 'prm.py'}:"
     for changes, words in (
         ({"reward_funcs": [reward + "mixed"]}, "gave lists for"),
-        ({"loss_type": "fipo"}, "gives one number per step, and loss_type is fipo"),
+        ({"loss_type": "fipo"}, "gives one number per step,, but loss_type fipo"),
     ):
         with pytest.raises(GuardStop) as stop:
             train_and_watch(opts(tmp_path / f"run{len(words)}", reward_trial=False, **changes))

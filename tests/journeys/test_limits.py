@@ -38,7 +38,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def advice(out: str) -> list[str]:
     """The words behind `covey` in what a stopped run says to type."""
-    (line,) = re.findall(r"Go on with\n +covey (.+)", out)
+    (line,) = re.findall(r"Continue with\n +covey (.+)", out)
     return shlex.split(line)
 
 

@@ -204,7 +204,7 @@ def test_settings_of_the_model_that_sampling_does_not_follow(tmp_path: Path) -> 
     options = small("quickstart", "run", model=str(model))
     (line,) = [line for line in plan_of(*flags(options))["lines"] if line.startswith("sampling")]
     assert line == (
-        "sampling  from all tokens at temperature 1; not followed of generation_config.json: "
+        "sampling  from all tokens at temperature 1; ignored from generation_config.json: "
         "temperature 0.7, top_p 0.8, top_k 20"
     )
     options["temperature"] = 0.7

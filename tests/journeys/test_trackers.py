@@ -55,7 +55,7 @@ def test_a_tracker_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(tensorboard, "open_tracker", refuse)
     done = succeed("train", *flags(small("d.jsonl", "run", report_to=["tensorboard"])))
-    assert "tensorboard is switched off (ConnectionError: no such server); the run goes on" in done.out
+    assert "tensorboard is switched off (ConnectionError: no such server); the run continues" in done.out
     (said,) = [e for e in events(tmp_path / "run", "finding") if e["code"] == "F109"]
     assert "no such server" in said["error"]
     assert metrics(tmp_path / "run") == metrics(tmp_path / "plain")

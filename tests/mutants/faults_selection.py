@@ -46,7 +46,7 @@ MUTANTS = [
         2,
         _collected(lambda found: replace(found, stale=frozenset())),
         REPLAYED,
-        says="was sampled by policy version 0, the policy is at 1",
+        says="was sampled by policy version 0, but the policy is at version 1",
     ),
     Mutant(
         "marks fresh groups as replayed",

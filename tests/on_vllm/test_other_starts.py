@@ -75,7 +75,7 @@ def test_adapters(start, learner: Learner) -> None:
         with pytest.raises(ValueError, match=r"model.norm.weight was sent behind"):
             engine.publish(chain(matrices.items(), [("model.norm.weight", torch.ones(2))]), 3)
         too_high = {n: t.repeat(3, 1) if "_A" in n else t.repeat(1, 3) for n, t in matrices.items()}
-        with pytest.raises(ValueError, match="rank 12 was sent, and this vLLM takes adapters of rank 8"):
+        with pytest.raises(ValueError, match="rank 12 was sent, but this vLLM accepts adapters up to rank 8"):
             engine.publish(iter(too_high.items()), 3)
         with pytest.raises(RuntimeError, match="no weights"):
             engine.submit(requests[0])

@@ -128,7 +128,7 @@ def test_an_adapter_that_is_not_replaced(
                 parameter.mul_(1.5)
     found = stopped(publisher)
     assert engine._adapter is former
-    assert found.code == "F151" and "held with other bits: base_model.model." in found.seen
+    assert found.code == "F151" and "held with different values: base_model.model." in found.seen
     assert "are still those of version" in found.cause
     monkeypatch.undo()
     assert publish(publisher).canary_gap < 1e-4
@@ -154,4 +154,4 @@ def test_a_matrix_that_arrives_as_zeros(
 
     monkeypatch.setattr(engine, "_written", written)
     found = stopped(publisher)
-    assert found.code == "F151" and found.seen.endswith(f"held with other bits: {name}")
+    assert found.code == "F151" and found.seen.endswith(f"held with different values: {name}")

@@ -50,7 +50,7 @@ def test_a_run(tmp_path: Path, options: str) -> None:
     done = covey(f"train {RUN} --max_steps 4 {options}", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "engine    vLLM 0.32" in done.stdout
-    assert ("beside adapters of rank 16 at most" in " ".join(done.stdout.split())) is (options == LORA)
+    assert ("and adapters up to rank 16" in " ".join(done.stdout.split())) is (options == LORA)
     first, *later = [m["publish/bytes"] for m in metrics(tmp_path / "out")]
     assert all(0 < b < first / 2 for b in later) if options == LORA else {*later} == {first}
     found = metrics(tmp_path / "out")

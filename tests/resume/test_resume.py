@@ -324,7 +324,7 @@ def test_a_checkpoint_of_before_the_rules_were_kept(tmp_path: Path, capsys: Any)
     }
     (checkpoint / "manifest.json").write_text(render_manifest(replace(manifest, files=files)))
     train(from_dict(opts(run, resume_from_checkpoint="latest", **FLAT), 1))
-    assert "its checkpoint knows no signs of the run" in capsys.readouterr().out
+    assert "the checkpoint has no records for the doctor's rules" in capsys.readouterr().out
     assert ("F211", 5) in [(f["code"], f["step"]) for f in findings(run)]
 
 

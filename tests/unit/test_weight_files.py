@@ -74,9 +74,9 @@ def _reshape(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_cut, "bytes long, and by its header"),
-        (_lengthen, "bytes long, and by its header"),
-        (_reshape, "which are not F32 of shape (2, 2)"),
+        (_cut, "bytes long, but its header describes"),
+        (_lengthen, "bytes long, but its header describes"),
+        (_reshape, "which is not the size of F32 of shape (2, 2)"),
         (lambda path: path.write_bytes(b""), "has no header"),
         (lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"), "has no header"),
         (lambda path: path.write_bytes((4).to_bytes(8, "little") + b"nope"), "cannot be read"),
@@ -94,10 +94,10 @@ def test_a_damaged_file_is_named(sharded: Path, spoil: Callable[[Path], object],
 @pytest.mark.parametrize(
     ("weight_map", "words"),
     [
-        ({"a": SHARDS[1], "b": SHARDS[1], "c": SHARDS[0]}, f"a is in {SHARDS[1]}, and it is in {SHARDS[0]}"),
-        ({"a": SHARDS[0], "b": SHARDS[1], "z": SHARDS[1]}, f"z is in {SHARDS[1]}, and it is not there"),
-        ({}, "names no files of weights"),
-        ({"a": 1}, "names no files of weights"),
+        ({"a": SHARDS[1], "b": SHARDS[1], "c": SHARDS[0]}, f"a is in {SHARDS[1]}, but it is in {SHARDS[0]}"),
+        ({"a": SHARDS[0], "b": SHARDS[1], "z": SHARDS[1]}, f"z is in {SHARDS[1]}, but it is not there"),
+        ({}, "lists no weight files"),
+        ({"a": 1}, "lists no weight files"),
     ],
 )
 def test_an_index_that_is_not_of_these_files(sharded: Path, weight_map: object, words: str) -> None:
@@ -109,7 +109,7 @@ def test_an_index_that_is_not_of_these_files(sharded: Path, weight_map: object, 
 
 def test_a_tensor_in_two_shards(sharded: Path) -> None:
     write(sharded / SHARDS[1], a=np.zeros(1), b=np.ones(4, np.float16), c=np.ones(1, np.int64))
-    with pytest.raises(DamagedFileError, match=r"a is in .*00001.* and in .*00002"):
+    with pytest.raises(DamagedFileError, match=r"a is in two files: .*00001.* and .*00002"):
         stored_tensors(sharded)
 
 

@@ -42,12 +42,12 @@ class Change:
 def fallen(h: History, name: str) -> Change | None:
     """How far the mean reward `name` is below its first value, or below its best five, where that is a
     quarter of it and more than chance."""
-    return _once(h, tr("fallen {name}", name=name), lambda: _largest(h, name, -1.0))
+    return _once(h, f"fallen {name}", lambda: _largest(h, name, -1.0))
 
 
 def risen(h: History, name: str) -> Change | None:
     """The same above its first value, or above its lowest five."""
-    return _once(h, tr("risen {name}", name=name), lambda: _largest(h, name, 1.0))
+    return _once(h, f"risen {name}", lambda: _largest(h, name, 1.0))
 
 
 def fallen_parts(h: History) -> list[tuple[str, Change]]:
@@ -96,7 +96,7 @@ def is_better(h: History) -> bool:
             return False
         return not fallen_parts(h) and held_out_fall(h) is None
 
-    return _once(h, tr("is better"), found)
+    return _once(h, "is better", found)
 
 
 def is_solved(h: History) -> bool:
@@ -115,7 +115,7 @@ def is_solved(h: History) -> bool:
         share = limit("solved_spread")
         return bool(varied) and all(s.last[-1].value <= share * max(v.value for v in s.first) for s in varied)
 
-    return _once(h, tr("is solved"), found)
+    return _once(h, "is solved", found)
 
 
 def _once(h: History, key: str, find: Callable[[], _T]) -> _T:

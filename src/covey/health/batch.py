@@ -60,8 +60,8 @@ def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     tokens = sum(sum(r.loss_mask) for r in rows)
     if (d.num_sequences, d.num_tokens) != (len(rows), tokens):
         seen = tr(
-            "the step divides by {num_sequences} completions and {num_tokens} tokens; its rows "
-            "have {num_rows} and {tokens}",
+            "the step divides by {num_sequences} completions and {num_tokens} tokens, but its rows "
+            "have {num_rows} completions and {tokens} tokens",
             num_sequences=d.num_sequences,
             num_tokens=d.num_tokens,
             num_rows=len(rows),
@@ -72,7 +72,9 @@ def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     there = sum(int(m.target_N.shape[0]) for m in batch.micro_batches)
     if own != there:
         seen = tr(
-            "the forward passes hold {there} loss tokens, their sequences count {own}", there=there, own=own
+            "the forward passes contain {there} loss tokens, but their sequences count {own}",
+            there=there,
+            own=own,
         )
         raise broken("F111", step, seen, _LOST)
 
@@ -116,15 +118,15 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
         values = np.concatenate([t.cpu().numpy() for t in tensors])
         if values.size != expected.size:
             seen = tr(
-                "the forward passes hold {size} loss tokens, the samples {size2}",
-                size=values.size,
-                size2=expected.size,
+                "the forward passes contain {in_passes} loss tokens, but the samples contain {in_samples}",
+                in_passes=values.size,
+                in_samples=expected.size,
             )
             raise broken("F111", step, seen, _LOST)
         wrong = int((np.abs(values - expected) > _ROUNDING * np.abs(expected)).sum())
         if wrong:
             seen = tr(
-                "the {name} of {wrong} of {size} loss tokens are not their samples'",
+                "the {name} of {wrong} of {size} loss tokens differ from those of their samples",
                 name=name,
                 wrong=wrong,
                 size=expected.size,

@@ -31,7 +31,7 @@ def breakdown(h: History) -> Sign | None:
     name, change = found
     return Sign(
         seen=tr("{name} {words}; {other}", name=name, words=change.words, other=", ".join(other)),
-        cause=tr("Updates that are too large: the learning rate is too high for this model and batch."),
+        cause=tr("The updates are too large: the learning rate is too high for this model and batch."),
         fixes=(h.slower(), back_to_before()),
         badness=change.badness,
     )
@@ -54,11 +54,11 @@ def fell(h: History) -> Sign | None:
         best, newest = held_out
         seen.append(
             tr(
-                "held-out reward {value:.3g} at step {step} -> {value2:.3g} at step {step2}",
-                value=best.value,
-                step=best.step,
-                value2=newest.value,
-                step2=newest.step,
+                "held-out reward {best:.3g} at step {best_step} -> {newest:.3g} at step {newest_step}",
+                best=best.value,
+                best_step=best.step,
+                newest=newest.value,
+                newest_step=newest.step,
             )
         )
     if not seen:
@@ -93,16 +93,19 @@ def hacking(h: History) -> Sign | None:
     (up_name, rise), (down_name, fall) = up[0], down[0]
     return Sign(
         seen=tr(
-            "{up_name} {words}, while {down_name} {words2}",
+            "{up_name} rose ({rise}), while {down_name} fell ({fall})",
             up_name=up_name,
-            words=rise.words,
+            rise=rise.words,
             down_name=down_name,
-            words2=fall.words,
+            fall=fall.words,
         ),
-        cause=tr("One reward can be had without the other, and the easier one is learned at its cost."),
+        cause=tr(
+            "One reward can be earned without the other, and the easier one is learned at the expense "
+            "of the other."
+        ),
         fixes=(
             Fix(text=tr("a smaller weight for the one that rises: --reward_weights")),
-            Fix(text=tr("give this reward only where the other one is earned")),
+            Fix(text=tr("give this reward only to completions that also earn the other one")),
         ),
         badness=min(rise.badness, fall.badness),
     )
@@ -126,25 +129,25 @@ def held_out_falls(h: History) -> Sign | None:
         return None
     return Sign(
         seen=tr(
-            "held-out reward {value:.3g} at step {step}, at most {value2:.3g} in the last "
-            "{num_newest} evaluations; training reward {fmean:.3g} -> {now:.3g}",
-            value=best.value,
+            "held-out reward {best:.3g} at step {step}, but at most {highest:.3g} in the last "
+            "{num_newest} evaluations; training reward {before:.3g} -> {now:.3g}",
+            best=best.value,
             step=best.step,
-            value2=highest.value,
+            highest=highest.value,
             num_newest=num_newest,
-            fmean=fmean(then),
+            before=fmean(then),
             now=reward.now,
         ),
-        cause=tr("The model learns what is peculiar to the training prompts, or to their reward."),
+        cause=tr("The model overfits to the training prompts or to their reward."),
         fixes=(
             Fix(
                 text=tr(
-                    "use the checkpoint of about step {step}; let it end there by itself "
-                    "(--early_stopping_patience)",
+                    "use the checkpoint of about step {step}; --early_stopping_patience ends a run "
+                    "there by itself",
                     step=best.step,
                 )
             ),
-            Fix(text=tr("more, or more varied, prompts")),
+            Fix(text=tr("use more prompts, or more varied ones")),
         ),
         badness=(best.value - highest.value) / bound,
     )
@@ -169,19 +172,19 @@ def length_is_paid(h: History) -> Sign | None:
     total = h.series[total_of(h)]
     return Sign(
         seen=tr(
-            "mean length {begin:.4g} -> {now:.4g} tokens, reward {begin2:.4g} -> {now2:.4g}; "
-            "their correlation within groups is {way:.2f}",
+            "mean length {begin:.4g} -> {now:.4g} tokens, reward {reward_begin:.4g} -> "
+            "{reward_now:.4g}; the correlation of length and reward within groups is {way:.2f}",
             begin=length.begin,
             now=length.now,
-            begin2=total.begin,
-            now2=total.now,
+            reward_begin=total.begin,
+            reward_now=total.now,
             way=way * correlation,
         ),
         cause=tr("The reward pays for long completions, whatever they say.")
         if way > 0
         else tr("The reward pays for short completions, whatever they say."),
         fixes=(
-            Fix(text=tr("bound what length can earn, or pay for it only where the answer is right")),
+            Fix(text=tr("limit what length can earn, or reward length only if the answer is right")),
             Fix(text=tr("a smaller weight for the reward that follows the length: --reward_weights")),
         ),
         badness=moved,
@@ -195,14 +198,14 @@ def one_answer(h: History) -> Sign | None:
         return None
     return Sign(
         seen=tr(
-            "{now:.0%} of the completions of different prompts are the same text, {begin:.0%} at the start",
+            "{now:.0%} of the completions of different prompts are the same text ({begin:.0%} at the start)",
             now=same.now,
             begin=same.begin,
         ),
-        cause=tr("The reward pays for one text whatever is asked, or the updates are too large."),
+        cause=tr("The reward pays for the same text whatever the prompt is, or the updates are too large."),
         fixes=(
             Fix(
-                text=tr("call the reward with that completion and another prompt: it has to tell them apart")
+                text=tr("call the reward with that completion and another prompt: it must give another score")
             ),
             h.slower(),
         ),
@@ -231,9 +234,9 @@ def other_completions(h: History) -> list[str]:
                 tr("mean length {begin:.4g} -> {now:.4g} tokens", begin=length.begin, now=length.now)
             )
     for name, words in (
-        (CUT, tr("completions cut")),
+        (CUT, tr("truncated completions")),
         (REPETITIVE, tr("completions that repeat themselves")),
-        (UNPARSED, tr("answers that cannot be read")),
+        (UNPARSED, tr("answers that cannot be parsed")),
     ):
         series = h.series.get(name)
         if series is not None and series.now > series.begin + limit("share_rise"):

@@ -31,9 +31,7 @@ def entropy_collapse(h: History) -> Sign | None:
             now=series.now,
             no_better=_no_better(h),
         ),
-        cause=tr(
-            "Steps that are too large, or clipping that holds back unlikely tokens as much as likely ones."
-        ),
+        cause=tr("The updates are too large, or clipping limits unlikely tokens as much as likely ones."),
         fixes=(_wider(h), h.slower()),
         badness=bound / max(series.now, 1e-12),
     )
@@ -51,9 +49,9 @@ def _wider(h: History) -> Fix:
     high = h.option("epsilon_high")
     if high is not None and high >= 0.28:
         if h.option("num_iterations") == 1:
-            return Fix(text=tr("a bonus for entropy"), edits={"entropy_coef": 0.001})
-        return Fix(text=tr("fewer passes over a rollout"), edits={"num_iterations": 1})
-    return Fix(text=tr("more room for unlikely tokens"), edits={"epsilon_high": 0.28})
+            return Fix(text=tr("add a bonus for entropy"), edits={"entropy_coef": 0.001})
+        return Fix(text=tr("make fewer passes over each rollout"), edits={"num_iterations": 1})
+    return Fix(text=tr("allow unlikely tokens to grow more"), edits={"epsilon_high": 0.28})
 
 
 def entropy_surge(h: History) -> Sign | None:
@@ -69,8 +67,11 @@ def entropy_surge(h: History) -> Sign | None:
     seen = tr("entropy {begin:.3g} -> {now:.3g} nats a token", begin=series.begin, now=series.now)
     return Sign(
         seen=seen if better else tr("{seen}, and {no_better}", seen=seen, no_better=_no_better(h)),
-        cause=tr("Steps that are too large, or a reward that does not tell good completions from bad ones."),
-        fixes=(h.slower(), Fix(text=tr("a pull towards the model of the start"), edits={"beta": 0.04})),
+        cause=tr("The updates are too large, or the reward does not tell good completions from bad ones."),
+        fixes=(
+            h.slower(),
+            Fix(text=tr("add a KL term that pulls towards the initial model"), edits={"beta": 0.04}),
+        ),
         badness=series.now / bound,
     )
 
@@ -93,11 +94,11 @@ def length_explosion(h: History) -> Sign | None:
         if better
         else tr("{seen}, and {no_better}", seen=seen, no_better=_no_better(h)),
         cause=tr(
-            "A loss that weighs each token of a long wrong completion less (loss_type grpo), "
-            "or a reward that grows with length."
+            "The loss gives each token of a long wrong completion less weight (loss_type grpo), or "
+            "the reward grows with length."
         ),
         fixes=(
-            Fix(text=tr("a loss in which every token weighs the same"), edits={"loss_type": "dapo"}),
+            Fix(text=tr("use a loss in which every token has the same weight"), edits={"loss_type": "dapo"}),
             h.slower(),
         ),
         badness=series.now / bound,
@@ -129,11 +130,11 @@ def length_collapse(h: History) -> Sign | None:
     return Sign(
         seen=seen if better else tr("{seen}; {no_better}", seen=seen, no_better=_no_better(h)),
         cause=tr(
-            "A reward that pays for form alone, or 1/length in the loss (loss_type grpo), "
-            "which favours short completions."
+            "The reward pays for the format only, or the loss divides by length (loss_type grpo), "
+            "which favors short completions."
         ),
         fixes=(
-            Fix(text=tr("a loss without 1/length"), edits={"loss_type": "dr_grpo"}),
+            Fix(text=tr("use a loss that does not divide by length"), edits={"loss_type": "dr_grpo"}),
             Fix(text=tr("a smaller weight for the reward that pays for form: --reward_weights")),
         ),
         badness=bound / max(series.now, 1e-9),
@@ -150,25 +151,25 @@ def truncation_spiral(h: History) -> Sign | None:
         return None
     ended, maximum = h.value(ENDED), h.option("max_completion_length")
     at = tr(" at {maximum:g} tokens", maximum=maximum) if maximum else ""
-    usual = tr("; those that end take {ended:.4g} tokens", ended=ended) if ended else ""
-    longer = Fix(text=tr("room to end"))
+    usual = tr("; completions that end have {ended:.4g} tokens", ended=ended) if ended else ""
+    longer = Fix(text=tr("allow longer completions"))
     if maximum:
-        longer = Fix(text=tr("room to end"), edits={"max_completion_length": int(2 * maximum)})
+        longer = Fix(text=tr("allow longer completions"), edits={"max_completion_length": int(2 * maximum)})
     return Sign(
         seen=tr(
-            "{now:.0%} of the completions are cut{at}, {begin:.0%} at the start{usual}",
+            "{now:.0%} of the completions are truncated{at} ({begin:.0%} at the start){usual}",
             now=series.now,
             at=at,
             begin=series.begin,
             usual=usual,
         ),
         cause=tr(
-            "Completions grow, the cut ones are scored as wrong, and what is learned from them "
-            "is not how to end."
+            "Completions get longer, truncated ones are scored as wrong, and the model does not "
+            "learn from that how to end."
         ),
         fixes=(
             longer,
-            Fix(text=tr("cut completions are not trained on"), edits={"mask_truncated_completions": True}),
+            Fix(text=tr("do not train on truncated completions"), edits={"mask_truncated_completions": True}),
         ),
         badness=series.now / bound,
     )
@@ -183,7 +184,7 @@ def truncated_from_the_start(h: History) -> Sign | None:
     if min(v.value for v in (*series.first, series.last[-1])) < bound:
         return None
     return Sign(
-        seen=tr("{newest:.0%} of the completions are cut from the first rollout on", newest=newest),
+        seen=tr("{newest:.0%} of the completions are truncated from the first rollout on", newest=newest),
         cause=tr(
             "The model does not end its turn: a base model without chat training, a template "
             "whose end token is not the one that stops sampling, or a max_completion_length "
@@ -192,13 +193,14 @@ def truncated_from_the_start(h: History) -> Sign | None:
         fixes=(
             Fix(
                 text=tr(
-                    "see in rollouts/ whether a completion goes on behind its answer; if so, "
-                    "the end token or the chat template is at fault"
+                    "look in rollouts/ whether completions continue after their answer; if so, the "
+                    "end token or the chat template is wrong"
                 )
             ),
             Fix(
                 text=tr(
-                    "where completions are cut in the middle of an answer: a larger max_completion_length"
+                    "if completions are truncated in the middle of an answer, use a larger "
+                    "max_completion_length"
                 )
             ),
         ),
@@ -221,8 +223,8 @@ def repetition(h: History) -> Sign | None:
             count=newest.count,
         ),
         cause=tr(
-            "The model has diverged, or the weights that are sampled from are not those that "
-            "are trained: the second if it began at once."
+            "The model has diverged; or, if it began at the first rollout, the weights used for "
+            "sampling are not those that are trained."
         ),
         fixes=(
             h.slower(),

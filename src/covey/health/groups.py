@@ -38,7 +38,7 @@ def no_signal(h: History) -> Sign | None:
     at = "" if reward is None else tr("; the reward is {reward:.4g}", reward=reward)
     return Sign(
         seen=tr(
-            "in {num_flat} rollouts in a row every completion has the reward of its siblings{at}",
+            "in {num_flat} rollouts in a row all completions of each prompt got the same reward{at}",
             num_flat=len(flat),
             at=at,
         ),
@@ -63,11 +63,11 @@ def _is_constant(h: History) -> bool:
 
 def other_prompts() -> Fix:
     """Other prompts, as a way out."""
-    return Fix(text=tr("prompts that the model solves sometimes"))
+    return Fix(text=tr("use prompts that the model solves sometimes"))
 
 
 def _test_the_reward() -> Fix:
-    return Fix(text=tr("call the reward with a right and a wrong completion: it has to tell them apart"))
+    return Fix(text=tr("call the reward with a right and a wrong completion: the scores must differ"))
 
 
 def _tail(series: Series, value: float) -> list[Value]:
@@ -85,7 +85,8 @@ def why_equal(h: History) -> str:
     change = fallen(h, total_of(h))
     if change is not None:
         return tr(
-            "The reward fell: {words}. What is left has no right answer to learn from.", words=change.words
+            "The reward fell: {words}. The completions now contain no right answer to learn from.",
+            words=change.words,
         )
     unparsed, cut = h.value(UNPARSED), h.value(CUT)
     reward, series = h.value(h.sampled("reward")), h.get(h.sampled("reward"))
@@ -93,23 +94,25 @@ def why_equal(h: History) -> str:
         return tr("The completions of a prompt are the same text: sampling is greedy or has a fixed seed.")
     if unparsed is not None and unparsed > 0.5:
         return tr(
-            "No answer can be read in {unparsed:.0%} of the completions: the form, or the parser.",
+            "No answer can be parsed in {unparsed:.0%} of the completions: the answer format or "
+            "the parser is wrong.",
             unparsed=unparsed,
         )
     if cut is not None and cut > 0.5:
-        return tr("{cut:.0%} of the completions are cut before they end.", cut=cut)
+        return tr("{cut:.0%} of the completions are truncated before they end.", cut=cut)
     if _is_constant(h):
         return tr(
-            "Every completion of the run has the reward {reward:.4g}: it does not look at them.",
+            "Every completion of the run has the reward {reward:.4g}: the reward may not depend on "
+            "the completion.",
             reward=reward,
         )
     if reward is not None and series is not None:
         highest = max(series.last.numbers())
         if reward > 0 and reward >= highest and min(series.last.numbers()) < highest:
-            return tr("The prompts are solved: the reward is the highest of the run.")
+            return tr("The prompts are solved: the reward is at its highest in this run.")
         if reward == 0:
-            return tr("The prompts are too hard, or the reward does not find what it pays for.")
-    return tr("The prompts are too easy or too hard, or the reward does not look at the completion.")
+            return tr("The prompts are too hard, or the reward does not find what it looks for.")
+    return tr("The prompts are too easy or too hard, or the reward does not depend on the completion.")
 
 
 def little_signal(h: History) -> Sign | None:
@@ -145,18 +148,24 @@ def little_signal(h: History) -> Sign | None:
         return None
     return Sign(
         seen=tr(
-            "{share:.0%} of the groups of {window} rollouts have no spread; at a pass rate of "
-            "{rate:.0%} and {size:g} completions a prompt chance gives {expected:.0%}",
+            "in {share:.0%} of the groups of {window} rollouts all rewards are equal; at a pass "
+            "rate of {rate:.0%} and {size:g} completions per prompt, {expected:.0%} is expected by "
+            "chance",
             share=share,
             window=window,
             rate=rate,
             size=size,
             expected=expected,
         ),
-        cause=tr("Prompts that are always solved or never, or completions of a prompt that are the same."),
+        cause=tr("Some prompts are always or never solved, or the completions of a prompt are the same."),
         fixes=(
             Fix(text=tr("leave out prompts that are always or never solved")),
-            Fix(text=tr("look at siblings in rollouts/: the same text means that sampling is at fault")),
+            Fix(
+                text=tr(
+                    "compare the completions of one prompt in rollouts/: if they are the same text, "
+                    "sampling is wrong"
+                )
+            ),
         ),
         badness=share / limit("little_signal"),
     )
@@ -172,12 +181,12 @@ def short_of_signal(h: History) -> Sign | None:
     fixes = [other_prompts(), h.larger_groups()]
     times = h.option("max_resample_times")
     if times and tried >= times:
-        text = tr("more draws, each of which takes as long as it samples")
+        text = tr("allow more draws; each takes the time of its sampling")
         fixes.append(Fix(text=text, edits={"max_resample_times": int(2 * times)}))
     return Sign(
         seen=tr(
-            "{left:.0f} of {groups} groups have no signal after {tried:.0f} further draws and "
-            "{replayed:.0f} replayed groups, and stay",
+            "{left:.0f} of {groups} groups still have no signal after {tried:.0f} further draws "
+            "and {replayed:.0f} replayed groups",
             left=left,
             groups=groups,
             tried=tried,

@@ -64,7 +64,7 @@ class Status:
             seconds=self.seconds,
             allowed_s=self.allowed_s,
             waits=waits,
-            frame=self.frame or tr("no frame"),
+            frame=self.frame or tr("an unknown place"),
             memory=memory,
         )
 
@@ -118,7 +118,7 @@ def finding_of(statuses: Sequence[Status], directory: Path) -> Finding:
     )
     who = []
     if world == 1:
-        seen += tr("; it stands at {frame}", frame=latest.frame)
+        seen += tr("; it is stuck at {frame}", frame=latest.frame)
     else:
         who = [
             tr("rank {rank} is in {words}, at {frame}", rank=s.rank, words=s.words(), frame=s.frame)
@@ -170,9 +170,14 @@ def _place(status: Status) -> str:
 def _go_on(output_dir: Path) -> Fix:
     newest = newest_checkpoint(output_dir)
     if newest is None:
-        return Fix(text=tr("start again: no checkpoint was saved yet, and a stuck main thread can save none"))
+        return Fix(
+            text=tr(
+                "start again from the beginning: a hung process cannot save a checkpoint, and none was "
+                "saved before"
+            )
+        )
     return Fix(
-        text=tr("goes on from the newest checkpoint; a main thread that is stuck can save none"),
+        text=tr("resume from the newest checkpoint; a hung process cannot save a new one"),
         edits={"resume_from_checkpoint": str(newest)},
     )
 
@@ -180,16 +185,18 @@ def _go_on(output_dir: Path) -> Fix:
 def _cause(working: Sequence[Status], silent: Sequence[int], num_places: int) -> str:
     if silent:
         return tr(
-            "The others wait for {ranks_word}: stopped, on a machine that is gone, or inside "
-            "native code that lets no other thread run.",
+            "The others wait for {ranks_word}, which may be stopped, on a machine that is down, or "
+            "in native code that blocks all other threads.",
             ranks_word=ranks_word(silent),
         )
     if served := sorted({s.service for s in working if s.service}):
-        return tr("No completion came from {served}.", served=", ".join(served))
+        return tr("{served} returned no completion.", served=", ".join(served))
     if len(working) == 1:
         only = working[0]
         others = "" if only.world == 1 else tr(" of rank {rank}, which the others wait for", rank=only.rank)
-        return tr("What stands at the top of the stack{others}: {frame}.", others=others, frame=only.frame)
+        return tr(
+            "Most likely the code at the top of the stack{others}: {frame}.", others=others, frame=only.frame
+        )
     if working:
         return tr("A service, disk or device that all of them need does not answer.")
     if num_places > 1:

@@ -210,13 +210,13 @@ class History:
     def slower(self) -> Fix:
         """A third of the learning rate."""
         rate = self.option("learning_rate")
-        text = tr("a learning rate of a third")
+        text = tr("use a third of the learning rate")
         return Fix(text=text, edits={"learning_rate": float(f"{rate / 3:.1g}")}) if rate else Fix(text=text)
 
     def larger_groups(self) -> Fix:
         """Twice the completions a prompt, as an edit where the batch is known to divide by it."""
         size, batch = self.option("num_generations"), self.option("generation_batch_size")
-        text = tr("larger groups: twice the completions a prompt, of which more hit by chance")
+        text = tr("use larger groups: with twice the completions per prompt, more groups contain a right one")
         if size and batch and batch % (2 * size) == 0:
             return Fix(text=text, edits={"num_generations": int(2 * size)})
         return Fix(text=text)

@@ -76,8 +76,11 @@ def _check_gradient(batch: Batch, result: StepResult, facts: StepFacts, comm: Co
         raise broken(
             "F102",
             facts.step,
-            tr("trained tokens have advantages and the gradient is exactly 0"),
-            tr("The loss is cut off from the weights: frozen parameters, or a layer that detaches."),
+            tr("trained tokens have advantages, but the gradient is exactly 0"),
+            tr(
+                "The loss is not connected to the weights: parameters are frozen, or a layer detaches "
+                "its output."
+            ),
         )
     if result.silent and is_on_policy:
         raise broken(
@@ -88,8 +91,8 @@ def _check_gradient(batch: Batch, result: StepResult, facts: StepFacts, comm: Co
                 silent=result.silent,
             ),
             tr(
-                "A backward pass was lost to a hook, an engine's own accumulation, or a buffer that "
-                "was cleared."
+                "A hook, the engine's own accumulation or a cleared buffer lost the result of a "
+                "backward pass."
             ),
         )
 
@@ -99,20 +102,20 @@ def _check_match(match: GradientMatch, batch: Batch, facts: StepFacts, comm: Com
         return
     passes, world = len(batch.micro_batches), comm.world
     known = (
-        (1.0 / passes, tr("That is what dividing by its {passes} micro-batches gives.", passes=passes)),
-        (1.0 / world, tr("That is what averaging over the {world} ranks gives.", world=world)),
-        (float(world), tr("That is what multiplying by the {world} ranks gives.", world=world)),
-        (2.0, tr("That is what counting everything twice gives.")),
+        (1.0 / passes, tr("This is the result of dividing by the {passes} micro-batches.", passes=passes)),
+        (1.0 / world, tr("This is the result of averaging over the {world} ranks.", world=world)),
+        (float(world), tr("This is the result of multiplying by the {world} ranks.", world=world)),
+        (2.0, tr("This is the result of counting everything twice.")),
     )
     near = [words for scale, words in known if scale != 1.0 and abs(match.scale / scale - 1.0) < _NEAR]
-    cause = tr("A backward pass was lost, counted twice or weighed, by a hook, an engine or a buffer.")
+    cause = tr("A hook, an engine or a buffer lost a backward pass, counted it twice or scaled it.")
     raise broken(
         "F127",
         facts.step,
         tr(
-            "the gradient of the step is {scale:.4g} times that of its rows, computed a second time "
-            "without accumulation (1 is right); {worst} is {gap:.2g} of its gradient away, and "
-            "rounding explains {gradient_gap:g}",
+            "the gradient of the step is {scale:.4g} times the gradient of its rows computed again "
+            "without accumulation (1 is right); the relative difference of {worst} is {gap:.2g}, "
+            "and rounding explains at most {gradient_gap:g}",
             scale=match.scale,
             worst=match.worst,
             gap=match.gap,
@@ -132,14 +135,17 @@ def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None
             "F103",
             facts.step,
             tr(
-                "gradient norm {grad_norm:.3g}, learning rate {learning_rate:.3g}, and {share:.1%} "
-                "of the weights with a gradient moved",
+                "gradient norm {grad_norm:.3g} and learning rate {learning_rate:.3g}, but only "
+                "{share:.1%} of the weights with a gradient changed",
                 grad_norm=stats.grad_norm,
                 learning_rate=stats.learning_rate,
                 share=share,
             ),
-            tr("A learning rate below the spacing of the weights' numbers, or masters that are not stepped."),
-            Fix(text=tr("a larger learning rate"), edits={"learning_rate": 1e-6}),
+            tr(
+                "The learning rate is too small for the precision of the weights, or the optimizer "
+                "does not update the float32 master weights."
+            ),
+            Fix(text=tr("use a larger learning rate"), edits={"learning_rate": 1e-6}),
         )
     lost = [n for n in stats.untouched if not any(part in n for part in facts.may_lack)]
     if has_signal and stats.grad_norm > 0.0 and lost:
@@ -153,7 +159,7 @@ def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None
                 lost=", ".join(lost[:3]),
                 more=more,
             ),
-            tr("They are frozen, bypassed by the forward pass, or a hook clears their gradient."),
+            tr("They are frozen, not used in the forward pass, or a hook clears their gradient."),
         )
 
 
@@ -163,12 +169,13 @@ def _check_fresh(result: StepResult, facts: StepFacts) -> None:
             "F116",
             facts.step,
             tr(
-                "before any update on this rollout a token's logprob is {ratio_gap:.3g} away from "
-                "its old one: the ratio is not 1",
+                "before any update on this rollout, a token's log-probability differs by "
+                "{ratio_gap:.3g} from its old one, so the ratio is not 1",
                 ratio_gap=result.ratio_gap,
             ),
             tr(
-                "The old logprobs are of other weights, another temperature or another row; or dropout is on."
+                "The old log-probabilities come from other weights, another temperature or another "
+                "row; or dropout is on."
             ),
         )
     loss = result.metrics["loss"].value
@@ -177,11 +184,11 @@ def _check_fresh(result: StepResult, facts: StepFacts) -> None:
             "F111",
             facts.step,
             tr(
-                "the loss is {loss:.4g}, and the advantages of the step's rows give {loss2:.4g}",
+                "the loss is {loss:.4g}, but the advantages of the step's rows give {expected:.4g}",
                 loss=loss,
-                loss2=facts.loss[0],
+                expected=facts.loss[0],
             ),
-            tr("Parts of the step were averaged for themselves: by forward pass, or by rank."),
+            tr("Parts of the step were averaged separately, by forward pass or by rank."),
         )
     gap = result.metrics["sampling/sampling_logp_difference/mean"].value
     if facts.sampler_gap is not None and gap is not None and not gap <= facts.sampler_gap:
@@ -189,14 +196,16 @@ def _check_fresh(result: StepResult, facts: StepFacts) -> None:
             "F115",
             facts.step,
             tr(
-                "the sampler's logprobs are {gap:.3g} away from the learner's on average, with the "
-                "same weights and tokens; rounding explains {sampler_gap:g}",
+                "the sampler's log-probabilities differ by {gap:.3g} on average from the "
+                "learner's, for the same weights and tokens; rounding explains at most "
+                "{sampler_gap:g}",
                 gap=gap,
                 sampler_gap=facts.sampler_gap,
             ),
-            tr("One of the two uses another temperature, other weights, or a wrong mask or position."),
+            tr("One of them uses another temperature, other weights, or a wrong mask or position."),
             Fix(
-                text=tr("the general engine, to see which of the two is wrong"), edits={"engine": "generate"}
+                text=tr("sample with the generic engine, to see which of the two is wrong"),
+                edits={"engine": "generate"},
             ),
         )
     kl = result.metrics["kl"].value

@@ -43,8 +43,8 @@ def kl_blow_up(h: History) -> Sign | None:
     edits = {"beta": float(f"{2 * beta:.2g}")} if beta else {}
     return Sign(
         seen=tr("KL to the reference is {newest:.3g} nats a token{since}", newest=newest, since=since),
-        cause=tr("Steps that are too large, or too many of them on one rollout."),
-        fixes=(h.slower(), Fix(text=tr("a stronger pull back: a larger beta"), edits=edits)),
+        cause=tr("The updates are too large, or there are too many of them on one rollout."),
+        fixes=(h.slower(), Fix(text=tr("use a larger beta, which pulls back more strongly"), edits=edits)),
         badness=newest / limit("kl_growth_least"),
     )
 
@@ -62,8 +62,8 @@ def gradient_blow_up(h: History) -> Sign | None:
     return Sign(
         seen=tr("gradient norm {newest:.3g}, the median is {usual:.3g}", newest=newest, usual=usual)
         + (tr(" (before clipping at {clipped:g})", clipped=clipped) if clipped else ""),
-        cause=tr("Steps that are too large, or completions that the model no longer thinks likely."),
-        fixes=(h.slower(), Fix(text=tr("see in rollouts/ what the completions of these steps look like"))),
+        cause=tr("The updates are too large, or the completions have become unlikely under the policy."),
+        fixes=(h.slower(), Fix(text=tr("look at the completions of these steps in rollouts/"))),
         badness=newest / (limit("grad_growth") * usual),
     )
 
@@ -75,19 +75,20 @@ def rate_is_zero(h: History) -> Sign | None:
     if rate is None or (rate != 0.0 and max(rate, h.highest_rate) > limit("learning_rate_zero")):
         return None
     asked = h.option("learning_rate")
-    asked_for = tr("; {asked:g} was asked for", asked=asked) if asked else ""
-    cause = tr("A warm-up that is longer than the run, or a learning rate that is far too small.")
+    asked_for = tr("; the learning_rate option is {asked:g}", asked=asked) if asked else ""
+    cause = tr("The warm-up is longer than the run, or the learning rate is far too small.")
     if rate == 0.0 and h.highest_rate > limit("learning_rate_zero"):
         cause = tr(
-            "The schedule has ended before the run: a resume with more steps, or too few planned ones."
+            "The schedule ended before the run: the run was resumed with more steps, or too few "
+            "steps were planned."
         )
     rates = {"learning_rate": 1e-6}, {"warmup_ratio": 0.0, "warmup_steps": 0}
     return Sign(
         seen=tr("learning rate {rate:.3g}{asked_for}", rate=rate, asked_for=asked_for),
         cause=cause,
         fixes=(
-            Fix(text=tr("the default for all weights (1e-5 for LoRA)"), edits=rates[0]),
-            Fix(text=tr("no warm-up"), edits=rates[1]),
+            Fix(text=tr("use the default for full training (1e-5 for LoRA)"), edits=rates[0]),
+            Fix(text=tr("use no warm-up"), edits=rates[1]),
         ),
         badness=1.0,
     )
@@ -114,19 +115,19 @@ def memory_grows(h: History) -> Sign | None:
         rate = grown / (end.step - first.step) * 1000
         return Sign(
             seen=tr(
-                "{name} {value:.3g} at step {step}, {value2:.3g} at step {step2}: {rate:.3g} "
-                "GiB in 1,000 steps",
+                "{name} was {before:.3g} at step {step} and is {now:.3g} at step {now_step}: "
+                "{rate:.3g} GiB more per 1,000 steps",
                 name=name,
-                value=first.value,
+                before=first.value,
                 step=first.step,
-                value2=end.value,
-                step2=end.step,
+                now=end.value,
+                now_step=end.step,
                 rate=rate,
             ),
-            cause=tr("Something is kept at every step: by a reward function, a plugin, or a tracker."),
+            cause=tr("A reward function, a plugin or a tracker keeps data at every step."),
             fixes=(
-                Fix(text=tr("see that reward functions keep nothing between calls")),
-                Fix(text=tr("stop now and then and go on: --resume_from_checkpoint latest")),
+                Fix(text=tr("check that reward functions keep no data between calls")),
+                Fix(text=tr("stop from time to time and resume: --resume_from_checkpoint latest")),
             ),
             badness=end.value / (limit("memory_growth") * first.value),
         )
@@ -152,9 +153,9 @@ def stopped_learning(h: History) -> Sign | None:
         return None
     return Sign(
         seen=tr(
-            "over {window} values the reward stays at {fmean:.4g}; in {share:.0%} of them {idle}",
+            "the reward stays at {mean:.4g} over {window} values; in {share:.0%} of them {idle}",
             window=window,
-            fmean=fmean(values),
+            mean=fmean(values),
             share=share,
             idle=idle,
         ),
@@ -170,10 +171,10 @@ def stopped_learning(h: History) -> Sign | None:
 def _idle(h: History, window: int) -> tuple[str, float]:
     """Of the ways to learn nothing the most frequent one of the window, and its share."""
     ways = (
-        (tr("no group has any spread"), NO_SPREAD, 1.0),
+        (tr("all rewards within each group are equal"), NO_SPREAD, 1.0),
         (tr("the spread within groups is 0"), "reward_std", 0.0),
         (tr("the gradient is 0"), "grad_norm", 0.0),
-        (tr("no weight moves"), "update_ratio", 0.0),
+        (tr("no weight changes"), "update_ratio", 0.0),
     )
     found = []
     for words, name, value in ways if h.compares_siblings else ways[2:]:
@@ -194,20 +195,25 @@ def dead_gradient(h: History) -> Sign | None:
         return None
     return Sign(
         seen=tr("reward_std {spread:.3g}", spread=spread)
-        + ("" if share is None else tr(", {share:.0%} of the groups carry signal", share=1 - share))
-        + tr(", and the gradient is exactly 0"),
+        + ("" if share is None else tr(", {share:.0%} of the groups have a signal", share=1 - share))
+        + tr(", but the gradient is exactly 0"),
         cause=tr(
-            "The loss is cut off from the weights, or the optimizer holds no gradients: "
-            "offloading, or the accumulation of a DeepSpeed version, is known for it. The data "
-            "are not at fault."
+            "The loss is not connected to the weights, or the optimizer gets no gradients; "
+            "offloading, or gradient accumulation in some DeepSpeed versions, is known to cause "
+            "this. The data is not the cause."
         ),
         fixes=(
             Fix(
                 text=tr(
-                    "switch off offloading of the model and the optimizer, and see if the norm is above 0"
+                    "switch off offloading of the model and the optimizer, and check whether the "
+                    "gradient norm is above 0"
                 )
             ),
-            Fix(text=tr("another version or stage of DeepSpeed; or one process without it, to compare")),
+            Fix(
+                text=tr(
+                    "try another version or stage of DeepSpeed, or compare with one process without DeepSpeed"
+                )
+            ),
         ),
         badness=1.0,
     )
@@ -222,12 +228,16 @@ def dead_kl(h: History) -> Sign | None:
     return Sign(
         seen=tr("the KL is exactly 0, at a learning rate of {value:.3g}", value=h.value("learning_rate")),
         cause=tr(
-            "The weights do not move: an optimizer that holds other tensors than the model, "
-            "updates that bfloat16 rounds away, or a sampler that never gets new weights."
+            "The weights do not change: the optimizer has other tensors than the model, bfloat16 "
+            "rounds the updates away, or the sampler never gets new weights."
         ),
         fixes=(
-            Fix(text=tr("float32 master weights, or LoRA with a float32 adapter")),
-            Fix(text=tr("compare a weight of two checkpoints: equal ones say that nothing was stepped")),
+            Fix(text=tr("use float32 master weights, or LoRA with a float32 adapter")),
+            Fix(
+                text=tr(
+                    "compare a weight of two checkpoints: if they are equal, the optimizer did not change it"
+                )
+            ),
         ),
         badness=1.0,
     )
@@ -241,8 +251,8 @@ def not_finite(h: History) -> Sign | None:
     return Sign(
         seen=", ".join(tr("{name} is {value}", name=name, value=h.value(name)) for name in bad),
         cause=tr(
-            "A division by 0 where every token of a batch is masked, an overflow, or weights "
-            "that are gone already."
+            "Possible causes: a division by 0 because every token of a batch is masked, an "
+            "overflow, or weights that are not finite already."
         ),
         fixes=(
             Fix(text=tr("resume from a checkpoint before this step: --resume_from_checkpoint DIR")),

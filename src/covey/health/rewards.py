@@ -123,11 +123,17 @@ def _no_number(part: ScorePart, row: int, where: str, step: int) -> Finding:
             row=row,
             where=where,
         ),
-        why=tr("A number that is none cannot be compared with others. Nothing was scored 0 or learnt."),
-        cause=tr("A division by zero, a logarithm of zero, or a judge whose answer is no number."),
+        why=tr(
+            "NaN and infinity cannot be compared with other rewards. covey did not replace the value "
+            "by 0, and nothing was learned from it."
+        ),
+        cause=tr(
+            "Possible causes: a division by zero, a logarithm of zero, or a judge whose answer is not "
+            "a number."
+        ),
         fixes=(
-            Fix(text=tr("give None where the reward has no word on a completion")),
-            Fix(text=tr("mend the reward, then resume with --resume_from_checkpoint latest")),
+            Fix(text=tr("return None for a completion that the reward does not apply to")),
+            Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),
         ),
         step=step,
     )
@@ -144,9 +150,9 @@ def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, wher
             where=where,
             message=example.message,
         ),
-        why=tr("Completions without a reward are left out of their groups. Nothing was scored 0."),
-        cause=tr("An error in the reward function, or a service behind it that does not answer."),
-        fixes=(Fix(text=tr("mend the reward, then resume with --resume_from_checkpoint latest")),),
+        why=tr("Completions without a reward are left out of their groups; none was scored 0."),
+        cause=tr("The reward function has an error, or a service that it calls does not answer."),
+        fixes=(Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),),
         step=step,
     )
 
@@ -184,15 +190,18 @@ def _cause(groups: Sequence[ScoredGroup], value: float | None) -> str:
     cut = sum(f is Finish.LENGTH for f in finishes) / len(finishes)
     sources = [s.extras.get("parsed_by") for g in groups for s in g.scores]
     if value is None:
-        return tr("Each row said None: the column that it needs is missing, or no gold answer can be read.")
+        return tr(
+            "The reward returned None for every row: a column that it needs is missing, or no correct "
+            "answer can be read."
+        )
     if cut > 0.5:
         return tr(
-            "{cut:.0%} of the completions were cut at max_completion_length, before an answer.", cut=cut
+            "{cut:.0%} of the completions were truncated at max_completion_length, before an answer.", cut=cut
         )
     if sources and all(s == "none" for s in sources):
-        return tr("No completion holds an answer: no <answer>, no box, no number.")
+        return tr("No completion contains an answer: no <answer> tag, no \\boxed, no number.")
     if value == 0:
         return tr(
-            "The task is too hard for the model, or the prompt does not ask for the form that is paid for."
+            "The task is too hard for the model, or the prompt does not ask for the format that is rewarded."
         )
-    return tr("The task is too easy for the model, or the reward does not look at the completion.")
+    return tr("The task is too easy for the model, or the reward does not depend on the completion.")

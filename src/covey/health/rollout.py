@@ -51,9 +51,9 @@ def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fa
     trajectories = [t for g in groups for t in g.group.trajectories]
     if facts.version is not None and len(rows) != facts.num_rows:
         seen = tr(
-            "a rollout of {num_rows} completions where the plan has {num_rows2}",
+            "a rollout has {num_rows} completions, but {planned} were planned",
             num_rows=len(rows),
-            num_rows2=facts.num_rows,
+            planned=facts.num_rows,
         )
         raise broken("F122", facts.step, seen, tr("Completions were lost or added after sampling."))
     _check_groups(groups, facts)
@@ -71,7 +71,7 @@ def refuse_other_versions(groups: Sequence[ScoredGroup], version: int) -> None:
     versions = {v for g in groups for t in g.group.trajectories for s in t.segments for v in s.versions}
     if versions - {version}:
         seen = tr(
-            "an evaluation was sampled by policy version {versions}, the policy is at {version}",
+            "an evaluation was sampled by policy version {versions}, but the policy is at version {version}",
             versions=min(versions),
             version=version,
         )
@@ -87,7 +87,7 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
         prompts = {t.segments[0].token_ids for t in group.trajectories}
         if len(siblings) != group.planned or len(set(siblings)) != len(siblings):
             seen = tr(
-                "group {number} holds the siblings {siblings} of {planned} that were planned",
+                "group {number} has the completions {siblings}, but {planned} were planned",
                 number=number,
                 siblings=siblings,
                 planned=group.planned,
@@ -101,7 +101,7 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
             )
         elif prompts != (own := {tuple(group.prompt.token_ids)}):
             seen = tr(
-                "group {number} holds completions of {num_prompts} prompts",
+                "group {number} has completions of {num_prompts} different prompts",
                 number=number,
                 num_prompts=len(prompts | own),
             )
@@ -119,12 +119,13 @@ def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) ->
     if trained != sampled:
         differs_at = next((i for i, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
         where = (
-            tr("they part at token {differs_at}", differs_at=differs_at)
+            tr("they differ from token {differs_at} on", differs_at=differs_at)
             if differs_at is not None
-            else tr("one begins the other")
+            else tr("one is the beginning of the other")
         )
         seen = tr(
-            "{name}: {num_sampled} tokens were sampled, {num_trained} others would be trained; {where}",
+            "{name}: {num_sampled} tokens were sampled, but {num_trained} other tokens would be "
+            "trained; {where}",
             name=name,
             num_sampled=len(sampled),
             num_trained=len(trained),
@@ -135,26 +136,31 @@ def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) ->
         )
     if row.masked is None and sum(row.loss_mask) != len(sampled):
         seen = tr(
-            "{name}: {num_sampled} tokens were sampled, the loss covers {loss_mask}",
+            "{name}: {num_sampled} tokens were sampled, but the loss covers {loss_mask}",
             name=name,
             num_sampled=len(sampled),
             loss_mask=sum(row.loss_mask),
         )
         raise broken(
-            "F111", facts.step, seen, tr("A mask is shorter than its completion; most often EOS is out.")
+            "F111",
+            facts.step,
+            seen,
+            tr("The mask is shorter than the completion; most often the EOS token is missing."),
         )
     versions = {v for s in written for v in s.versions}
     if facts.version is not None and sample.group in facts.stale:
         if max(versions, default=-1) >= facts.version:
             seen = tr(
-                "{name}, replayed, was sampled by policy version {versions}, and that is no older one",
+                "{name} is replayed, but was sampled by policy version {versions}, which is not an older one",
                 name=name,
                 versions=max(versions),
             )
-            raise broken("F114", facts.step, seen, tr("A group of this rollout was taken for an older one."))
+            raise broken(
+                "F114", facts.step, seen, tr("A group of this rollout was mistaken for an older one.")
+            )
     elif facts.version is not None and versions - {facts.version}:
         seen = tr(
-            "{name} was sampled by policy version {versions}, the policy is at {version}",
+            "{name} was sampled by policy version {versions}, but the policy is at version {version}",
             name=name,
             versions=min(versions),
             version=facts.version,
@@ -179,9 +185,9 @@ def _check_finite(row: TrainSample, total: float | None, step: int) -> None:
     }
     lost = [what for what, fine in numbers.items() if not fine]
     if lost:
-        cause = tr("Weights that hold NaN or infinity, or logits that overflow.")
+        cause = tr("The weights contain NaN or infinity, or the logits overflow.")
         fixes = (
-            Fix(text=tr("go on from the newest checkpoint, with a smaller learning rate")),
+            Fix(text=tr("resume from the newest checkpoint with a smaller learning rate")),
             Fix(text="float32", edits={"torch_dtype": "float32"}),
         )
         raise broken(
@@ -232,7 +238,7 @@ def _check_advantages(
                     total=total,
                 )
             raise broken(
-                "F113", facts.step, seen, tr("Rewards of several groups were mixed, or rows left out.")
+                "F113", facts.step, seen, tr("Rewards of several groups were mixed, or rows were left out.")
             )
         if facts.scaled_by == "group" and is_bounded:
             _check_largest(together, number, facts.step)
@@ -251,7 +257,8 @@ def _check_largest(values: Sequence[float], number: int | None, step: int) -> No
     bound = (len(values) - 1) / math.sqrt(len(values)) if values else 0.0
     if largest > bound * (1 + _ROUNDING):
         seen = tr(
-            "an advantage of group {number} is {largest:.4g}; {num_values} rewards give {bound:.4g}",
+            "an advantage of group {number} is {largest:.4g}, but {num_values} rewards allow at "
+            "most {bound:.4g}",
             number=number,
             largest=largest,
             num_values=len(values),
@@ -259,12 +266,15 @@ def _check_largest(values: Sequence[float], number: int | None, step: int) -> No
         )
         if number is None:
             seen = tr(
-                "an advantage of the rollout is {largest:.4g}; {num_values} rewards give {bound:.4g}",
+                "an advantage of the rollout is {largest:.4g}, but {num_values} rewards allow at "
+                "most {bound:.4g}",
                 largest=largest,
                 num_values=len(values),
                 bound=bound,
             )
-        raise broken("F113", step, seen, tr("The spread that rewards are divided by is not theirs."))
+        raise broken(
+            "F113", step, seen, tr("The rewards were divided by the standard deviation of other rewards.")
+        )
 
 
 def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
@@ -288,11 +298,14 @@ def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
         copies, others = copies + equal, others + len(rest)
     if evidence > _EVIDENCE:
         seen = tr(
-            "{copies} of {others} completions repeat their first sibling token by token; by "
-            "their own probabilities the chance of that is below e^-{evidence:.0f}",
+            "{copies} of {others} completions repeat the first completion of their prompt token by "
+            "token; by their own probabilities the chance of this is below e^-{evidence:.0f}",
             copies=copies,
             others=others,
             evidence=evidence,
         )
-        cause = tr("Siblings were sampled with one seed, came from a cache, or sampling is greedy.")
+        cause = tr(
+            "The completions of a prompt were sampled with the same seed, came from a cache, or "
+            "sampling is greedy."
+        )
         raise broken("F125", step, seen, cause)

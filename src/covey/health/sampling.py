@@ -21,18 +21,21 @@ def low_sample_size(h: History) -> Sign | None:
         return None
     is_corrected = h.value(_CORRECTED) is not None
     gap = h.value("sampling/sampling_logp_difference/mean")
-    apart = "" if gap is None else tr("; logprobs are {gap:.3g} apart on average", gap=gap)
-    fixes = [Fix(text=tr("have the engine compute in the dtype of the run"))]
+    apart = "" if gap is None else tr("; log-probabilities differ by {gap:.3g} on average", gap=gap)
+    fixes = [Fix(text=tr("let the engine compute in the dtype of the run"))]
     if not is_corrected:
-        text = tr("weigh the tokens by it, cut where weights grow large")
+        text = tr("use importance weights for the tokens, truncated at a maximum")
         fixes.append(Fix(text=text, edits={"rollout_importance_sampling_mode": "token_truncate"}))
     return Sign(
         seen=tr(
-            "the weights between engine and learner leave {value:.0%} of the tokens' sample size{apart}",
+            "the importance weights between engine and learner leave an effective sample size of "
+            "{value:.0%} of the tokens{apart}",
             value=value,
             apart=apart,
         ),
-        cause=tr("The engine rounds otherwise than the learner, or filters what it draws from."),
+        cause=tr(
+            "The engine rounds differently from the learner, or filters the tokens that it samples from."
+        ),
         fixes=tuple(fixes),
         badness=limit("ess_low") / max(value, 1e-6),
     )

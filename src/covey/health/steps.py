@@ -9,7 +9,12 @@ from covey.plan.check_steps import StepRefusal
 from covey.texts import tr
 from covey.types import Fix, ScoredGroup, ScorePart
 
-_ONE_FORM = Fix(text=tr("return a list for every completion, or a number for every one; None for no word"))
+_ONE_FORM = Fix(
+    text=tr(
+        "return a list for every completion, or a number for every completion; None where the reward does "
+        "not apply"
+    )
+)
 
 
 def check_steps(groups: Sequence[ScoredGroup], refusals: Sequence[StepRefusal], step: int) -> None:
@@ -23,16 +28,21 @@ def check_steps(groups: Sequence[ScoredGroup], refusals: Sequence[StepRefusal], 
         num_lists = sum(p.steps is not None for p in parts)
         if 0 < num_lists < len(parts):
             seen = tr(
-                "the reward {name} gave lists for {num_lists} of {num_parts} completions, else numbers",
+                "the reward {name} returned lists for {num_lists} of {num_parts} completions and "
+                "numbers for the others",
                 name=name,
                 num_lists=num_lists,
                 num_parts=len(parts),
             )
-            cause = tr("A branch of the function that returns one number, such as that of an error.")
+            cause = tr(
+                "One branch of the function returns a number, for example the one that handles errors."
+            )
             raise broken("F129", step, seen, cause, _ONE_FORM)
         if num_lists and refusals:
             seen = tr(
-                "the reward {name} gives one number per step, and {words}", name=name, words=refusals[0].words
+                "the reward {name} returns one number per step, but {words}",
+                name=name,
+                words=refusals[0].words,
             )
-            cause = tr("The trial of rewards was left out, or its two rows had no step.")
+            cause = tr("The trial of rewards was skipped, or its two rows had no steps.")
             raise broken("F129", step, seen, cause, *(refusal.fix for refusal in refusals))

@@ -59,11 +59,15 @@ class WeightWatch:
         `is_behind` the policy, kept its bits."""
         stayed = not self.record_reference() and is_behind
         if any(comm.max([float(stayed)])):
-            seen = tr("the reference was to be drawn to the policy, and kept its bits")
+            seen = tr("the reference model was to be updated from the policy, but did not change")
             cause = tr(
-                "A sync was left out, or ref_model_mixup_alpha is so small that float32 rounds it away."
+                "An update was skipped, or ref_model_mixup_alpha is so small that float32 rounds "
+                "the change away."
             )
-            fix = Fix(text=tr("copy the policy at a sync"), edits={"ref_model_mixup_alpha": 1.0})
+            fix = Fix(
+                text=tr("copy the policy at each update of the reference"),
+                edits={"ref_model_mixup_alpha": 1.0},
+            )
             raise broken("F119", step, seen, cause, fix)
 
     def check(self, step: int, comm: Comm) -> None:
@@ -76,9 +80,9 @@ class WeightWatch:
                 "frozen weights have changed: {changed}",
                 changed=", ".join(changed[:3]) or tr("on another rank"),
             )
-            cause = tr("An adapter was merged for a rollout and not taken out exactly.")
+            cause = tr("An adapter was merged for a rollout and not removed exactly.")
             if changed and changed[0] in self._reference():
-                cause = tr("The reference was moved between two syncs.")
+                cause = tr("The reference model changed between two of its updates.")
             raise broken("F119", step, seen, cause)
         if comm.world == 1:
             return
@@ -89,11 +93,11 @@ class WeightWatch:
         apart = [n for n, high, low in zip(names, highest, lowest, strict=True) if high != -low]
         if apart:
             seen = tr(
-                "the {world} ranks hold other weights in {apart}",
+                "the {world} ranks have different weights in {apart}",
                 world=comm.world,
                 apart=", ".join(apart[:3]),
             )
-            cause = tr("A gradient was not averaged over all ranks, or one machine computes wrongly.")
+            cause = tr("A gradient was not averaged over all ranks, or one machine computes wrong results.")
             raise broken("F121", step, seen, cause)
 
     def check_finite(self, step: int, comm: Comm) -> None:
@@ -101,9 +105,9 @@ class WeightWatch:
         bad = [n for n, tensor in self._owner.trained().items() if not is_finite(tensor)]
         if any(comm.max([float(len(bad))])):
             seen = tr("weights are not finite: {bad}", bad=", ".join(bad[:3]) or tr("on another rank"))
-            cause = tr("The step that was just taken overflowed, or something wrote to the weights after it.")
-            before = Fix(text=tr("go on from an earlier checkpoint: --resume_from_checkpoint DIR"))
-            raise broken("F128", step, seen, cause, before, Fix(text=tr("a smaller learning rate")))
+            cause = tr("The last step overflowed, or something wrote to the weights after it.")
+            before = Fix(text=tr("resume from an earlier checkpoint: --resume_from_checkpoint DIR"))
+            raise broken("F128", step, seen, cause, before, Fix(text=tr("use a smaller learning rate")))
 
 
 def _share(names: Sequence[str], step: int) -> Sequence[str]:

@@ -7,7 +7,7 @@ from covey.errors import GuardStop
 from covey.texts import tr
 from covey.types import Finding, Fix
 
-REPORT = Fix(text=tr("report it with the run directory: no configuration can lead here"))
+REPORT = Fix(text=tr("report this with the run directory: it is a bug that no configuration can cause"))
 
 
 def broken(code: str, step: int, seen: str, cause: str, *fixes: Fix) -> GuardStop:

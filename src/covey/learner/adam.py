@@ -71,7 +71,7 @@ class Adam:
             ours, theirs = words if is_torch else words[::-1]
             raise CheckpointError(
                 tr(
-                    "the moments of the checkpoint are by optim {theirs}, and here {ours}",
+                    "the checkpoint has the moments of optim {theirs}, but this run uses {ours}",
                     theirs=theirs,
                     ours=ours,
                 )

@@ -352,7 +352,7 @@ class Masters:
             kind, _, name = key.partition("/")
             if name not in saved:
                 raise CheckpointError(
-                    tr("the checkpoint has {key}, and this run trains no {name}", key=key, name=name)
+                    tr("the checkpoint has {key}, but this run does not train {name}", key=key, name=name)
                 )
             saved[name].append(kind)
         for group in self._groups:
@@ -369,11 +369,11 @@ class Masters:
             if tensor.dim() and tensor.shape != master.shape and not kind.startswith("absmax"):
                 raise CheckpointError(
                     tr(
-                        "{kind}/{name} of the checkpoint is {shape}, and in this run {shape2}",
+                        "{kind}/{name} has shape {shape} in the checkpoint, but {own} in this run",
                         kind=kind,
                         name=name,
                         shape=tuple(tensor.shape),
-                        shape2=tuple(master.shape),
+                        own=tuple(master.shape),
                     )
                 )
         if self._is_saved[place]:

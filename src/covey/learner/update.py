@@ -224,9 +224,9 @@ def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:
             broken=", ".join(sorted(broken)) or tr("only the gradient"),
         ),
         why=tr("A step with such a gradient turns every weight into NaN. It was not applied."),
-        cause=tr("Overflow of a ratio or logit, most often from a learning rate that is too high."),
+        cause=tr("A ratio or logit overflowed, most often because the learning rate is too high."),
         fixes=(
-            Fix(text=tr("a smaller learning rate")),
+            Fix(text=tr("use a smaller learning rate")),
             Fix(text="float32", edits={"torch_dtype": "float32"}),
         ),
         step=step,

@@ -81,11 +81,11 @@ class BatchPlan:
         if self.num_prompts is not None:
             lines.append(
                 tr(
-                    "1 epoch = {prompts} = {rollouts} = {steps}; {prompts2} left over",
+                    "1 epoch = {prompts} = {rollouts} = {steps}; {left} left over",
                     prompts=counted(self.num_prompts, "prompt"),
                     rollouts=counted(self.rollouts_per_epoch or 0, "rollout"),
                     steps=counted(self.steps_per_epoch or 0, "optimizer step"),
-                    prompts2=counted(self.dropped_prompts_per_epoch or 0, "prompt"),
+                    left=counted(self.dropped_prompts_per_epoch or 0, "prompt"),
                 )
             )
         if self.total_steps is not None:

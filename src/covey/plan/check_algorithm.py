@@ -37,11 +37,15 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
                 "E332",
                 "epsilon_high",
                 tr(
-                    "epsilon_high is {epsilon_high:g} with loss_type cispo, where it caps the ratio.",
+                    "epsilon_high is {epsilon_high:g}, but with loss_type cispo it is the cap of "
+                    "the ratio itself, not a distance from 1.",
                     epsilon_high=config.epsilon_high,
                 ),
-                tr("The epsilon of a clipped loss, which is a distance from 1."),
-                Fix(text=tr("the cap of ScaleRL, the default here"), edits={"epsilon_high": 5.0}),
+                tr("The value was probably chosen for a clipped loss, where epsilon is a distance from 1."),
+                Fix(
+                    text=tr("the cap that the ScaleRL paper uses, covey's default"),
+                    edits={"epsilon_high": 5.0},
+                ),
             )
         )
     if config.delta is not None and config.loss_type not in CLIPPED:
@@ -49,12 +53,12 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
             _pointless(
                 "delta",
                 tr(
-                    "delta is {delta:g} and loss_type is {loss_type}, which clips nothing.",
+                    "delta is {delta:g}, but loss_type {loss_type} does not clip.",
                     delta=config.delta,
                     loss_type=config.loss_type,
                 ),
                 Fix(text=tr("leave out --delta"), edits={"delta": None}),
-                Fix(text=tr("a loss that clips"), edits={"loss_type": "dapo"}),
+                Fix(text=tr("use a loss that clips"), edits={"loss_type": "dapo"}),
             )
         )
     per_step = num_processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
@@ -63,12 +67,12 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
             _pointless(
                 "loss_type",
                 tr(
-                    "loss_type is real, and an optimizer step of {per_step} completions cuts groups "
-                    "of {num_generations}, which real has to see whole.",
+                    "loss_type is real, which needs whole groups, but an optimizer step of "
+                    "{per_step} completions splits the groups of {num_generations}.",
                     per_step=per_step,
                     num_generations=config.num_generations,
                 ),
-                Fix(text=tr("another loss"), edits={"loss_type": "dapo"}),
+                Fix(text=tr("use another loss"), edits={"loss_type": "dapo"}),
             )
         )
     return problems
@@ -81,8 +85,14 @@ def _advantages(config: Config) -> list[Problem]:
         problems.append(
             _pointless(
                 "scale_rewards",
-                tr("scale_rewards is gdpo and there is one reward: with nothing to keep apart it is group."),
-                Fix(text=tr("the spread of the group"), edits={"scale_rewards": "group"}),
+                tr(
+                    "scale_rewards is gdpo, but there is only one reward: the result is the same as "
+                    "with group."
+                ),
+                Fix(
+                    text=tr("divide by the standard deviation within the group"),
+                    edits={"scale_rewards": "group"},
+                ),
             )
         )
     elif config.scale_rewards == "gdpo" and config.advantage_estimator != "grpo":
@@ -90,11 +100,14 @@ def _advantages(config: Config) -> list[Problem]:
             _pointless(
                 "scale_rewards",
                 tr(
-                    "scale_rewards is gdpo and advantage_estimator is {advantage_estimator}: gdpo "
-                    "compares each reward with its group's mean.",
+                    "scale_rewards is gdpo, which compares each reward with its group's mean, but "
+                    "advantage_estimator is {advantage_estimator}.",
                     advantage_estimator=config.advantage_estimator,
                 ),
-                Fix(text=tr("the estimator that gdpo has"), edits={"advantage_estimator": "grpo"}),
+                Fix(
+                    text=tr("use the estimator that gdpo is defined for"),
+                    edits={"advantage_estimator": "grpo"},
+                ),
             )
         )
     if is_over_batch and config.scale_rewards == "group":
@@ -102,11 +115,14 @@ def _advantages(config: Config) -> list[Problem]:
             _pointless(
                 "scale_rewards",
                 tr(
-                    "scale_rewards is group and advantage_estimator is reinforce_plus_plus, whose "
-                    "baseline is the mean of the whole rollout."
+                    "scale_rewards is group, but the baseline of advantage_estimator "
+                    "reinforce_plus_plus is the mean of the whole rollout."
                 ),
-                Fix(text=tr("the spread of the rollout"), edits={"scale_rewards": "batch"}),
-                Fix(text=tr("no division"), edits={"scale_rewards": "none"}),
+                Fix(
+                    text=tr("divide by the standard deviation over the whole rollout"),
+                    edits={"scale_rewards": "batch"},
+                ),
+                Fix(text=tr("do not divide"), edits={"scale_rewards": "none"}),
             )
         )
     if config.loss_type == "real" and is_over_batch:
@@ -114,10 +130,10 @@ def _advantages(config: Config) -> list[Problem]:
             _pointless(
                 "advantage_estimator",
                 tr(
-                    "loss_type is real, which tells the completions of a group apart, and "
-                    "advantage_estimator is reinforce_plus_plus, which compares over groups."
+                    "loss_type real classifies the completions within a group, but "
+                    "advantage_estimator reinforce_plus_plus compares over all groups."
                 ),
-                Fix(text=tr("compare within groups"), edits={"advantage_estimator": "grpo"}),
+                Fix(text=tr("compare completions within their group"), edits={"advantage_estimator": "grpo"}),
             )
         )
     return problems
@@ -131,11 +147,14 @@ def _divergence(config: Config) -> list[Problem]:
             _pointless(
                 "kl_in_reward",
                 tr(
-                    "kl_in_reward is on and scale_rewards is gdpo, which adds no total to take a "
-                    "divergence off."
+                    "kl_in_reward is on, but scale_rewards gdpo normalizes each reward separately, "
+                    "so there is no single reward to subtract the KL from."
                 ),
-                Fix(text=tr("the divergence in the loss"), edits={"kl_in_reward": False}),
-                Fix(text=tr("one spread for all rewards"), edits={"scale_rewards": "group"}),
+                Fix(text=tr("put the KL into the loss"), edits={"kl_in_reward": False}),
+                Fix(
+                    text=tr("divide the sum of the rewards by its standard deviation within the group"),
+                    edits={"scale_rewards": "group"},
+                ),
             )
         )
     if config.sync_ref_model:
@@ -146,30 +165,35 @@ def _divergence(config: Config) -> list[Problem]:
                 "W122",
                 "kl_estimator",
                 tr(
-                    "kl_estimator is k1 in the loss: its gradient is 0 on average, whatever the "
-                    "divergence is."
+                    "kl_estimator is k1 in the loss, where its gradient is 0 on average, however "
+                    "large the KL is."
                 ),
-                tr("k1 is the estimate of choice in the reward, where it is not differentiated."),
-                Fix(text=tr("the default"), edits={"kl_estimator": "k3"}),
-                Fix(text=tr("take it off the reward"), edits={"kl_in_reward": True}),
+                tr("k1 is meant for the reward (kl_in_reward), where it is not differentiated."),
+                Fix(text=tr("use the default"), edits={"kl_estimator": "k3"}),
+                Fix(text=tr("subtract the KL from the reward"), edits={"kl_in_reward": True}),
             )
         )
     return problems
 
 
 def _moving_reference(config: Config, *, has_kl: bool) -> list[Problem]:
-    still = Fix(text=tr("leave the reference as it is"), edits={"sync_ref_model": False})
+    still = Fix(text=tr("keep the reference model fixed"), edits={"sync_ref_model": False})
     if not has_kl:
-        seen = tr("sync_ref_model is on and beta is 0: there is no reference that could move.")
-        return [_pointless("sync_ref_model", seen, Fix(text=tr("a KL term"), edits={"beta": 0.04}), still)]
+        seen = tr("sync_ref_model is on, but beta is 0, so there is no reference model to update.")
+        return [
+            _pointless("sync_ref_model", seen, Fix(text=tr("use a KL term"), edits={"beta": 0.04}), still)
+        ]
     steps = config.num_iterations * config.steps_per_generation // max(1, config.gradient_accumulation_steps)
     every = max(1, config.ref_model_sync_steps)
     if config.ref_model_mixup_alpha == 1.0 and steps % every == 0 and (steps == 1 or config.kl_in_reward):
         seen = tr(
-            "ref_model_mixup_alpha is 1 and ref_model_sync_steps is {every}: every rollout's KL is 0.",
+            "ref_model_mixup_alpha is 1 and ref_model_sync_steps is {every}: the reference is a "
+            "copy of the policy at every rollout, so the KL is always 0.",
             every=every,
         )
-        rare = Fix(text=tr("move it less often"), edits={"ref_model_sync_steps": max(512, steps + 1)})
+        rare = Fix(
+            text=tr("update the reference less often"), edits={"ref_model_sync_steps": max(512, steps + 1)}
+        )
         return [_pointless("ref_model_sync_steps", seen, rare, still)]
     return []
 
@@ -180,10 +204,13 @@ def _entropy(config: Config) -> list[Problem]:
             "entropy_coef_min is {entropy_coef_min:g}, above entropy_coef_max.",
             entropy_coef_min=config.entropy_coef_min,
         )
-        fix = Fix(text=tr("the defaults"), edits={"entropy_coef_min": 0.0, "entropy_coef_max": 1.0})
+        fix = Fix(text=tr("use the defaults"), edits={"entropy_coef_min": 0.0, "entropy_coef_max": 1.0})
         return [_pointless("entropy_coef_min", seen, fix)]
     if config.use_adaptive_entropy and config.entropy_coef_end is not None:
-        seen = tr("use_adaptive_entropy and entropy_coef_end are set: two things move entropy_coef.")
+        seen = tr(
+            "use_adaptive_entropy and entropy_coef_end are both set, but only one of them can change "
+            "entropy_coef."
+        )
         fix = Fix(text=tr("leave out --entropy_coef_end"), edits={"entropy_coef_end": None})
         return [_pointless("entropy_coef_end", seen, fix)]
     return []
@@ -193,14 +220,17 @@ def _corrections(config: Config) -> list[Problem]:
     ours, trl = config.rollout_importance_sampling_mode, config.vllm_importance_sampling_mode
     if ours is not None and trl is not None:
         seen = tr(
-            "rollout_importance_sampling_mode and vllm_importance_sampling_mode are set: two corrections."
+            "rollout_importance_sampling_mode and vllm_importance_sampling_mode are both set, but "
+            "only one correction can apply."
         )
         return [
             _pointless(
                 "vllm_importance_sampling_mode",
                 seen,
-                Fix(text=tr("ms-swift's alone"), edits={"vllm_importance_sampling_mode": None}),
-                Fix(text=tr("TRL's alone"), edits={"rollout_importance_sampling_mode": None}),
+                Fix(
+                    text=tr("only the correction of ms-swift"), edits={"vllm_importance_sampling_mode": None}
+                ),
+                Fix(text=tr("only the correction of TRL"), edits={"rollout_importance_sampling_mode": None}),
             )
         ]
     return []
@@ -214,31 +244,40 @@ def _selection(config: Config) -> list[Problem]:
         fixes = [Fix(text=tr("leave out --{name}", name=name), edits={name: default_of(name)})]
         if config.replay_rollouts is not None:
             seen = tr(
-                "{name} is set and rollouts are replayed: nothing is sampled that could take a place.",
+                "{name} is set, but rollouts are replayed: no groups are sampled that could replace others.",
                 name=name,
             )
         elif config.advantage_estimator == "reinforce_plus_plus":
             seen = tr(
-                "{name} is set and advantage_estimator is reinforce_plus_plus, which compares "
-                "over the whole rollout: a group whose rewards are equal teaches as much as any "
-                "other.",
+                "{name} is set, but advantage_estimator reinforce_plus_plus compares over the "
+                "whole rollout: a group with equal rewards has a signal like any other.",
                 name=name,
             )
             if config.num_generations > 1:
                 edits = {"advantage_estimator": "grpo", "scale_rewards": "group"}
-                fixes.append(Fix(text=tr("compare within groups"), edits=edits))
+                fixes.append(Fix(text=tr("compare completions within their group"), edits=edits))
         elif config.num_generations < 2:
-            seen = tr("{name} is set and num_generations is 1: a single completion has no spread.", name=name)
+            seen = tr(
+                "{name} is set, but num_generations is 1, and a single completion has no spread of rewards.",
+                name=name,
+            )
         elif name == "dynamic_sample" and config.scale_rewards == "none":
             seen = tr(
-                "dynamic_sample is set and scale_rewards is none, with which a group counts by "
-                "its spread: the mean over all prompts is the gradient of the reward, and "
-                "without the equal groups it is not."
+                "dynamic_sample is set, but scale_rewards is none. Then the mean over all prompts "
+                "is the gradient of the expected reward; leaving out groups with equal rewards "
+                "would bias it."
             )
-            fixes.append(Fix(text=tr("the spread of the group"), edits={"scale_rewards": "group"}))
+            fixes.append(
+                Fix(
+                    text=tr("divide by the standard deviation within the group"),
+                    edits={"scale_rewards": "group"},
+                )
+            )
         else:
             continue
-        cause = tr("Groups are told apart by the spread of their rewards, and here that decides nothing.")
+        cause = tr(
+            "Groups are selected by the spread of their rewards, which has no effect on the signal here."
+        )
         problems.append(problem("E333", name, seen, cause, *fixes))
     return problems
 
@@ -248,17 +287,20 @@ def _levels(config: Config) -> list[Problem]:
     level, loss = config.importance_sampling_level, config.loss_type
     if level == "sequence" and loss in _TOKEN_MEANS:
         seen = tr(
-            "importance_sampling_level is sequence and loss_type is {loss}, which averages over tokens: ",
+            "importance_sampling_level is sequence, but loss_type {loss} averages over tokens, ",
             loss=loss,
         )
-        seen += tr("a long completion weighs more than a short one with the same ratio.")
-        return [_unusual("loss_type", seen, Fix(text=tr("the loss of GSPO"), edits={"loss_type": "grpo"}))]
+        seen += tr("so a long completion weighs more than a short one with the same ratio.")
+        return [
+            _unusual("loss_type", seen, Fix(text=tr("use the loss of GSPO"), edits={"loss_type": "grpo"}))
+        ]
     if loss == "luspo" and level != "sequence":
         seen = tr(
-            "loss_type is luspo and importance_sampling_level is {level}: its source has the sequence's.",
+            "loss_type is luspo, which is defined with the ratio of the sequence, but "
+            "importance_sampling_level is {level}.",
             level=level,
         )
-        fix = Fix(text=tr("the sequence's ratio"), edits={"importance_sampling_level": "sequence"})
+        fix = Fix(text=tr("use the ratio of the sequence"), edits={"importance_sampling_level": "sequence"})
         return [_unusual("importance_sampling_level", seen, fix)]
     return []
 
@@ -284,8 +326,8 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
         warning(
             "W108",
             name,
-            tr("{name} is set, and {reason}.", name=name, reason=reason),
-            tr("A command for another loss, or half of a pair of options."),
+            tr("{name} is set, but {reason}.", name=name, reason=reason),
+            "",
             *_on_server(config, name),
             Fix(text=tr("leave out --{name}", name=name)),
         )
@@ -302,8 +344,8 @@ def _on_server(config: Config, name: str) -> list[Fix]:
 
 
 def _pointless(option: str, seen: str, *fixes: Fix) -> Problem:
-    return problem("E331", option, seen, tr("Parts of two recipes in one command."), *fixes)
+    return problem("E331", option, seen, "", *fixes)
 
 
 def _unusual(option: str, seen: str, *fixes: Fix) -> Problem:
-    return warning("W122", option, seen, tr("Parts of two recipes in one command."), *fixes)
+    return warning("W122", option, seen, "", *fixes)

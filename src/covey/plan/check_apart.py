@@ -16,43 +16,45 @@ from covey.types import Fix, Problem
 _ASKS = (
     "Rate the answer to the question from 0 to 10. Question: {prompt} Answer: {completion} End with Reward: N"
 )
-_TRAIN = tr("train one with TRL's RewardTrainer, or take one that ends in ForSequenceClassification")
+_TRAIN = tr(
+    "train one with TRL's RewardTrainer, or use one whose architecture ends in ForSequenceClassification"
+)
 
 # By the kind of fault: what is likely, and what to do.
 _FAULTS: Mapping[str, tuple[str, str]] = {
     "causal": (
-        tr("A policy or a judge in the place of a reward model; only a trained head gives a score."),
-        tr("a judge that writes its verdict is --reward_funcs judge; else {train}", train=_TRAIN),
+        tr("This is a language model, not a reward model; only a trained classification head gives a score."),
+        tr("for a judge that writes its verdict use --reward_funcs judge; otherwise {train}", train=_TRAIN),
     ),
-    "not_classifier": (tr("A model for another task, or one with a head of its own."), _TRAIN),
-    "labels": (tr("A classifier of several classes; a reward model has one."), _TRAIN),
+    "not_classifier": (tr("The model is for another task, or has a custom head."), _TRAIN),
+    "labels": (tr("The model classifies into several classes; a reward model has one output."), _TRAIN),
     "remote_code": (
-        tr("A model that brings its own code."),
-        tr("a reward model that transformers knows by itself"),
+        tr("The model needs code of its own, which covey does not run."),
+        tr("use a reward model that transformers supports without extra code"),
     ),
     "hub": (
-        tr("A misspelt path or id, or no way to the hub."),
+        tr("The path or id is misspelt, or the hub cannot be reached."),
         tr(
-            "`ls .` shows the directories here; `hf download ENTRY` fetches a hub's model where "
-            "there is a network"
+            "`ls .` shows the directories here; `hf download ENTRY` downloads a model from the hub "
+            "on a machine with network access"
         ),
     ),
     "pickled_weights": (
-        tr("An old model; such weights can run code when they are read."),
+        tr("The model is old; weights in this format can run code when they are loaded."),
         tr("convert them: AutoModelForSequenceClassification.from_pretrained(DIR).save_pretrained(DIR)"),
     ),
     "no_tokenizer": (
-        tr("The weights were saved alone."),
+        tr("The weights were saved without a tokenizer."),
         tr("save the tokenizer beside them: AutoTokenizer.from_pretrained(ID).save_pretrained(DIR)"),
     ),
     "weights": (
-        tr("config.json and weights of two saves, or a model that was saved in part."),
-        tr("fetch or save the reward model again"),
+        tr("config.json and the weights come from different saves, or the model was saved only in part."),
+        tr("download or save the reward model again"),
     ),
-    "damaged": (tr("A download or a copy that was cut short."), tr("fetch or copy the file again")),
+    "damaged": (tr("The download or the copy was interrupted."), tr("download or copy the file again")),
 }
 _MAIN = "main"
-_OTHERS = (tr("A misspelt path or id, or files that were not copied."), tr("`ls DIR` shows what is there"))
+_OTHERS = (tr("The path or id is misspelt, or files were not copied."), tr("`ls DIR` shows what is there"))
 
 
 def reward_model_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -75,18 +77,19 @@ def context_warnings(config: Config, facts: Facts) -> list[Problem]:
             "W125",
             _option(config, model),
             tr(
-                "{entry} reads {context} tokens, and a prompt with its completion may have {longest}.",
+                "{entry} reads at most {context} tokens, but a prompt with its completion may have "
+                "{longest}.",
                 entry=model.entry,
                 context=model.context,
                 longest=longest,
             ),
-            tr("A reward model for shorter texts."),
+            "",
             Fix(
-                text=tr("shorter completions"),
+                text=tr("allow only shorter completions"),
                 edits={"max_completion_length": model.context - facts.longest_prompt},
             )
             if model.context > facts.longest_prompt
-            else Fix(text=tr("a reward model with a longer context")),
+            else Fix(text=tr("use a reward model with a longer context")),
         )
         for model in facts.reward_models
         if model.problem is None and model.context is not None and model.context < longest
@@ -101,14 +104,14 @@ def judge_problems(config: Config, facts: Facts) -> list[Problem]:
         return problems
     problems += [*_lacking(config), *_prompt(config, facts)]
     if judge.regex_problem is not None:
-        usual = Fix(text=tr("the usual one"), edits={"judge_regex": default_of("judge_regex")})
+        usual = Fix(text=tr("use the usual one"), edits={"judge_regex": default_of("judge_regex")})
         seen = tr(
             "judge_regex is {judge_regex!r}: {regex_problem}.",
             judge_regex=config.judge_regex,
             regex_problem=judge.regex_problem,
         )
         problems.append(
-            problem("E342", "judge_regex", seen, tr("A bracket that is lost or not escaped."), usual)
+            problem("E342", "judge_regex", seen, tr("A bracket may be missing or not escaped."), usual)
         )
     return problems
 
@@ -130,23 +133,22 @@ def _revisions(config: Config, facts: Facts) -> list[Problem]:
     local = {m.entry for m in facts.reward_models if m.directory == os.path.expanduser(m.entry)}
     if len(models) != len(revisions):
         seen = tr(
-            "reward_model_revision has {num_revisions} and reward_model {num_models}; each has its own.",
+            "reward_model_revision has {num_revisions} entries, but reward_model has {num_models}; "
+            "give one revision for each model.",
             num_revisions=len(revisions),
             num_models=len(models),
         )
-        cause = tr(
-            "A model was added or taken away, or one stands in --reward_funcs, which takes no revision."
-        )
+        cause = tr("A model was added or removed, or is named in --reward_funcs, which takes no revision.")
     elif ignored := [m for m, r in zip(models, revisions, strict=True) if m in local and r != _MAIN]:
         seen = tr(
-            "{ignored} is a directory, which has no revisions but {main}.",
+            "{ignored} is a directory, and a directory has only the revision {main}.",
             ignored=", ".join(ignored),
             main=_MAIN,
         )
-        cause = tr("A revision of a hub's model beside a copy on this machine.")
+        cause = tr("The revision belongs to a model on the hub, but a copy on this machine is used.")
     else:
         return []
-    without = Fix(text=tr("the main branches"), edits={"reward_model_revision": []})
+    without = Fix(text=tr("use the main branches"), edits={"reward_model_revision": []})
     return [problem("E339", "reward_model_revision", seen, cause, without)]
 
 
@@ -154,10 +156,10 @@ def _without_template(config: Config, model: RewardModelFacts) -> Problem:
     return problem(
         "E338",
         _option(config, model),
-        tr("{entry} has no chat template, and the prompts are messages.", entry=model.entry),
-        tr("A model that was trained on plain text, or whose template was not saved beside its tokenizer."),
+        tr("{entry} has no chat template, but the prompts are messages.", entry=model.entry),
+        tr("The model was trained on plain text, or its template was not saved with its tokenizer."),
         Fix(text=tr("put its chat_template.jinja into {directory}", directory=model.directory)),
-        Fix(text=tr("prompts that are text, in a column prompt: both models then read the same words")),
+        Fix(text=tr("use prompts that are text, in the column prompt: both models then read the same text")),
     )
 
 
@@ -167,9 +169,11 @@ def _lacking(config: Config) -> list[Problem]:
         return []
     examples = {"judge_base_url": "http://127.0.0.1:8000/v1", "judge_model": "NAME", "judge_prompt": _ASKS}
     words = " ".join(f"--{n} '{examples[n]}'" for n in lacking)
-    seen = tr("The reward judge is asked for, and not given: {lacking}.", lacking=", ".join(lacking))
-    cause = tr("An option that was left out; none of them has a default.")
-    return [problem("E340", lacking[0], seen, cause, Fix(text=tr("as in {words}", words=words)))]
+    seen = tr(
+        "The reward judge is used, but these options are missing: {lacking}.", lacking=", ".join(lacking)
+    )
+    cause = tr("None of these options has a default.")
+    return [problem("E340", lacking[0], seen, cause, Fix(text=tr("for example {words}", words=words)))]
 
 
 def _address(config: Config) -> list[Problem]:
@@ -177,8 +181,13 @@ def _address(config: Config) -> list[Problem]:
     fault = _url_fault(url) if url else None
     if fault is None:
         return []
-    cause = tr("A part of the address was lost, or a key was put into it.")
-    fix = Fix(text=tr("as in --judge_base_url http://127.0.0.1:8000/v1; a key is OPENAI_API_KEY"))
+    cause = ""
+    fix = Fix(
+        text=tr(
+            "for example --judge_base_url http://127.0.0.1:8000/v1; a key is given in the environment "
+            "variable OPENAI_API_KEY"
+        )
+    )
     return [problem("E340", "judge_base_url", tr("judge_base_url {fault}.", fault=fault), cause, fix)]
 
 
@@ -187,20 +196,20 @@ def _url_fault(url: str) -> str | None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        return tr("is no address: {error}", error=error)
+        return tr("is not an address: {error}", error=error)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         # Its value is not repeated: a key may stand in it.
-        return tr("holds more than http(s)://HOST:PORT/PATH; keys and passwords have no place in it")
+        return tr("has more parts than http(s)://HOST:PORT/PATH; keys and passwords must not be in it")
     if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in url):
-        return tr("is {url!r}, which is no address of the form http(s)://HOST:PORT/PATH", url=url)
+        return tr("is {url!r}, which does not have the form http(s)://HOST:PORT/PATH", url=url)
     return tr("has port 0") if port == 0 else None
 
 
 def _prompt(config: Config, facts: Facts) -> list[Problem]:
     assert facts.judge is not None
     if facts.judge.prompt_problem is not None:
-        cause = tr("The judge would be asked the same whatever the model writes, or a path is misspelt.")
-        fix = Fix(text=tr("as in --judge_prompt '{asks}'", asks=_ASKS))
+        cause = tr("The text does not contain the completion, or a path is misspelt.")
+        fix = Fix(text=tr("for example --judge_prompt '{asks}'", asks=_ASKS))
         return [
             problem(
                 "E341",
@@ -216,17 +225,17 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
             "E341",
             "judge_prompt",
             tr(
-                "judge_prompt has {{{name}}}, which is no column of the data; there are {names}.",
+                "judge_prompt has {{{name}}}, but the data has no such column; its columns are {names}.",
                 name=name,
                 names=", ".join(names),
             ),
-            tr("A misspelt column, or one of another data set."),
+            tr("The column is misspelt, or belongs to another dataset."),
             Fix(
-                text=tr("the nearest is {{{near}}}", near=near)
+                text=tr("the nearest column is {{{near}}}", near=near)
                 if (near := nearest(name, names))
-                else tr("a column of the data")
+                else tr("use a column of the data")
             ),
-            Fix(text=tr("{{{{{name}}}}} for the word in braces itself", name=name)),
+            Fix(text=tr("to write the word in braces literally: {{{{{name}}}}}", name=name)),
         )
         for name in facts.judge.unknown
     ]

@@ -51,7 +51,7 @@ def _other_estimator(config: Config, shape: Shape, num_prompts: int | None) -> t
     if config.loss_type == "real" or faults(replace(shape, least_group=1), num_prompts):
         return ()
     edits = {"advantage_estimator": "reinforce_plus_plus", "scale_rewards": "batch"}
-    return (Fix(text=tr("one completion a prompt, compared with the whole rollout"), edits=edits),)
+    return (Fix(text=tr("use one completion per prompt and compare it with the whole rollout"), edits=edits),)
 
 
 def _words(code: str, shape: Shape, num_prompts: int | None) -> list[Words]:
@@ -65,9 +65,9 @@ def _words(code: str, shape: Shape, num_prompts: int | None) -> list[Words]:
 def _out_of_range(shape: Shape) -> list[Words]:
     wrong = [name for name in COUNTS if not in_range(getattr(shape, name))]
     own = [name for name in wrong if not _follows(name, shape)]
-    cause = tr("A typing error, or a number that stands for `not set` in another tool.")
+    cause = tr("The value may mean `not set` in another tool.")
     return [
-        (name, tr("{name} is {getattr}.", name=name, getattr=getattr(shape, name)), cause)
+        (name, tr("{name} is {value}.", name=name, value=getattr(shape, name)), cause)
         for name in own or wrong
     ]
 
@@ -83,14 +83,10 @@ def _group_too_small(shape: Shape) -> Words:
     return (
         "num_generations",
         tr(
-            "num_generations is {num_generations}: each completion stands alone, with no other one "
-            "of its prompt to be compared with.",
+            "num_generations is {num_generations}, so a prompt has no second completion to compare with.",
             num_generations=shape.num_generations,
         ),
-        tr(
-            "A setting from supervised training, or one lowered to save memory; what decides memory "
-            "is per_device_train_batch_size."
-        ),
+        tr("It may have been lowered to save memory; memory depends on per_device_train_batch_size instead."),
     )
 
 
@@ -109,15 +105,15 @@ def _groups_do_not_fit(shape: Shape) -> Words:
     return (
         "num_generations",
         tr(
-            "{product}, which is no multiple of num_generations {num_generations}.",
+            "{product}, which is not a multiple of num_generations {num_generations}.",
             product=_product(shape),
             num_generations=shape.num_generations,
         ),
         tr("Batch sizes count completions here, not prompts.")
         if shape.completions_per_rollout < shape.num_generations
         else tr(
-            "Sizes that share no factor, such as a batch of 3 and groups of 4; or another "
-            "number of processes than the command was written for."
+            "The sizes share no factor (such as a batch of 3 and groups of 4), or the command was "
+            "written for another number of processes."
         ),
     )
 
@@ -126,13 +122,13 @@ def _sizes_disagree(shape: Shape) -> Words:
     return (
         "generation_batch_size",
         tr(
-            "{product}, and generation_batch_size is {generation_batch_size}.",
+            "{product}, but generation_batch_size is {generation_batch_size}.",
             product=_product(shape),
             generation_batch_size=shape.generation_batch_size,
         ),
         tr(
-            "Both are given; one is enough. A configuration file of a run with another number of "
-            "processes looks so too."
+            "steps_per_generation and generation_batch_size are both given; one is enough. Or the "
+            "configuration file comes from a run with another number of processes."
         ),
     )
 
@@ -141,8 +137,9 @@ def _size_not_divisible(shape: Shape) -> Words:
     return (
         "generation_batch_size",
         tr(
-            "generation_batch_size is {generation_batch_size}, no multiple of {processes} x "
-            "per_device_train_batch_size {per_device_train_batch_size} = {num_processes}.",
+            "generation_batch_size is {generation_batch_size}, which is not a multiple of "
+            "{processes} x per_device_train_batch_size {per_device_train_batch_size} = "
+            "{num_processes}.",
             generation_batch_size=shape.generation_batch_size,
             processes=counted(shape.num_processes, "process"),
             per_device_train_batch_size=shape.per_device_train_batch_size,
@@ -156,12 +153,12 @@ def _step_straddles(shape: Shape) -> Words:
     return (
         "steps_per_generation",
         tr(
-            "steps_per_generation is {steps_per_generation}, no multiple of "
+            "steps_per_generation is {steps_per_generation}, which is not a multiple of "
             "gradient_accumulation_steps {gradient_accumulation_steps}.",
             steps_per_generation=shape.steps_per_generation,
             gradient_accumulation_steps=shape.gradient_accumulation_steps,
         ),
-        tr("The two were chosen apart; equal they give on-policy training."),
+        tr("Set the two equal for on-policy training."),
     )
 
 
@@ -170,15 +167,14 @@ def _step_longer(shape: Shape) -> Words:
         "steps_per_generation",
         tr(
             "steps_per_generation {steps_per_generation} is below gradient_accumulation_steps "
-            "{gradient_accumulation_steps}: one optimizer step would need "
-            "{gradient_accumulation_steps2:.4g} rollouts.",
+            "{gradient_accumulation_steps}: one optimizer step would need {rollouts:.4g} rollouts.",
             steps_per_generation=shape.steps_per_generation,
             gradient_accumulation_steps=shape.gradient_accumulation_steps,
-            gradient_accumulation_steps2=shape.gradient_accumulation_steps / shape.steps_per_generation,
+            rollouts=shape.gradient_accumulation_steps / shape.steps_per_generation,
         ),
         tr(
-            "steps_per_generation equal to gradient_accumulation_steps is the same run: nothing is "
-            "updated in between."
+            "With steps_per_generation equal to gradient_accumulation_steps the run is the same, "
+            "because nothing is updated in between."
         ),
     )
 
@@ -188,14 +184,14 @@ def _too_few_prompts(shape: Shape, num_prompts: int) -> Words:
     return (
         "dataset",
         tr(
-            "The data set has {prompts}; one rollout takes {needed} ({completions_per_rollout} "
+            "The dataset has {prompts}, but one rollout needs {needed} ({completions_per_rollout} "
             "completions / num_generations {num_generations}).",
             prompts=counted(num_prompts, "usable prompt"),
             needed=needed,
             completions_per_rollout=shape.completions_per_rollout,
             num_generations=shape.num_generations,
         ),
-        tr("A small data set, or a rollout made large by steps_per_generation and the number of processes."),
+        tr("The dataset is small, or steps_per_generation and the number of processes make a rollout large."),
     )
 
 

@@ -26,7 +26,10 @@ def code_problems(config: Config, facts: Facts) -> list[Problem]:
 def _sandbox(config: Config, sandbox: SandboxFacts | None) -> list[Problem]:
     if sandbox is None or not sandbox.lacks:
         return []
-    seen = tr("Nothing here shuts programs off. Tried: {reasons}.", reasons=joined("; ", sandbox.reasons))
+    seen = tr(
+        "No sandbox works on this machine, so code_reward cannot run programs safely. Tried: {reasons}.",
+        reasons=joined("; ", sandbox.reasons),
+    )
     mend = Fix(text=_ALLOW if sandbox.is_installed else _INSTALL)
     if not config.unsafe_exec:
         cause = (
@@ -35,7 +38,10 @@ def _sandbox(config: Config, sandbox: SandboxFacts | None) -> list[Problem]:
             else tr("code_reward runs programs under bubblewrap alone.")
         )
         unsafe = Fix(
-            text=tr("on a machine whose files, accounts and network may be lost"), edits={"unsafe_exec": True}
+            text=tr(
+                "run without a sandbox, on a machine whose files, accounts and network you can afford to lose"
+            ),
+            edits={"unsafe_exec": True},
         )
         return [problem("E328", "reward_funcs", seen, cause, mend, unsafe)]
     return [
@@ -43,11 +49,11 @@ def _sandbox(config: Config, sandbox: SandboxFacts | None) -> list[Problem]:
             "W121",
             "unsafe_exec",
             tr(
-                "Programs that the model writes run here without: {lacks}. {seen}",
+                "Programs that the model writes run without: {lacks}. {seen}",
                 lacks=joined(", ", sandbox.lacks),
                 seen=seen,
             ),
-            tr("--unsafe_exec was typed, and nothing here shuts programs off."),
+            tr("--unsafe_exec is set, and no sandbox works on this machine."),
             mend,
         )
     ]
@@ -59,11 +65,11 @@ def _tests(config: Config, tests: GoldFacts | None) -> list[Problem]:
     share = tests.num_bad / tests.num_checked
     too_many = share > config.max_bad_gold
     shown = joined("; ", [tr("row {row}: {why}", row=row, why=why) for row, _, why in tests.examples])
-    fixes = [Fix(text=tr("mend these rows; docs/code-reward.md shows the forms that are read"))]
+    fixes = [Fix(text=tr("correct these rows; docs/code-reward.md shows the accepted forms"))]
     if too_many and share < 1:
         # Rounded up, so that the option typed is enough.
         enough = min(1.0, int(share * 100 + 1) / 100)
-        fixes.append(Fix(text=tr("train on the other rows"), edits={"max_bad_gold": enough}))
+        fixes.append(Fix(text=tr("train only on the other rows"), edits={"max_bad_gold": enough}))
     say = problem if too_many else warning
     seen = tr(
         "The tests of {num_bad:,} of {num_checked:,} rows cannot be run ({share:.1%}). {shown}.",
@@ -72,5 +78,5 @@ def _tests(config: Config, tests: GoldFacts | None) -> list[Problem]:
         share=share,
         shown=shown,
     )
-    cause = tr("Another column holds the tests, or they are of another language or form.")
+    cause = tr("Another column holds the tests, or they are in another language or form.")
     return [say("E329" if too_many else "W111", "max_bad_gold", seen, cause, *fixes)]

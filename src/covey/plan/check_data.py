@@ -31,9 +31,14 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
             "E302",
             _option_of(config, path),
             tr("{path} does not exist.", path=path),
-            tr("A misspelt path, or one relative to another directory."),
-            Fix(text=tr("`ls {quote}` shows what is there", quote=shlex.quote(os.path.dirname(path) or "."))),
-            Fix(text=tr("an id on a hub has no file ending and does not begin with ./ or /")),
+            tr("The path is misspelt, or relative to another directory."),
+            Fix(
+                text=tr(
+                    "`ls {directory}` shows what is there",
+                    directory=shlex.quote(os.path.dirname(path) or "."),
+                )
+            ),
+            Fix(text=tr("an id on a hub has no file extension and does not begin with ./ or /")),
         )
         for path in facts.dataset_missing or ()
     ]
@@ -48,7 +53,7 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
                 "E309",
                 "dataset",
                 tr(
-                    "The data set has {rows} and no usable prompt{words}.",
+                    "The dataset has {rows} but no usable prompt{words}.",
                     rows=counted(facts.num_rows or 0, "row"),
                     words=tr(": {left}", left=left) if left else "",
                 ),
@@ -59,7 +64,9 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
     return problems
 
 
-_CUT_EMOJI = tr("write the text anew: an emoji was cut in two, as in \\ud83d without its \\ude00")
+_CUT_EMOJI = tr(
+    "write the text again: a character was cut in two, such as an emoji with \\ud83d but without its \\ude00"
+)
 
 
 def _mend(facts: Facts) -> str:
@@ -70,10 +77,11 @@ def _mend(facts: Facts) -> str:
     if facts.unread_columns:
         names = ", ".join(facts.unread_columns)
         return tr(
-            "a prompt is text, and {names} holds bytes: write it as text (a string column) into the file",
+            "a prompt must be text, but {names} holds bytes: write it into the file as text (a "
+            "string column)",
             names=names,
         )
-    return tr('each row needs a prompt: {"question": "What is 1+1?", "solution": "2"}')
+    return tr('give each row a prompt: {"question": "What is 1+1?", "solution": "2"}')
 
 
 def _option_of(config: Config, path: str) -> str:
@@ -99,16 +107,16 @@ def _mended(config: Config, file: UnreadableFile, option: str) -> Fix:
             return Fix(text=tr("`{convert}` writes it as UTF-8", convert=convert))
         case "line":
             show = f"sed -n {file.line}p {shlex.quote(file.path)}"
-            return Fix(text=tr("`{show}` shows the line; mend it, or take it out", show=show))
+            return Fix(text=tr("`{show}` shows the line; correct or remove it", show=show))
         case "one_file":
             typed = [_without_parts(text, file.path) for text in getattr(config, option)]
-            return Fix(text=tr("the whole file"), edits={option: typed})
+            return Fix(text=tr("copy or download the whole file again"), edits={option: typed})
         case "surrogate":
             return Fix(text=_CUT_EMOJI)
         case "arrow_type":
-            return Fix(text=tr("write this column as text or numbers, or leave it out of the file"))
+            return Fix(text=tr("write this column as text or numbers, or remove it from the file"))
         case _:
-            return Fix(text=tr("write it anew as .jsonl: one JSON object on each line"))
+            return Fix(text=tr("write it again as .jsonl, with one JSON object on each line"))
 
 
 def _without_parts(text: str, path: str) -> str:
@@ -120,11 +128,11 @@ def _without_parts(text: str, path: str) -> str:
 
 _ADVICE: Mapping[str, str] = {
     "columns": tr('the name in the data comes first: --columns \'{"NAME": "question"}\''),
-    "system": tr("the words themselves, or a file of UTF-8 text"),
-    "split_dataset_ratio": tr("a set of its own: --val_dataset FILE"),
-    "streaming": tr("read all rows before the run"),
-    "val_dataset": tr("another set: --val_dataset FILE"),
-    "dataset": tr("as in openai/gsm8k:main@train#100: subset main, split train, 100 of its rows"),
+    "system": tr("give the text itself, or a file with UTF-8 text"),
+    "split_dataset_ratio": tr("use a separate dataset: --val_dataset FILE"),
+    "streaming": tr("read all rows before the run starts"),
+    "val_dataset": tr("use another dataset: --val_dataset FILE"),
+    "dataset": tr("for example openai/gsm8k:main@train#100 for subset main, split train, 100 of its rows"),
 }
 
 
@@ -142,17 +150,28 @@ def _mixed(config: Config, facts: Facts) -> list[Problem]:
 
 def _hub(config: Config, hub: HubProblem) -> Problem:
     option = _option_of(config, hub.name)
-    fixes = [Fix(text=tr("a file instead: --{option} FILE.jsonl", option=option))]
+    fixes = [Fix(text=tr("use a file instead: --{option} FILE.jsonl", option=option))]
     if any(f"ms::{hub.name}" in text for text in getattr(config, option)) or not config.use_hf:
         get = f"modelscope download --dataset {hub.name}"
     else:
         get = f"hf download {hub.name} --repo-type dataset"
     if hub.is_offline:
-        cause = tr("HF_HUB_OFFLINE keeps every command off the network, and this data set was never fetched.")
-        fixes.insert(0, Fix(text=tr("with a network: `unset HF_HUB_OFFLINE`, or once `{get}`", get=get)))
+        cause = tr("HF_HUB_OFFLINE is set, so nothing is downloaded, and this dataset is not in the cache.")
+        fixes.insert(
+            0,
+            Fix(
+                text=tr(
+                    "on a machine with network access: `unset HF_HUB_OFFLINE`, or download it once "
+                    "with `{get}`",
+                    get=get,
+                )
+            ),
+        )
     else:
-        cause = tr("No network from here, a name that is misspelt, or a data set that asks for a login.")
-        fixes.insert(0, Fix(text=tr("where there is a network `{get}`, then this command again", get=get)))
+        cause = tr("There is no network, the name is misspelt, or the dataset requires a login.")
+        fixes.insert(
+            0, Fix(text=tr("on a machine with network access run `{get}`, then this command again", get=get))
+        )
     return problem("E321", option, hub.words, cause, *fixes)
 
 
@@ -174,17 +193,17 @@ def _all_too_long(config: Config, facts: Facts) -> Problem:
     longest, context = facts.longest_prompt_in_data, facts.model_context
     fixes = []
     if longest is not None and (context is None or longest + config.max_completion_length <= context):
-        fixes.append(Fix(text=tr("room for every prompt of the data"), edits={"max_length": longest}))
+        fixes.append(Fix(text=tr("make room for every prompt of the data"), edits={"max_length": longest}))
     elif longest is not None and context is not None and longest < context:
         edits = {"max_length": longest, "max_completion_length": context - longest}
-        fixes.append(Fix(text=tr("room for every prompt, and shorter completions"), edits=edits))
-    fixes.append(Fix(text=tr("shorter prompts, or a model with a longer context")))
+        fixes.append(Fix(text=tr("make room for every prompt, with shorter completions"), edits=edits))
+    fixes.append(Fix(text=tr("use shorter prompts, or a model with a longer context")))
     prompts = counted(facts.num_prompts_too_long or 0, "prompt")
     seen = tr("All {prompts} are longer than {limit}.", prompts=prompts, limit=limit)
     if config.max_length is None and context is not None and config.max_completion_length >= context:
         seen = tr(
-            "max_completion_length {max_completion_length} takes the whole context of the model, "
-            "{context} tokens; no room is left for any of the {prompts}.",
+            "max_completion_length {max_completion_length} takes the whole context of the model "
+            "({context} tokens), so none of the {prompts} fits.",
             max_completion_length=config.max_completion_length,
             context=context,
             prompts=prompts,
@@ -195,7 +214,7 @@ def _all_too_long(config: Config, facts: Facts) -> Problem:
         "E304",
         "max_length",
         seen,
-        tr("max_length counts the tokens of the rendered prompt, chat template included.")
+        tr("max_length counts the tokens of the rendered prompt, including the chat template.")
         if config.max_length is not None
         else tr("The limit is what max_completion_length leaves of the model's context."),
         *fixes,
@@ -223,31 +242,33 @@ def _context(config: Config, facts: Facts) -> list[Problem]:
         return []
     fixes = []
     if prompt < context:
-        fixes.append(Fix(text=tr("shorter completions"), edits={"max_completion_length": context - prompt}))
+        fixes.append(
+            Fix(text=tr("allow only shorter completions"), edits={"max_completion_length": context - prompt})
+        )
     if facts.longest_prompt is not None and completion < context:
         fixes.append(
-            Fix(text=tr("leave the longest prompts out"), edits={"max_length": context - completion})
+            Fix(text=tr("leave out the longest prompts"), edits={"max_length": context - completion})
         )
     known = (
         tr("longest prompt {prompt}", prompt=prompt)
         if facts.longest_prompt is not None
-        else tr("a prompt of at least 1")
+        else tr("a prompt of at least 1 token")
     )
     return [
         problem(
             "E305",
             "max_completion_length",
             tr(
-                "{known} + max_completion_length {completion} = {prompt} tokens; the model has room "
-                "for {context}.",
+                "{known} + max_completion_length {completion} = {prompt} tokens, but the context "
+                "of the model is {context}.",
                 known=known,
                 completion=completion,
                 prompt=prompt + completion,
                 context=context,
             ),
-            tr("A default or a setting for a model with a longer context."),
+            tr("The value is a default, or was chosen for a model with a longer context."),
             *fixes,
-            Fix(text=tr("a model with a longer context")),
+            Fix(text=tr("use a model with a longer context")),
         )
     ]
 
@@ -262,6 +283,6 @@ def _left_out(config: Config, facts: Facts) -> Problem:
             num_rows=facts.num_rows or "?",
             limit=_limit(config, facts),
         ),
-        tr("A few long rows; the others are not touched."),
-        Fix(text=tr("raise --max_length, or lower --max_completion_length, to keep them")),
+        "",
+        Fix(text=tr("to keep them, raise --max_length or lower --max_completion_length")),
     )

@@ -96,7 +96,7 @@ def _dtypes(config: Config, facts: Facts, file: DeepSpeedFile) -> Iterator[_Othe
     is_low = computes_low(config, cuda=bool(facts.cuda))
     name = "bfloat16" if is_low else "float32"
     run = tr("torch_dtype {torch_dtype}", torch_dtype=config.torch_dtype) + (
-        tr(", {name} here", name=name) if config.torch_dtype == "auto" else ""
+        tr(", {name} in this run", name=name) if config.torch_dtype == "auto" else ""
     )
     low, half = (setting(file.settings, f"{kind}.enabled") for kind in ("bf16", "fp16"))
     if half is True:
@@ -118,7 +118,7 @@ def _numbers(config: Config, file: DeepSpeedFile) -> Iterator[_Other]:
         edits = {"adam_beta1": betas[0], "adam_beta2": betas[1]}
         yield _Other(
             f"{_BETAS} {betas}",
-            tr("adam_beta1 {ours:g} and adam_beta2 {ours2:g}", ours=ours[0], ours2=ours[1]),
+            tr("adam_beta1 {beta1:g} and adam_beta2 {beta2:g}", beta1=ours[0], beta2=ours[1]),
             edits,
         )
 
@@ -138,13 +138,13 @@ def _contradicts(path: str, others: list[_Other]) -> Problem:
     if all(other.edits for other in others):
         edits = {name: value for other in others for name, value in other.edits.items()}
         fixes = [
-            Fix(text=tr("take the file's values"), edits=edits),
-            Fix(text=tr("{auto}: the command decides", auto=auto)),
+            Fix(text=tr("use the values of the file"), edits=edits),
+            Fix(text=tr("{auto}: then the options of the command are used", auto=auto)),
         ]
     else:
         fixes = [Fix(text=tr("{auto}: covey trains in bfloat16 or float32, not in float16", auto=auto))]
-    seen = tr("{path} says {says}; this run has {has}.", path=path, says=says, has=has)
-    return problem("E219", "deepspeed", seen, tr("The file was written for another run."), *fixes)
+    seen = tr("{path} says {says}, but this run has {has}.", path=path, says=says, has=has)
+    return problem("E219", "deepspeed", seen, "", *fixes)
 
 
 def _without_effect(config: Config, file: DeepSpeedFile) -> list[Problem]:
@@ -154,7 +154,7 @@ def _without_effect(config: Config, file: DeepSpeedFile) -> list[Problem]:
     schedule = setting(file.settings, "scheduler.type")
     if schedule is not None and config.lr_scheduler_type not in _SCHEDULES.get(str(schedule), ()):
         found[f"scheduler.type {schedule}"] = tr(
-            "the schedule is --lr_scheduler_type {lr_scheduler_type}",
+            "the schedule is set by --lr_scheduler_type {lr_scheduler_type}",
             lr_scheduler_type=config.lr_scheduler_type,
         )
     if not found:
@@ -197,7 +197,7 @@ def _batch(config: Config, facts: Facts, file: DeepSpeedFile, typed: Collection[
     if not wrong:
         return []
     says = joined(
-        tr(" and "), [tr("{name} is {getattr}", name=name, getattr=getattr(file, name)) for name in wrong]
+        tr(" and "), [tr("{name} is {value}", name=name, value=getattr(file, name)) for name in wrong]
     )
     has = joined(tr(" and "), [str(ours[name]) for name in wrong])
     fixes = [
@@ -205,8 +205,8 @@ def _batch(config: Config, facts: Facts, file: DeepSpeedFile, typed: Collection[
     ]
     target = _of_file(shape, file)
     if target is not None and not faults(target, facts.num_prompts):
-        fixes.insert(0, Fix(text=tr("take the file's batch"), edits=edits_to(shape, target, typed)))
-    seen = tr("{path}: {says}; this run has {has}.", path=file.path, says=says, has=has)
+        fixes.insert(0, Fix(text=tr("use the batch of the file"), edits=edits_to(shape, target, typed)))
+    seen = tr("{path} says {says}, but this run has {has}.", path=file.path, says=says, has=has)
     cause = tr("The file was written for another batch or another number of GPUs.")
     return [problem("E219", "deepspeed", seen, cause, *fixes)]
 

@@ -71,12 +71,12 @@ def _adapters(config: Config, typed: Collection[str]) -> list[Problem]:
         names = _changed(config, names, typed)
     if not names or config.tuner_type != "full":
         return []
-    seen = tr("{set}, and all weights are trained: there is no adapter.", set=_set(config, names))
+    seen = tr("{set}, but all weights are trained, so there is no adapter.", set=_set(config, names))
     adapters = Fix(text=tr("train adapters"), edits={"tuner_type": "lora"})
     if is_full_typed:
-        cause = tr("A command for LoRA of which only the tuner was changed.")
+        cause = tr("In this command for LoRA only the tuner was changed.")
         return [warning("W108", names[0], seen, cause, _leave_out(names), adapters)]
-    cause = tr("A command for LoRA without its --tuner_type lora, which is the default of `covey rlhf` only.")
+    cause = tr("--tuner_type lora may be missing; it is the default of `covey rlhf` only.")
     return [problem("E115", names[0], seen, cause, adapters, _leave_out(names))]
 
 
@@ -90,15 +90,15 @@ def _dropout(config: Config, typed: Collection[str]) -> list[Problem]:
             "W108",
             "lora_dropout",
             tr(
-                "lora_dropout is {lora_dropout:g} and disable_dropout is on: nothing is dropped.",
+                "lora_dropout is {lora_dropout:g}, but disable_dropout is on, so nothing is dropped.",
                 lora_dropout=config.lora_dropout,
             ),
             tr(
-                "The default of other trainers. Dropout draws another network for each forward pass, "
-                "so that the ratio of new to old probabilities is not 1 where it has to be."
+                "It is the default of other trainers. Dropout changes the network in each forward "
+                "pass, so the ratio of new to old probabilities is not 1 before the first update."
             ),
-            Fix(text=tr("without dropout, as it is now"), edits={"lora_dropout": 0.0}),
-            Fix(text=tr("with dropout all the same"), edits={"disable_dropout": False}),
+            Fix(text=tr("train without dropout, as now"), edits={"lora_dropout": 0.0}),
+            Fix(text=tr("train with dropout anyway"), edits={"disable_dropout": False}),
         )
     ]
 
@@ -109,11 +109,9 @@ def _evaluation(config: Config, names: Sequence[str]) -> list[Problem]:
     if config.val_dataset or config.split_dataset_ratio:
         way = Fix(text="evaluate", edits={"eval_strategy": "steps"})
     else:
-        way = Fix(text=tr("a set to evaluate on: --val_dataset FILE, or --split_dataset_ratio 0.05"))
-    seen = tr("{set}, and nothing is evaluated.", set=_set(config, names))
-    return [
-        warning("W108", names[0], seen, tr("The set to evaluate on was left out."), way, _leave_out(names))
-    ]
+        way = Fix(text=tr("name an evaluation dataset: --val_dataset FILE, or --split_dataset_ratio 0.05"))
+    seen = tr("{set}, but nothing is evaluated.", set=_set(config, names))
+    return [warning("W108", names[0], seen, tr("No evaluation dataset is given."), way, _leave_out(names))]
 
 
 def _messages(config: Config, facts: Facts) -> list[Problem]:
@@ -126,11 +124,14 @@ def _messages(config: Config, facts: Facts) -> list[Problem]:
             "E115",
             names[0],
             tr(
-                "{set}, and the column prompt holds text, which goes to the model as it is.",
+                "{set}, but the column prompt holds text, which is given to the model unchanged.",
                 set=_set(config, names),
             ),
-            tr("A column prompt with questions in it; prompts of TRL in that form are written out in full."),
-            Fix(text=tr("put each prompt into the template"), edits={"apply_chat_template": True}),
+            tr(
+                "The column prompt holds questions. As in TRL, text in it is taken as the full prompt, "
+                "without a chat template."
+            ),
+            Fix(text=tr("apply the chat template to each prompt"), edits={"apply_chat_template": True}),
             _leave_out(names),
         )
     ]
@@ -144,12 +145,12 @@ def _tables(config: Config, typed: Collection[str]) -> list[Problem]:
             "W108",
             "log_completions",
             tr(
-                "log_completions is {log_completions} and report_to is none: no tracker gets a table.",
+                "log_completions is {log_completions}, but report_to is none, so no tracker gets a table.",
                 log_completions=config.log_completions,
             ),
-            tr("In TRL it prints a table; here RUN/rollouts has every completion, whatever is said."),
+            tr("In TRL the option prints a table. covey always writes every completion to RUN/rollouts."),
             _leave_out(["log_completions"]),
-            Fix(text=tr("a tracker"), edits={"report_to": ["tensorboard"]}),
+            Fix(text=tr("use a tracker"), edits={"report_to": ["tensorboard"]}),
         )
     ]
 
@@ -174,11 +175,11 @@ def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
         edits={"reward_funcs": [*config.reward_funcs, reward], **weights},
     )
     seen = tr(
-        "{set}, and no reward of this run reads that: {rewards}.",
+        "{set}, but no reward of this run reads it: {rewards}.",
         set=_set(config, names),
         rewards=", ".join(config.rewards),
     )
-    cause = tr("The reward that reads it was left out of --reward_funcs.")
+    cause = tr("The reward that reads it may be missing from --reward_funcs.")
     return [warning("W108", names[0], seen, cause, add, _leave_out(names))]
 
 

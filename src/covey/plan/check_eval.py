@@ -29,11 +29,11 @@ def eval_problems(config: Config, facts: Facts) -> list[Problem]:
                 "E115",
                 "eval_strategy",
                 tr(
-                    "eval_strategy is {eval_strategy} and there is nothing to evaluate on.",
+                    "eval_strategy is {eval_strategy}, but there is no evaluation dataset.",
                     eval_strategy=config.eval_strategy,
                 ),
-                tr("The set to evaluate on was left out."),
-                Fix(text=tr("a set of its own: --val_dataset FILE")),
+                tr("No evaluation dataset is given."),
+                Fix(text=tr("use a separate dataset: --val_dataset FILE")),
                 *_ways_out(config),
             )
         )
@@ -50,8 +50,8 @@ def _epochs_of_a_stream(config: Config) -> Problem:
     return problem(
         "E115",
         "eval_strategy",
-        tr("eval_strategy is epoch and streaming is on: a stream has no known end."),
-        tr("The set to evaluate on may be small, and the rows to train on are not counted before the run."),
+        tr("eval_strategy is epoch, but streaming is on, and the end of a stream is not known."),
+        tr("The training rows are not counted before the run, so covey does not know where an epoch ends."),
         Fix(text=tr("evaluate every eval_steps"), edits={"eval_strategy": "steps"}),
     )
 
@@ -60,9 +60,9 @@ def _ways_out(config: Config) -> list[Fix]:
     """The ways to an evaluation, or out of one, that nothing else in the configuration bars."""
     fixes = []
     if not config.streaming:
-        fixes.append(Fix(text=tr("a share of the training rows"), edits={"split_dataset_ratio": 0.05}))
+        fixes.append(Fix(text=tr("use a share of the training rows"), edits={"split_dataset_ratio": 0.05}))
     if not _needing(config):
-        fixes.append(Fix(text=tr("no evaluation"), edits={"eval_strategy": "no"}))
+        fixes.append(Fix(text=tr("do not evaluate"), edits={"eval_strategy": "no"}))
     return fixes
 
 
@@ -80,18 +80,18 @@ def _needing(config: Config) -> list[str]:
 def _without_evaluation(config: Config, name: str) -> Problem:
     fixes = [Fix(text=tr("leave out --{name}", name=name))]
     if config.val_dataset or config.split_dataset_ratio:
-        cause = tr("eval_strategy is no, although there is something to evaluate on.")
+        cause = tr("eval_strategy is no, although there is an evaluation dataset.")
         fixes.insert(0, Fix(text=tr("evaluate every eval_steps"), edits={"eval_strategy": "steps"}))
     else:
-        cause = tr("The set to evaluate on was left out.")
-        fixes.insert(0, Fix(text=tr("a set to evaluate on: --val_dataset FILE")))
+        cause = tr("No evaluation dataset is given.")
+        fixes.insert(0, Fix(text=tr("name an evaluation dataset: --val_dataset FILE")))
         if not config.streaming:
             edits = {"split_dataset_ratio": 0.05, "eval_strategy": "steps"}
             fixes.insert(1, Fix(text=tr("evaluate on a share of the training rows"), edits=edits))
     missing = (
-        tr("no best model") if name == "load_best_model_at_end" else tr("nothing that could stop the run")
+        tr("no best model") if name == "load_best_model_at_end" else tr("no metric that could stop the run")
     )
-    seen = tr("{name} is set and nothing is evaluated, so there is {missing}.", name=name, missing=missing)
+    seen = tr("{name} is set, but nothing is evaluated, so there is {missing}.", name=name, missing=missing)
     return problem("E115", name, seen, cause, *fixes)
 
 
@@ -105,10 +105,10 @@ def _metric(config: Config, facts: Facts) -> list[Problem]:
         problem(
             "E104",
             "metric_for_best_model",
-            tr("metric_for_best_model is {metric}, which no evaluation gives.", metric=metric),
-            tr("A metric of training, or of another set."),
-            Fix(text=tr("the nearest metric"), edits={"metric_for_best_model": near}),
-            Fix(text=tr("there are {names}", names=", ".join(names[:12]))),
+            tr("metric_for_best_model is {metric}, which no evaluation computes.", metric=metric),
+            tr("It is a metric of training, or of another dataset."),
+            Fix(text=tr("use the metric with the nearest name"), edits={"metric_for_best_model": near}),
+            Fix(text=tr("the metrics are {names}", names=", ".join(names[:12]))),
         )
     ]
 

@@ -60,7 +60,7 @@ def asked_processes(environment: Mapping[str, str]) -> tuple[int | None, list[Pr
     if number is not None and number >= 1:
         return number, []
     seen = tr(
-        "The environment variable {asked_processes} is {text!r}; it takes a whole number from 1 on.",
+        "The environment variable {asked_processes} is {text!r}; it must be a whole number, 1 or more.",
         asked_processes=ASKED_PROCESSES,
         text=text,
     )
@@ -84,7 +84,7 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
     count = whole_number(most)
     if count is None or count < 1 or least not in ("", most):
         seen = tr(
-            "The environment variable {name} is {text!r}; it takes the number of machines.",
+            "The environment variable {name} is {text!r}; it must be the number of machines.",
             name=name,
             text=text,
         )
@@ -97,7 +97,7 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
     missing = [n for n, t in (("NODE_RANK", number_text), ("MASTER_ADDR", address)) if not t]
     if missing:
         seen = tr(
-            "The environment variable {name} is {text}, and {are_not_set}.",
+            "The environment variable {name} is {text}, but {are_not_set}.",
             name=name,
             text=text,
             are_not_set=_are_not_set(missing),
@@ -105,9 +105,7 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
         return Machines(), [problem("E370", name, seen, "", _all_machines(count), _one_machine(environment))]
     number, port = whole_number(number_text), whole_number(port_text or str(DEFAULT_PORT))
     if number is None or number >= count:
-        rule = tr(
-            "{name} is {count}, so it goes from 0 to {count2}", name=name, count=count, count2=count - 1
-        )
+        rule = tr("{name} is {count}, so it must be from 0 to {last}", name=name, count=count, last=count - 1)
         seen = tr(
             "The environment variable {number_name} is {number_text!r}; {rule}.",
             number_name=number_name,
@@ -116,7 +114,7 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
         )
     elif port is None or not 0 < port < 2**16:
         seen = tr(
-            "The environment variable {port_name} is {port_text!r}; it takes the number of a port.",
+            "The environment variable {port_name} is {port_text!r}; it must be a port number.",
             port_name=port_name,
             port_text=port_text,
         )
@@ -165,12 +163,12 @@ def _ranks(environment: Mapping[str, str]) -> list[Problem]:
     numbers = {name: whole_number(text) for name, text in typed.items()}
     for name, number in numbers.items():
         if number is None or number < _LEAST[name]:
-            rule = tr("it takes a whole number from {least} on", least=_LEAST[name])
+            rule = tr("it must be a whole number, {least} or more", least=_LEAST[name])
             return [_wrong(name, typed[name], rule, environment)]
     world, rank, local = (numbers.get(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if world is None and (rank or local):
         name = "RANK" if rank else "LOCAL_RANK"
-        rule = tr("WORLD_SIZE, the number of processes, is not set beside it")
+        rule = tr("WORLD_SIZE, the number of processes, must be set too")
         return [_wrong(name, typed[name], rule, environment)]
     missing = [name for name in _OF_A_RANK if not environment.get(name, "").strip()]
     if world is not None and world > 1 and missing:
@@ -178,11 +176,14 @@ def _ranks(environment: Mapping[str, str]) -> list[Problem]:
     for name, of in _COUNTED:
         at, count = numbers.get(name), numbers.get(of)
         if at is not None and count is not None and at >= count:
-            rule = tr("{of} is {count}, so it goes from 0 to {count2}", of=of, count=count, count2=count - 1)
+            rule = tr("{of} is {count}, so it must be from 0 to {last}", of=of, count=count, last=count - 1)
             return [_wrong(name, typed[name], rule, environment)]
     local_world = numbers.get("LOCAL_WORLD_SIZE")
     if world is not None and local_world is not None and local_world > world:
-        rule = tr("WORLD_SIZE, the processes on all machines, is {world}", world=world)
+        rule = tr(
+            "it cannot be larger than WORLD_SIZE, the total number of processes, which is {world}",
+            world=world,
+        )
         return [_wrong("LOCAL_WORLD_SIZE", typed["LOCAL_WORLD_SIZE"], rule, environment)]
     return []
 
@@ -192,7 +193,7 @@ def _tasks_that_start_more(environment: Mapping[str, str], typed: Mapping[str, o
     if not is_of_slurm(environment) or not is_launched(environment) or str(asked) in ("None", "1", local):
         return []
     seen = tr(
-        "srun has started {local} of the run's processes on this machine, and nproc_per_node is {asked}.",
+        "srun has started {local} of the run's processes on this machine, but nproc_per_node is {asked}.",
         local=local,
         asked=asked,
     )
@@ -201,10 +202,10 @@ def _tasks_that_start_more(environment: Mapping[str, str], typed: Mapping[str, o
             "E370",
             "nproc_per_node",
             seen,
-            tr("With srun each task is one process of the run; none of them starts others."),
+            tr("Under srun each task is one process of the run and does not start others."),
             Fix(
                 text=tr(
-                    "have srun start all of them: srun --ntasks-per-node={asked} covey train ...", asked=asked
+                    "let srun start all of them: srun --ntasks-per-node={asked} covey train ...", asked=asked
                 )
             ),
             Fix(text=tr("leave out --nproc_per_node, and NPROC_PER_NODE")),
@@ -217,17 +218,17 @@ def _machines_of_ray(environment: Mapping[str, str], typed: Mapping[str, object]
     if typed.get("launcher") != "ray" or count == 1:
         return []
     seen = tr(
-        "The environment variable NNODES is {count}, and launcher is ray, which chooses the machines.",
+        "The environment variable NNODES is {count}, but launcher is ray, which chooses the machines itself.",
         count=count,
     )
     once = Fix(
         text=tr(
-            "type the command on one machine alone, after `unset NNODES NODE_RANK`; "
-            "--nproc_per_node is then the number of processes on all {count} machines",
+            "type the command on one machine only, after `unset NNODES NODE_RANK`; "
+            "--nproc_per_node is then the total number of processes on all {count} machines",
             count=count,
         )
     )
-    torchrun = Fix(text=tr("start one command on each machine, without Ray"), edits={"launcher": "torchrun"})
+    torchrun = Fix(text=tr("start the command on each machine, without Ray"), edits={"launcher": "torchrun"})
     return [problem("E370", "launcher", seen, "", once, torchrun)]
 
 
@@ -247,7 +248,7 @@ def _sharding_of_accelerate(environment: Mapping[str, str], typed: Mapping[str, 
     else:
         return []
     seen = tr(
-        "The environment variable {asks} is true, and the command has neither --deepspeed nor --fsdp.",
+        "The environment variable {asks} is true, but the command has neither --deepspeed nor --fsdp.",
         asks=asks,
     )
     return [
@@ -255,8 +256,8 @@ def _sharding_of_accelerate(environment: Mapping[str, str], typed: Mapping[str, 
             "E379",
             "fsdp",
             seen,
-            tr("A configuration file of accelerate."),
-            Fix(text=tr("split the model as that file has it"), edits=edits),
+            tr("The variable comes from a configuration file of accelerate."),
+            Fix(text=tr("shard the model as that file says"), edits=edits),
             Fix(text=tr("keep the whole model in each process"), edits={"fsdp": "off"}),
         )
     ]
@@ -278,9 +279,9 @@ def _one_machine(environment: Mapping[str, str]) -> Fix:
 def _all_machines(count: int) -> Fix:
     return Fix(
         text=tr(
-            "on each of the {count} machines the same command behind NNODES={count} NODE_RANK=R "
-            "MASTER_ADDR=HOST MASTER_PORT=29500, where R counts the machines from 0 and HOST is "
-            "the first of them",
+            "to train on {count} machines: on each of them put NNODES={count} NODE_RANK=R "
+            "MASTER_ADDR=HOST MASTER_PORT=29500 in front of the same command, where R numbers the "
+            "machines from 0 and HOST is the first of them",
             count=count,
         )
     )
@@ -314,7 +315,7 @@ def _incomplete(world: int, missing: list[str], environment: Mapping[str, str]) 
     unset = _unset(environment, "WORLD_SIZE")
     alone = Fix(text=tr("for a run in this process alone: {unset}, then the same command", unset=unset))
     seen = tr(
-        "The environment variable WORLD_SIZE is {world}, and {are_not_set}.",
+        "The environment variable WORLD_SIZE is {world}, but {are_not_set}.",
         world=world,
         are_not_set=_are_not_set(missing),
     )
@@ -323,9 +324,7 @@ def _incomplete(world: int, missing: list[str], environment: Mapping[str, str]) 
             text=tr("name the machine of rank 0: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ...")
         )
         return problem("E370", "MASTER_ADDR", seen, "", address, alone)
-    cause = tr(
-        "A cluster that sets WORLD_SIZE to the number of its pods, such as a PyTorchJob of Kubernetes."
-    )
+    cause = tr("Some clusters set WORLD_SIZE to the number of pods, for example a Kubernetes PyTorchJob.")
     return problem(
         "E370",
         "WORLD_SIZE",
@@ -334,7 +333,8 @@ def _incomplete(world: int, missing: list[str], environment: Mapping[str, str]) 
         alone,
         Fix(
             text=tr(
-                "for several processes on this machine: the same, and then {torchrun}", torchrun=_TORCHRUN
+                "for several processes on this machine: unset the same variables, then {torchrun}",
+                torchrun=_TORCHRUN,
             )
         ),
         Fix(text=tr("for several machines: docs/clusters.md has the commands (torchrun, Slurm, Kubernetes)")),

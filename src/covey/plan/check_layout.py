@@ -32,10 +32,10 @@ def _of_split(config: Config, layout: Layout) -> list[Problem]:
     if not is_split or not config.activation_offloading:
         return []
     seen = tr(
-        "activation_offloading is on, and {value} splits the model.",
+        "activation_offloading is on, but {value} shards the model.",
         value="fsdp" if layout.fsdp else "ZeRO-3",
     )
-    cause = tr("It would keep the gathered weights of every layer in memory together with the activations.")
+    cause = tr("It would keep the gathered weights of every layer in memory, together with the activations.")
     less = Fix(
         text=tr("recompute activations in the backward pass instead"),
         edits={"activation_offloading": False, "gradient_checkpointing": "true"},
@@ -46,7 +46,7 @@ def _of_split(config: Config, layout: Layout) -> list[Problem]:
 def _npu(variable: str) -> Problem:
     """A machine with Ascend NPUs, where the run would be on its CPU."""
     seen = tr(
-        "The environment variable {variable} is set, and torch sees no GPU here. covey trains on "
+        "The environment variable {variable} is set, and torch finds no GPU. covey trains on "
         "NVIDIA and AMD GPUs and on CPUs, not on Ascend NPUs.",
         variable=variable,
     )
@@ -54,7 +54,7 @@ def _npu(variable: str) -> Problem:
         text=tr("for a run on the CPU: `unset {variable}`, then the same command", variable=variable)
     )
     gpus = Fix(text=tr("start the same command on a machine with NVIDIA or AMD GPUs"))
-    return problem("E117", "nproc_per_node", seen, tr("A command for a machine with NPUs."), on_cpu, gpus)
+    return problem("E117", "nproc_per_node", seen, "", on_cpu, gpus)
 
 
 def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
@@ -88,10 +88,10 @@ def _offload(config: Config, layout: Layout) -> list[Problem]:
             "E213",
             "deepspeed",
             seen,
-            tr("DeepSpeed offloads the optimizer from stage 1 on, and weights in stage 3 alone."),
+            tr("DeepSpeed can offload the optimizer in stages 1 to 3, and the weights only in stage 3."),
             Fix(text=f"ZeRO-{needed}", edits=states_typed(layout, needed, layout.offload)),
             Fix(
-                text=tr("the most that this stage offloads"),
+                text=tr("offload what this stage can"),
                 edits=states_typed(layout, layout.zero_stage, lower),
             ),
         )
@@ -121,7 +121,7 @@ def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
         text=tr("{num_gpus} engines of {below}", num_gpus=layout.num_gpus // below, below=below),
         edits={PARALLEL: below},
     )
-    return [problem("E214", PARALLEL, seen, tr("A size for another machine or another model."), fix)]
+    return [problem("E214", PARALLEL, seen, "", fix)]
 
 
 def _share(layout: Layout, facts: Facts) -> list[Problem]:
@@ -131,19 +131,23 @@ def _share(layout: Layout, facts: Facts) -> list[Problem]:
     if 0 < layout.engine_share < 1 and layout.engine_bytes > weights:
         return []
     seen = tr(
-        "{share} is {engine_share:g}, {size} of a GPU; the weights of one engine on it take "
-        "{size2}, and its KV cache needs room beside them.",
+        "{share} is {engine_share:g}, which is {size} of a GPU; the weights of one engine take "
+        "{weights} of it, and its KV cache needs memory too.",
         share=SHARE,
         engine_share=layout.engine_share,
         size=size(layout.engine_bytes),
-        size2=size(weights),
+        weights=size(weights),
     )
     # Half as much again as the weights, for the cache, in twentieths of a GPU.
     share = -(-30 * weights // max(1, layout.gpu_bytes)) / 20 or 0.3
     if share <= _HIGHEST:
-        fix = Fix(text=tr("room for the weights and half as much for the KV cache"), edits={SHARE: share})
+        fix = Fix(
+            text=tr("leave room for the weights and half as much for the KV cache"), edits={SHARE: share}
+        )
     else:
         fix = Fix(
-            text=tr("a higher --{parallel}, or an inference server (--vllm_mode server)", parallel=PARALLEL)
+            text=tr(
+                "use a higher --{parallel}, or an inference server (--vllm_mode server)", parallel=PARALLEL
+            )
         )
-    return [problem("E215", SHARE, seen, tr("A share for a smaller model or a larger GPU."), fix)]
+    return [problem("E215", SHARE, seen, "", fix)]

@@ -14,7 +14,7 @@ from covey.plan.problem import problem, warning
 from covey.texts import tr
 from covey.types import Fix, Problem
 
-_MERGED = tr("Two commands were merged.")
+_MERGED = ""
 
 
 def lever_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
@@ -30,14 +30,16 @@ def lever_problems(config: Config, facts: Facts, typed: Collection[str]) -> list
 def _eight_bit(config: Config, layout: Layout) -> list[Problem]:
     if config.optim != "adamw_8bit":
         return []
-    plain = Fix(text=tr("32-bit moments, which are split over the processes"), edits={"optim": "adamw_torch"})
+    plain = Fix(text=tr("use 32-bit moments, which can be sharded"), edits={"optim": "adamw_torch"})
     if layout.by_deepspeed:
-        seen = tr("optim is adamw_8bit, and DeepSpeed holds the optimizer state.")
+        seen = tr("optim is adamw_8bit, but DeepSpeed holds the optimizer state.")
         return [problem("E115", "optim", seen, _MERGED, plain)]
     if layout.fsdp:
-        seen = tr("optim is adamw_8bit, and fsdp splits the model.")
-        cause = tr("8-bit moments have a scale for each block of 256 weights, and shards cut such blocks.")
-        whole = Fix(text=tr("a whole model in each process"), edits={"fsdp": None})
+        seen = tr("optim is adamw_8bit, but fsdp shards the model.")
+        cause = tr(
+            "8-bit moments share one scale per block of 256 weights, and sharding would split these blocks."
+        )
+        whole = Fix(text=tr("keep the whole model in each process"), edits={"fsdp": None})
         return [problem("E115", "optim", seen, cause, plain, whole)]
     return []
 
@@ -48,9 +50,9 @@ def _with_deepspeed(name: str, config: Config, facts: Facts) -> list[Problem]:
     off = Fix(text=tr("leave it out"), edits={name: False})
     needed = "optimizer" if name == "offload_optimizer" else "params"
     if layout.offload in (needed, "params"):
-        seen = tr("{name} is on, and DeepSpeed offloads the same already.", name=name)
+        seen = tr("{name} is on, but DeepSpeed already offloads the same state.", name=name)
         return [warning("W108", name, seen, _MERGED, off)]
-    seen = tr("{name} is on, and DeepSpeed holds weights and optimizer state.", name=name)
+    seen = tr("{name} is on, but DeepSpeed holds weights and optimizer state.", name=name)
     preset = "zero2_offload" if needed == "optimizer" and layout.zero_stage < 3 else "zero3_offload"
     own = Fix(text=tr("offload with DeepSpeed"), edits={name: False, "deepspeed": preset})
     return [problem("E115", name, seen, _MERGED, own, off)]
@@ -61,31 +63,34 @@ def _without_effect(name: str, config: Config, facts: Facts) -> list[Problem]:
     has_weights = (
         config.tuner_type != "lora" or config.sync_ref_model or reference_adapter(config) is not None
     )
-    cause = tr("A command for another run.")
+    cause = ""
     if is_reference and not has_kl(config):
         why = tr("beta is 0, so there is no reference")
     elif is_reference and not has_weights:
         why = tr("the reference is the policy with its adapter off")
     elif facts.cuda is False and layout.is_here:
         why = tr("this run is on a CPU, where offloading frees no memory")
-        cause = tr("A command written for a GPU.")
+        cause = ""
     elif layout.fsdp and layout.offload == "params" and not is_reference:
         why = tr("fsdp_offload keeps shards and optimizer state in CPU memory already")
         cause = _MERGED
     else:
         return []
     off = Fix(text=tr("leave it out"), edits={name: False})
-    return [warning("W108", name, tr("{name} is on, and {why}.", name=name, why=why), cause, off)]
+    return [warning("W108", name, tr("{name} is on, but {why}.", name=name, why=why), cause, off)]
 
 
 def _groups(config: Config, typed: Collection[str]) -> list[Problem]:
     if "move_model_batches" not in typed or config.move_model_batches is None or config.offload_optimizer:
         return []
     seen = tr(
-        "move_model_batches is {move_model_batches}, and offload_optimizer is off.",
+        "move_model_batches is {move_model_batches}, but offload_optimizer is off.",
         move_model_batches=config.move_model_batches,
     )
-    cause = tr("In ms-swift it moves weights to vLLM. Here it splits the step of offload_optimizer.")
+    cause = tr(
+        "In ms-swift the option is about moving weights to vLLM. In covey it splits the optimizer step "
+        "of offload_optimizer."
+    )
     return [
         warning(
             "W108",

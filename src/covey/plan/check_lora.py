@@ -41,8 +41,8 @@ def _idle(config: Config, typed: Collection[str]) -> list[Problem]:
         warning(
             "W108",
             name,
-            tr("{name} is set, and {why}.", name=name, why=why),
-            tr("A command for LoRA."),
+            tr("{name} is set, but {why}.", name=name, why=why),
+            "",
             leave,
         )
         for name in named
@@ -54,15 +54,15 @@ def _another_kind(config: Config) -> list[Problem]:
     """Adapters that are more than matrices beside linear layers."""
     problems = []
     if config.use_dora:
-        seen = tr("vllm_enable_lora is on and so is use_dora: vLLM applies no DoRA.")
-        plain = Fix(text=tr("LoRA without DoRA"), edits={"use_dora": False})
+        seen = tr("vllm_enable_lora and use_dora are both on, but vLLM does not support DoRA.")
+        plain = Fix(text=tr("use LoRA without DoRA"), edits={"use_dora": False})
         problems.append(problem("E434", _OPTION, seen, "", _MERGED, plain))
     if config.modules_to_save:
         seen = tr(
-            "vllm_enable_lora is on, and modules_to_save trains {modules_to_save} whole: ",
+            "vllm_enable_lora is on, but modules_to_save trains {modules_to_save} whole: ",
             modules_to_save=", ".join(config.modules_to_save),
         )
-        seen += tr("vLLM applies matrices beside linear layers alone.")
+        seen += tr("vLLM applies LoRA only to linear layers; it cannot apply modules that are trained whole.")
         problems.append(problem("E434", _OPTION, seen, "", _MERGED))
     return problems
 
@@ -71,17 +71,17 @@ def _ranks(config: Config) -> list[Problem]:
     rank, most = config.lora_rank, LORA_RANKS[-1]
     if rank > most:
         seen = tr(
-            "vllm_enable_lora is on, and lora_rank is {rank}: vLLM applies ranks up to {most}.",
+            "vllm_enable_lora is on, but lora_rank is {rank}, and vLLM supports ranks up to {most}.",
             rank=rank,
             most=most,
         )
-        lower = Fix(text=tr("the highest of vLLM"), edits={"lora_rank": most})
+        lower = Fix(text=tr("use the highest rank that vLLM supports"), edits={"lora_rank": most})
         return [problem("E434", _OPTION, seen, "", _MERGED, lower)]
     given = config.vllm_max_lora_rank
     if config.vllm_mode == "colocate" and given is not None and given < rank:
-        seen = tr("vllm_max_lora_rank is {given}, and lora_rank is {rank}.", given=given, rank=rank)
-        higher = Fix(text=tr("the rank of the run"), edits={"vllm_max_lora_rank": rank})
-        return [problem("E434", "vllm_max_lora_rank", seen, tr("A rank for another run."), higher, _MERGED)]
+        seen = tr("vllm_max_lora_rank is {given}, which is below lora_rank {rank}.", given=given, rank=rank)
+        higher = Fix(text=tr("use the rank of the run"), edits={"vllm_max_lora_rank": rank})
+        return [problem("E434", "vllm_max_lora_rank", seen, "", higher, _MERGED)]
     return []
 
 
@@ -94,12 +94,12 @@ def _servers(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
         if server.fault or server.adapter_rank >= config.lora_rank:
             continue
         takes = (
-            tr("applies ranks up to {adapter_rank}", adapter_rank=server.adapter_rank)
+            tr("supports ranks up to {adapter_rank}", adapter_rank=server.adapter_rank)
             if server.adapter_rank
-            else tr("applies no adapters")
+            else tr("does not support adapters")
         )
         seen = tr(
-            "vllm_enable_lora is on, and lora_rank is {lora_rank}; {address} {takes}.",
+            "vllm_enable_lora is on and lora_rank is {lora_rank}, but {address} {takes}.",
             lora_rank=config.lora_rank,
             address=server.address,
             takes=takes,

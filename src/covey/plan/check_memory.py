@@ -62,18 +62,22 @@ def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
     whole = sum(rollout.get(name, 0) for name in ("weights", tr("gathered weights")))
     is_sampling = plan.binding.name == "rollout" and facts.layout.engine == "own"
     if not is_sampling or not whole or not facts.num_parameters or not plan.limit_bytes:
-        return Fix(text=tr("a smaller model, or a machine with more memory"))
+        return Fix(text=tr("use a smaller model, or a machine with more memory"))
     # What is offloaded at most is everything else that grows with the model.
     others = plan.needed_bytes - plan.binding.num_bytes
     others += sum(num_bytes for name, num_bytes in rollout.items() if name in _BESIDE_STATES)
     most = (plan.limit_bytes - others) * facts.num_parameters / whole / 1e9
     needed = size(round(plan.needed_bytes * (plan.free_bytes or 0) / plan.limit_bytes))
-    smaller = (
-        tr("a model of at most about {most:.2g} B parameters with its states offloaded, or ", most=most)
-        if most > 0
-        else ""
+    if most <= 0:
+        return Fix(text=tr("provide {needed} of free memory per process", needed=needed))
+    return Fix(
+        text=tr(
+            "use a model of at most about {most:.2g} B parameters and offload its states, or provide "
+            "{needed} of free memory per process",
+            most=most,
+            needed=needed,
+        )
     )
-    return Fix(text=tr("{smaller}{needed} free for each process", smaller=smaller, needed=needed))
 
 
 def _states_bytes(plan: MemoryPlan, facts: Facts) -> int:
@@ -93,12 +97,12 @@ def _who(facts: Facts) -> tuple[str, str]:
 def _seen(plan: MemoryPlan, facts: Facts) -> str:
     who, where = _who(facts)
     return tr(
-        "{who} about {size} in the phase {name}, Python and its libraries included; {size2} are "
+        "{who} about {size} in the phase {name}, including Python and its libraries; {free} are "
         "free {where}.",
         who=who,
         size=size(plan.needed_bytes),
         name=plan.binding.name,
-        size2=size(plan.free_bytes or 0),
+        free=size(plan.free_bytes or 0),
         where=where,
     )
 
@@ -113,7 +117,7 @@ def _seen_states(plan: MemoryPlan, facts: Facts) -> str:
     )
     needed, free = size(_states_bytes(plan, facts)), size(plan.free_bytes or 0)
     return tr(
-        "{who} {needed} for states alone in the phase {name} ({words}); {free} are free {where}.",
+        "{who} {needed} for model states alone in the phase {name} ({words}); {free} are free {where}.",
         who=who,
         needed=needed,
         name=phase.name,
@@ -126,18 +130,18 @@ def _seen_states(plan: MemoryPlan, facts: Facts) -> str:
 def _cause(plan: MemoryPlan) -> str:
     name, largest = max(plan.binding.parts.items(), key=lambda part: part[1])
     return tr(
-        "The largest part, {name}, is {size} of the {size2} of one process; completions are "
-        "counted at their longest.",
+        "The largest part is {name}: {size} of the {total} of one process. Completions are counted "
+        "at their maximum length.",
         name=name,
         size=size(largest),
-        size2=size(plan.binding.num_bytes),
+        total=size(plan.binding.num_bytes),
     )
 
 
 def _cause_of_states(plan: MemoryPlan) -> str:
     if "gathered weights" in plan.largest_states.states:
         return tr(
-            "The native engine samples with a whole copy of the weights in each process; "
-            "sharding, offloading and LoRA do not make it smaller."
+            "The native engine keeps a full copy of the weights in each process for sampling; "
+            "sharding, offloading and LoRA do not reduce it."
         )
-    return tr("No batch size, completion length or recomputation makes states smaller.")
+    return tr("Batch size, completion length and recomputation do not change the size of model states.")

@@ -46,8 +46,8 @@ def _tokens(config: Config, facts: Facts) -> list[Problem]:
             "E374",
             "model",
             tr(
-                "The tokenizer of {model} has {tokens} beyond the {rows} rows of the embedding "
-                "(vocab_size of config.json): {shown}{more}.",
+                "The tokenizer of {model} has {tokens} without a row in the embedding, which has "
+                "{rows} rows (vocab_size in config.json): {shown}{more}.",
                 model=config.model,
                 tokens=counted(count, "token"),
                 rows=rows,
@@ -57,13 +57,13 @@ def _tokens(config: Config, facts: Facts) -> list[Problem]:
             "",
             Fix(
                 text=tr(
-                    "give the embedding a row for each: load the model with transformers, "
+                    "enlarge the embedding: load the model with transformers, call "
                     "`model.resize_token_embeddings({highest})`, and save it; the new rows are "
                     "untrained",
                     highest=highest + 1,
                 )
             ),
-            Fix(text=tr("the tokenizer that the model was trained with: copy its tokenizer.json")),
+            Fix(text=tr("use the tokenizer that the model was trained with: copy its tokenizer.json")),
         )
     ]
 
@@ -87,7 +87,7 @@ def _unused(config: Config, facts: Facts) -> list[Problem]:
                 more=more,
             ),
             "",
-            Fix(text=tr("nothing, where these are the parts of another task, such as a value head")),
+            Fix(text=tr("no action is needed if these tensors belong to another task, such as a value head")),
         )
     ]
 
@@ -109,9 +109,13 @@ def _remote_code(config: Config, facts: Facts) -> list[Problem]:
                 model=config.model,
                 model_revision=config.model_revision or tr("not set"),
             ),
-            tr("Without a commit the code that runs is whatever its author uploads next."),
-            Fix(text=tr("the full commit whose code you have read: --model_revision COMMIT (40 hex digits)")),
-            Fix(text=tr("run no code of the model"), edits={"trust_remote_code": False}),
+            tr("Without a commit, the code that runs is whatever the author uploads next."),
+            Fix(
+                text=tr(
+                    "name the full commit whose code you have read: --model_revision COMMIT (40 hex digits)"
+                )
+            ),
+            Fix(text=tr("do not run code of the model"), edits={"trust_remote_code": False}),
         )
     ]
 
@@ -123,13 +127,13 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
         typed = getattr(config, option)
         fixes = [
             Fix(
-                text=tr("the nearest name of a module is {near}", near=near),
+                text=tr("the module with the nearest name is {near}", near=near),
                 edits={option: [near if name == unmatched.target else name for name in typed]},
             )
             for near in unmatched.nearest[:1]
         ]
         if option == "target_modules":
-            fixes.append(Fix(text=tr("every linear layer"), edits={"target_modules": ["all-linear"]}))
+            fixes.append(Fix(text=tr("adapt every linear layer"), edits={"target_modules": ["all-linear"]}))
         else:
             fixes.append(Fix(text=tr("train the LoRA matrices only: leave out --modules_to_save")))
         problems.append(
@@ -143,7 +147,7 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
                     model=config.model,
                     nearest=", ".join(unmatched.nearest) or "none",
                 ),
-                tr("Names of another model family, or a typing error."),
+                tr("The names may belong to another model family."),
                 *fixes,
             )
         )
@@ -158,10 +162,11 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
             problem(
                 "E317",
                 option,
-                tr("{option} {name} cannot be trained so: {why}.", option=option, name=name, why=why),
-                tr("A list of targets from another model, or one that names every layer."),
+                tr("{option} {name} cannot be trained this way: {why}.", option=option, name=name, why=why),
+                tr("The list may have been written for another model, or names every layer."),
                 Fix(
-                    text=tr("without it") if edits else tr("leave out --{option}", option=option), edits=edits
+                    text=tr("leave it out") if edits else tr("leave out --{option}", option=option),
+                    edits=edits,
                 ),
             )
         )
@@ -170,20 +175,22 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
 
 def _device(config: Config, facts: Facts) -> list[Problem]:
     dtype = config.torch_dtype
-    automatic = Fix(text=tr("what the device computes best in"), edits={"torch_dtype": "auto"})
+    automatic = Fix(
+        text=tr("use the dtype that this device computes fastest in"), edits={"torch_dtype": "auto"}
+    )
     if dtype == "float16":
-        seen = tr("torch_dtype is float16, which this version does not train in.")
-        cause = tr("A command for GPUs older than bfloat16; float16 gradients vanish without loss scaling.")
+        seen = tr("torch_dtype is float16, but this version cannot train in float16.")
+        cause = tr("float16 gradients vanish without loss scaling, which covey does not have.")
         return [problem("E319", "torch_dtype", seen, cause, automatic)]
     if dtype != "bfloat16":
         return []
     if facts.cuda and facts.has_bfloat16 is False:
-        seen = tr("torch_dtype is bfloat16, and this GPU does not compute in it.")
-        cause = tr("A GPU from before 2020, or a command from a newer one.")
+        seen = tr("torch_dtype is bfloat16, but this GPU does not support it.")
+        cause = tr("NVIDIA GPUs support bfloat16 from Ampere (2020) on.")
         return [problem("E319", "torch_dtype", seen, cause, automatic)]
     if facts.cuda is False and facts.has_bfloat16 is False:
-        seen = tr("torch_dtype is bfloat16, and this CPU has no instructions for it.")
-        cause = tr("A command written for a GPU.")
+        seen = tr("torch_dtype is bfloat16, but this CPU has no instructions for it.")
+        cause = ""
         return [warning("W102", "torch_dtype", seen, cause, automatic)]
     return []
 
@@ -206,7 +213,7 @@ def _packages(facts: Facts) -> list[Problem]:
             "E116",
             option,
             tr("{option} needs {package}, which is not installed.", option=option, package=package),
-            tr("It is an optional part of covey."),
+            tr("The package is an optional dependency of covey."),
             Fix(text=tr("`pip install {install}`", install=_INSTALL.get(package, package))),
             Fix(text=tr("leave out --{option}", option=option)),
         )
@@ -230,7 +237,7 @@ def _small_model(config: Config, facts: Facts) -> list[Problem]:
                 learning_rate=config.learning_rate,
                 count=count / 1e6,
             ),
-            tr("The default, or a rate for a model of billions of parameters."),
-            Fix(text=tr("a rate for models of this size"), edits={"learning_rate": _USUAL_RATE}),
+            tr("The value is the default, or was chosen for a model of billions of parameters."),
+            Fix(text=tr("use a learning rate for models of this size"), edits={"learning_rate": _USUAL_RATE}),
         )
     ]

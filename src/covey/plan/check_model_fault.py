@@ -11,23 +11,23 @@ from covey.plan.problem import problem
 from covey.texts import filled, tr
 from covey.types import Fix, Problem
 
-_BUILT_IN = Fix(text=tr("the built-in model, to try covey out"), edits={"model": "quickstart"})
-_OTHER = Fix(text=tr("a causal language model with safetensors weights: --model DIR_OR_ID"))
+_BUILT_IN = Fix(text=tr("use the built-in model, to try covey"), edits={"model": "quickstart"})
+_OTHER = Fix(text=tr("name a causal language model with safetensors weights: --model DIR_OR_ID"))
 
 _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
     "missing": (
         "E301",
-        tr("A path from another machine or directory, or a download that was cut short."),
+        tr("The path is of another machine or directory, or a download was interrupted."),
         (
             Fix(text=tr("give the directory that holds config.json, tokenizer.json and *.safetensors")),
             _BUILT_IN,
         ),
     ),
-    "kind": ("E311", tr("An encoder, a classifier or a reward model."), (_OTHER,)),
+    "kind": ("E311", tr("It is an encoder, a classifier or a reward model."), (_OTHER,)),
     "media": (
         "E312",
-        tr("A vision or audio model, which many families have beside the one of text."),
-        (Fix(text=tr("the language model of the same family: --model DIR_OR_ID")),),
+        tr("It is a vision or audio model; most families have a text model too."),
+        (Fix(text=tr("use the text model of the same family: --model DIR_OR_ID")),),
     ),
     "code": (
         "E318",
@@ -35,7 +35,7 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
         (
             Fix(
                 text=tr(
-                    "having read that code: --trust_remote_code true, and for a model of a hub "
+                    "read the code, then add --trust_remote_code true, and for a model from a hub "
                     "--model_revision COMMIT"
                 )
             ),
@@ -44,19 +44,25 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
     ),
     "format": (
         "E320",
-        tr("An older upload, or a checkpoint of a trainer that saves other files."),
+        tr("The upload is old, or the trainer that saved the checkpoint writes other file formats."),
         (_BUILT_IN,),
     ),
     "shards": ("E385", "", ()),
     "hub": (
         "E321",
-        tr("No network from here, a name that is misspelt, or a model that asks for a login."),
+        tr("There is no network, the name is misspelt, or the model requires a login."),
         (Fix(text=tr("for a gated or private model: accept its terms on its page, then `hf auth login`")),),
     ),
     "weights": (
         "E372",
         "",
-        (Fix(text=tr("fetch or save the model again; config.json and weights have to come from one save")),),
+        (
+            Fix(
+                text=tr(
+                    "download or save the model again; config.json and weights must come from the same save"
+                )
+            ),
+        ),
     ),
     "quantized": (
         "E373",
@@ -64,7 +70,7 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
         (
             Fix(
                 text=tr(
-                    "the model before it was quantized: --model DIR_OR_ID, with QLoRA where "
+                    "use the model before it was quantized: --model DIR_OR_ID, with QLoRA if "
                     "memory is short (--tuner_type lora --quant_bits 4)"
                 )
             ),
@@ -72,13 +78,13 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
     ),
     "template": (
         "E313",
-        tr("A base model, whose tokenizer brings no template, or a template for messages of another form."),
+        tr("A base model has no template, or the template expects messages of another form."),
         (
             Fix(
-                text=tr("the usual one, as <|im_start|>role ... <|im_end|>"),
+                text=tr("use the common format <|im_start|>role ... <|im_end|>"),
                 edits={"chat_template": "chatml"},
             ),
-            Fix(text=tr("a template of your own: --chat_template FILE.jinja")),
+            Fix(text=tr("use your own template: --chat_template FILE.jinja")),
         ),
     ),
 }
@@ -86,53 +92,59 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
 
 _WHOLE_DIRECTORY = tr("give the directory that holds config.json, tokenizer.json and *.safetensors")
 _NO_TOKENIZER = (
-    tr("A checkpoint that was saved without its tokenizer."),
+    tr("The checkpoint was saved without its tokenizer."),
     tr("copy tokenizer.json, tokenizer_config.json and chat_template.jinja from the base model to {model}"),
 )
 
 # What is likely the cause and what to do, where more is known than the kind; `model` is what the user typed.
 _CAUSES: Mapping[str, tuple[str, str]] = {
     "missing_shards": (
-        tr("A download or a copy that was cut short."),
-        tr("fetch the missing files; `hf download ID --local-dir {model}` goes on where it stopped"),
+        tr("The download or the copy was interrupted."),
+        tr("download the missing files; `hf download ID --local-dir {model}` continues where it stopped"),
     ),
     "damaged": (
-        tr("A download or a copy that was cut short, or a file that is no safetensors."),
-        tr("fetch or copy that file again"),
+        tr("The download or the copy was interrupted, or the file is not in safetensors format."),
+        tr("download or copy that file again"),
     ),
     "no_tokenizer": _NO_TOKENIZER,
     "slow_tokenizer": _NO_TOKENIZER,
     "no_weights": (
-        tr("A directory that has the tokenizer alone, or whose weights were never fetched."),
+        tr("The directory has only the tokenizer, or its weights were never downloaded."),
         _WHOLE_DIRECTORY,
     ),
     "no_config": (
-        tr("A directory above or below the one of the model: a checkpoint of a run is RUN/checkpoint-N."),
+        tr("It may be the directory above or below the model; a checkpoint of a run is RUN/checkpoint-N."),
         _WHOLE_DIRECTORY,
     ),
     "adapter": (
-        tr("The directory of a LoRA run: it holds what was added to a model, not the model."),
-        tr("give the base model as --model, and the adapter's directory as --adapters"),
+        tr("It is the directory of a LoRA adapter, not of a model."),
+        tr("give the base model as --model and the adapter's directory as --adapters"),
     ),
     "unknown_model_type": (
-        tr("A model newer than the installed transformers, or a typing error in config.json."),
+        tr("The model is newer than the installed transformers, or config.json has an error."),
         tr("`pip install -U transformers`, and try again"),
     ),
     "offline": (
-        tr("HF_HUB_OFFLINE keeps every command off the network, and this model was never fetched whole."),
-        tr("with a network: `unset HF_HUB_OFFLINE`, or once `hf download {model}`"),
+        tr("HF_HUB_OFFLINE is set, so nothing is downloaded, and this model is not complete in the cache."),
+        tr(
+            "on a machine with network access: `unset HF_HUB_OFFLINE`, or download it once with `hf "
+            "download {model}`"
+        ),
     ),
     "unreadable_template": (
-        tr("A misspelt path, or one relative to another directory."),
-        tr("a file that is there: --chat_template FILE.jinja"),
+        tr("The path is misspelt, or relative to another directory."),
+        tr("name an existing file: --chat_template FILE.jinja"),
     ),
     "broken_template": (
-        tr("A template that was edited by hand, or written for another template language than Jinja."),
-        tr("mend it, or give another one: --chat_template FILE.jinja"),
+        tr("The template was edited by hand, or is not written in Jinja."),
+        tr("correct it, or use another one: --chat_template FILE.jinja"),
     ),
     "refusing_template": (
-        tr("A template for messages of another form: without a system message, say, or strictly in turns."),
-        tr("a template that takes these messages: --chat_template FILE.jinja"),
+        tr(
+            "The template expects messages of another form, for example no system message, or user and "
+            "assistant strictly in turn."
+        ),
+        tr("use a template that accepts these messages: --chat_template FILE.jinja"),
     ),
 }
 _CONVERT = tr(
@@ -162,7 +174,7 @@ def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details:
         fixes = (first, *(fix for fix in fixes if fix.edits))
     if fault == "code":
         if details.subject == config.model:
-            fixes = (Fix(text=tr("having read that code"), edits={"trust_remote_code": True}), _OTHER)
+            fixes = (Fix(text=tr("read the code, then run it"), edits={"trust_remote_code": True}), _OTHER)
     elif fault == "format":
         fixes = (Fix(text=filled(_CONVERT, model=config.model)), _BUILT_IN)
     elif fault == "shards":
@@ -171,7 +183,10 @@ def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details:
         fixes = (*quantized_model_fixes(facts), *fixes)
     elif fault == "hub" and details.cause != "offline":
         get = f"hf download {config.model.removeprefix('hf::')}"
-        fixes = (Fix(text=tr("where there is a network `{get}`, then this command again", get=get)), *fixes)
+        fixes = (
+            Fix(text=tr("on a machine with network access run `{get}`, then this command again", get=get)),
+            *fixes,
+        )
     return problem(
         code,
         "chat_template" if fault == "template" else "model",
@@ -188,7 +203,7 @@ def _gathered(command: str) -> Fix:
     again = tr(
         "then copy config.json and the files of the tokenizer there, and give that directory as --model"
     )
-    return Fix(text=tr("where you trust the files: `{command}`; {again}", command=command, again=again))
+    return Fix(text=tr("if you trust the files: `{command}`; {again}", command=command, again=again))
 
 
 def _looks_local(name: str) -> bool:

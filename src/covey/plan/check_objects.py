@@ -13,13 +13,15 @@ from covey.texts import tr
 from covey.types import Fix, Problem
 
 _SAVED = {
-    "model": tr("save it, by `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`: --model DIR"),
-    "dataset": tr("save the rows, one JSON object on each line: --dataset FILE.jsonl"),
-    "val_dataset": tr("save the rows, one JSON object on each line: --val_dataset FILE.jsonl"),
+    "model": tr(
+        "save it with `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`, then use --model DIR"
+    ),
+    "dataset": tr("save the rows, one JSON object on each line, then use --dataset FILE.jsonl"),
+    "val_dataset": tr("save the rows, one JSON object on each line, then use --val_dataset FILE.jsonl"),
 }
 # A checkpoint of LoRA names the object as its base.
 _ADAPTER = Fix(
-    text=tr("for a checkpoint of LoRA: `covey export CHECKPOINT --merge --base DIR`, and then that model")
+    text=tr("for a LoRA checkpoint: `covey export CHECKPOINT --merge --base DIR`, then use that model")
 )
 
 
@@ -35,9 +37,18 @@ def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
         problem(
             "E376",
             option,
-            tr("{option} is {text}, which is not here.", option=option, text=text),
+            tr(
+                "{option} is {text}, a Python object that this process does not have.",
+                option=option,
+                text=text,
+            ),
             "",
-            Fix(text=tr("in the program that made it: `covey.train({option}=OBJECT, ...)`", option=option)),
+            Fix(
+                text=tr(
+                    "resume in a Python program that has the object: `covey.train({option}=OBJECT, ...)`",
+                    option=option,
+                )
+            ),
             Fix(text=_SAVED[option]),
             *((_ADAPTER,) if option == "model" else ()),
         )
@@ -48,18 +59,19 @@ def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
 
 
 def _streams(config: Config) -> list[Problem]:
-    table = Fix(text=tr("all of its rows as a table: `Dataset.from_list(list(STREAM))`"))
+    table = Fix(text=tr("load all rows into a table first: `Dataset.from_list(list(STREAM))`"))
     stream = Fix(text=tr("read rows as they are needed"), edits={"streaming": True})
     named = {} if config.streaming else {"dataset": config.dataset}
     return [
         problem(
             "E377",
             option,
-            tr("{option} is {text}, which is read as it goes, and ", option=option, text=text)
-            + (
-                tr("streaming is false.")
-                if option == "dataset"
-                else tr("a set to evaluate on is read whole.")
+            tr("{option} is {text}, an iterable dataset, but streaming is false.", option=option, text=text)
+            if option == "dataset"
+            else tr(
+                "{option} is {text}, an iterable dataset, but an evaluation dataset is read as a whole.",
+                option=option,
+                text=text,
             ),
             "",
             *((stream, table) if option == "dataset" else (table,)),
@@ -87,7 +99,8 @@ def changed_objects(old: Any) -> bool:
 
 SAME_OBJECTS = Fix(
     text=tr(
-        "give the same objects as at the start; the checksum is of the weights of a model, or of the rows"
+        "pass the same objects as when the run started; they are compared by a checksum of the "
+        "model's weights or of the rows"
     )
 )
 """What to do where a resumed run is given other objects."""

@@ -28,11 +28,11 @@ def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[P
                 "E403",
                 "output_dir",
                 tr("{path} cannot be written{words}.", path=path, words=": " + words if words else ""),
-                tr("No permission, or a file where a directory is needed."),
-                Fix(text=tr("a directory of your own: --output_dir DIR")),
+                tr("There is no write permission, or a file is where a directory is needed."),
+                Fix(text=tr("use a directory of your own: --output_dir DIR")),
             )
         ]
-    other = Fix(text=tr("another directory"), edits={"output_dir": next_name(path)})
+    other = Fix(text=tr("use another directory"), edits={"output_dir": next_name(path)})
     if facts.owner is not None:
         return [_in_use(path, facts.owner, other)]
     problems = [*_in_the_way(facts), *_damaged_records(facts)]
@@ -43,8 +43,8 @@ def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[P
             problem(
                 "E402",
                 "output_dir",
-                tr("{path} holds files, and no run.", path=path),
-                tr("A directory of your own files, or one that another program writes to."),
+                tr("{path} contains files that are not of a covey run.", path=path),
+                "",
                 other,
             )
         ]
@@ -58,11 +58,11 @@ def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[P
             tr(
                 "{path} already holds a run{value}.",
                 path=path,
-                value="" if goes_on else tr(", and no checkpoint to go on from"),
+                value="" if goes_on else tr(", but no checkpoint to resume from"),
             ),
             tr("The same command was started before."),
             *(
-                [Fix(text=tr("go on with that run"), edits={"resume_from_checkpoint": "latest"})]
+                [Fix(text=tr("resume that run"), edits={"resume_from_checkpoint": "latest"})]
                 if goes_on
                 else []
             ),
@@ -83,10 +83,10 @@ def _in_use(path: str, owner: RunOwner, other: Fix) -> Problem:
     who = tr("process {pid}", pid=owner.pid) if owner.pid else tr("another process")
     where = tr(" on {host}", host=owner.host) if owner.host else ""
     since = tr(" since {since}", since=owner.since) if owner.since else ""
-    sign = "" if owner.is_here else tr("; its last sign came {sign_s:.0f} s ago", sign_s=owner.sign_s)
-    gone = tr("if no run is there any more: delete {path} and start again", path=owner.path)
+    sign = "" if owner.is_here else tr("; its last heartbeat was {sign_s:.0f} s ago", sign_s=owner.sign_s)
+    gone = tr("if that run has ended: delete {path} and start again", path=owner.path)
     fixes = (
-        [Fix(text=tr("wait for it, or end it: kill {pid}", pid=owner.pid))]
+        [Fix(text=tr("wait for it, or stop it: kill {pid}", pid=owner.pid))]
         if owner.is_here and owner.pid
         else []
     )
@@ -94,7 +94,7 @@ def _in_use(path: str, owner: RunOwner, other: Fix) -> Problem:
         "E410",
         "output_dir",
         tr(
-            "{path} is in use: {who}{where} writes to it{since}{sign}.",
+            "{path} is in use: {who}{where} has been writing to it{since}{sign}.",
             path=path,
             who=who,
             where=where,

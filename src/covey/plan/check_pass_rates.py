@@ -75,12 +75,12 @@ def _streamed(config: Config, asked: Sequence[str]) -> Problem:
         "E348",
         asked[0],
         tr(
-            "streaming is on, where rows are read as they are needed, and so is {set}.",
+            "streaming is on, so rows are read only when they are needed, but {set} is set too.",
             set=_set(config, asked),
         ),
-        tr("Leaving rows out and ordering them asks for all rows before the run."),
-        Fix(text=tr("read all rows before the run"), edits={"streaming": False}),
-        Fix(text=tr("leave rows out before: a file with those that are to be trained on")),
+        tr("Filtering and ordering rows needs all rows before the run."),
+        Fix(text=tr("read all rows before the run starts"), edits={"streaming": False}),
+        Fix(text=tr("filter first: write a file with only the rows to train on")),
     )
 
 
@@ -88,10 +88,10 @@ def _unmeasured(config: Config, readers: Sequence[str]) -> Problem:
     return problem(
         "E115",
         readers[0],
-        tr("There are no pass rates for {set}.", set=_set(config, readers)),
-        tr("What they are read from was left out."),
+        tr("{set} needs pass rates, but none are given.", set=_set(config, readers)),
+        "",
         Fix(text=tr("measure them: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`")),
-        Fix(text=tr("what was measured: --pass_rates FILE, or a column: --pass_rate_column NAME")),
+        Fix(text=tr("give measured pass rates: --pass_rates FILE, or a column: --pass_rate_column NAME")),
         Fix(text=tr("leave it out"), edits=_usual(config, readers)),
     )
 
@@ -100,10 +100,10 @@ def _two(config: Config) -> Problem:
     return problem(
         "E111",
         "pass_rate_column",
-        tr("pass_rates and pass_rate_column are set: a row would have two pass rates."),
-        tr("Two ways to say the same."),
-        Fix(text=tr("the column"), edits={"pass_rates": None}),
-        Fix(text=tr("what was measured"), edits={"pass_rate_column": None}),
+        tr("pass_rates and pass_rate_column are both set, so a row would have two pass rates."),
+        "",
+        Fix(text=tr("use the column"), edits={"pass_rates": None}),
+        Fix(text=tr("use the measured pass rates"), edits={"pass_rate_column": None}),
     )
 
 
@@ -113,12 +113,12 @@ def _crossed(config: Config) -> Problem:
         "E111",
         "min_pass_rate",
         tr(
-            "min_pass_rate {low:g} is above max_pass_rate {high:g}: no pass rate lies between them.",
+            "min_pass_rate {low:g} is above max_pass_rate {high:g}, so no pass rate lies between them.",
             low=low,
             high=high,
         ),
-        tr("The two were mixed up."),
-        Fix(text=tr("the other way round"), edits={"min_pass_rate": high, "max_pass_rate": low}),
+        tr("The two may be swapped."),
+        Fix(text=tr("swap them"), edits={"min_pass_rate": high, "max_pass_rate": low}),
     )
 
 
@@ -126,10 +126,12 @@ def _idle(config: Config, source: str) -> Problem:
     return warning(
         "W108",
         source,
-        tr("Nothing is left out or ordered by pass rate, and there is {set}.", set=_set(config, [source])),
-        tr("A measurement to look at, or bounds that were left out."),
-        Fix(text=tr("leave out what is never or always solved: --min_pass_rate 0.1 --max_pass_rate 0.9")),
-        Fix(text=tr("easy rows first"), edits={"curriculum": "easy_to_hard"}),
+        tr("{set} is given, but no rows are filtered or ordered by pass rate.", set=_set(config, [source])),
+        tr("The bounds may be missing."),
+        Fix(
+            text=tr("leave out rows that are never or always solved: --min_pass_rate 0.1 --max_pass_rate 0.9")
+        ),
+        Fix(text=tr("train on easy rows first"), edits={"curriculum": "easy_to_hard"}),
     )
 
 
@@ -139,12 +141,12 @@ def _unreadable(rates: PassRateFacts, source: str) -> Problem:
         "E348",
         source,
         tr("{where} gives no pass rates: {problem}.", where=rates.where, problem=rates.problem),
-        tr("Another column, or one of words.")
+        tr("The column is another one, or holds text.")
         if is_column
-        else tr("A misspelt path, or a file of another kind."),
-        Fix(text=tr("a column of numbers from 0 to 1: --pass_rate_column NAME"))
+        else tr("The path is misspelt, or the file is of another kind."),
+        Fix(text=tr("name a column with numbers from 0 to 1: --pass_rate_column NAME"))
         if is_column
-        else Fix(text=tr("pass_rates.jsonl of `covey eval`, or the directory of a run with rollouts/")),
+        else Fix(text=tr("give pass_rates.jsonl of `covey eval`, or the directory of a run with rollouts/")),
     )
 
 
@@ -161,9 +163,9 @@ def _none_left(config: Config, rates: PassRateFacts) -> Problem:
             max_pass_rate=config.max_pass_rate,
             histogram=histogram(rates),
         ),
-        tr("The model that was measured solves all of these rows, or none of them."),
-        Fix(text=tr("every row"), edits=_usual(config, ("min_pass_rate", "max_pass_rate"))),
-        Fix(text=tr("other data, or a measurement with more completions a prompt")),
+        tr("The measured model always solves these rows, or never."),
+        Fix(text=tr("use every row"), edits=_usual(config, ("min_pass_rate", "max_pass_rate"))),
+        Fix(text=tr("use other data, or measure with more completions per prompt")),
     )
 
 
@@ -184,11 +186,11 @@ def _few(rates: PassRateFacts, source: str) -> list[Problem]:
                 share=share,
             ),
             tr(
-                "It was measured on other rows, or under another system message: a prompt is known "
-                "by its text."
+                "They were measured on other rows, or with another system message: prompts are "
+                "matched by their text."
             )
             if source == "pass_rates"
-            else tr("A column that most rows leave empty."),
+            else tr("The column is empty in most rows."),
             Fix(
                 text=tr(
                     "measure these prompts: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`"
@@ -207,12 +209,12 @@ def _changed(config: Config, facts: Facts, rates: PassRateFacts) -> list[Problem
             "E405",
             "pass_rates",
             tr(
-                "{where} holds other pass rates than when {path} was made.",
+                "{where} has other pass rates now than when {path} was saved.",
                 where=rates.where,
                 path=facts.resume.path,
             ),
-            tr("It was measured anew, or is a run that has gone on."),
-            Fix(text=tr("go on with the change"), edits={"allow_changes": True}),
-            Fix(text=tr("the file as it was")),
+            tr("They were measured again, or belong to a run that has continued."),
+            Fix(text=tr("continue with the change"), edits={"allow_changes": True}),
+            Fix(text=tr("restore the file as it was")),
         )
     ]

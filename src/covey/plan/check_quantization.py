@@ -35,18 +35,18 @@ def quantized_model_fixes(facts: Facts) -> tuple[Fix, ...]:
 
 def _method(config: Config) -> Iterator[Problem]:
     if config.quant_method == "bnb" and config.quant_bits is None:
-        seen = tr("quant_method is bnb, and quant_bits is not set.")
-        four = Fix(text=tr("4 bits, as in QLoRA"), edits={"quant_bits": "4"})
+        seen = tr("quant_method is bnb, but quant_bits is not set.")
+        four = Fix(text=tr("use 4 bits, as in QLoRA"), edits={"quant_bits": "4"})
         yield problem("E386", "quant_bits", seen, "", four, _PLAIN)
     if config.quant_method in (None, "bnb"):
         return
     seen = tr(
-        "quant_method is {quant_method}, and covey quantizes with bitsandbytes (bnb) only.",
+        "quant_method is {quant_method}, but covey quantizes with bitsandbytes (bnb) only.",
         quant_method=config.quant_method,
     )
-    cause = tr("A command of ms-swift, which has other methods too.")
+    cause = tr("ms-swift has other methods too.")
     if config.quant_method in _CALIBRATED:
-        cause = tr("In ms-swift it names how `swift export` quantizes, or how a model is stored.")
+        cause = tr("In ms-swift the option names how `swift export` quantizes, or how a model is stored.")
     bnb = Fix(
         text=tr("quantize with bitsandbytes, and name the unquantized model: --model DIR"),
         edits=_BITSANDBYTES,
@@ -59,9 +59,9 @@ def _dtype(config: Config) -> Iterator[Problem]:
         yield problem(
             "E319",
             "bnb_4bit_compute_dtype",
-            tr("bnb_4bit_compute_dtype is float16, which this version does not train in."),
-            tr("A command for GPUs older than bfloat16; float16 gradients vanish without loss scaling."),
-            Fix(text=tr("compute in torch_dtype"), edits={"bnb_4bit_compute_dtype": "auto"}),
+            tr("bnb_4bit_compute_dtype is float16, but this version cannot train in float16."),
+            tr("float16 gradients vanish without loss scaling, which covey does not have."),
+            Fix(text=tr("compute in the dtype of torch_dtype"), edits={"bnb_4bit_compute_dtype": "auto"}),
         )
 
 
@@ -69,7 +69,8 @@ def _of_model(config: Config, facts: Facts) -> Iterator[Problem]:
     """A model of a program, or one that is stored quantized in another way."""
     if is_live(config.model):
         seen = tr(
-            "quant_bits is set, and model is an object of the program, whose weights are not quantized."
+            "quant_bits is set, but model is a Python object, and covey quantizes only weights "
+            "that it loads from files."
         )
         where = Fix(text=tr("give the directory or id of the model, not the object: model='DIR_OR_ID'"))
         yield problem("E386", "quant_bits", seen, "", where, _PLAIN)
@@ -80,12 +81,14 @@ def _of_model(config: Config, facts: Facts) -> Iterator[Problem]:
         shown = ", ".join(f"{n} {_shown(getattr(config, n))}" for n in others)
         held = ", ".join(f"{n} {_shown(v)}" for n, v in others.items())
         seen = tr(
-            "The weights of {model} are stored with {held}, and the options say {shown}.",
+            "The weights of {model} are stored with {held}, but the options say {shown}.",
             model=config.model,
             held=held,
             shown=shown,
         )
-        yield problem("E386", next(iter(others)), seen, "", Fix(text=tr("as they are stored"), edits=others))
+        yield problem(
+            "E386", next(iter(others)), seen, "", Fix(text=tr("use the stored quantization"), edits=others)
+        )
 
 
 def _of_run(config: Config, facts: Facts) -> Iterator[Problem]:
@@ -94,7 +97,8 @@ def _of_run(config: Config, facts: Facts) -> Iterator[Problem]:
         return
     if config.tuner_type != "lora":
         seen = tr(
-            "quant_bits is {quant_bits}, and tuner_type is {tuner_type}.",
+            "quant_bits is {quant_bits}, but tuner_type is {tuner_type}; quantized weights cannot "
+            "be trained.",
             quant_bits=config.quant_bits,
             tuner_type=config.tuner_type,
         )
@@ -110,13 +114,13 @@ def _of_run(config: Config, facts: Facts) -> Iterator[Problem]:
             "E387",
             name,
             tr(
-                "quant_bits is {quant_bits}, and {what} splits the model over the processes.",
+                "quant_bits is {quant_bits}, but {what} shards the model over the processes.",
                 quant_bits=config.quant_bits,
                 what=what,
             ),
             "",
             Fix(text=tr("keep the whole quantized model in each process: leave out --{name}", name=name)),
-            Fix(text=tr("split a model that is not quantized: leave out --quant_bits")),
+            Fix(text=tr("shard an unquantized model: leave out --quant_bits")),
         )
 
 

@@ -9,7 +9,11 @@ from covey.texts import counted, tr
 from covey.types import Fix, Problem
 
 _WITHOUT = Fix(text=tr("without Ray, on this machine"), edits={"launcher": "torchrun"})
-_OWN = Fix(text=tr("a Ray of the run's own on this machine: put `RAY_ADDRESS=local` in front of the command"))
+_OWN = Fix(
+    text=tr(
+        "start a separate Ray for this run on this machine: put `RAY_ADDRESS=local` in front of the command"
+    )
+)
 
 
 def ray_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -19,11 +23,11 @@ def ray_problems(config: Config, facts: Facts) -> list[Problem]:
         return []
     if config.max_restarts:
         seen = tr(
-            "max_restarts is {max_restarts} and launcher is ray, which starts no rank again.",
+            "max_restarts is {max_restarts}, but launcher is ray, which does not restart ranks.",
             max_restarts=config.max_restarts,
         )
         none = Fix(
-            text=tr("no restarts; a run that ended goes on with --resume_from_checkpoint auto"),
+            text=tr("set no restarts; resume a run that ended with --resume_from_checkpoint auto"),
             edits={"max_restarts": 0},
         )
         return [problem("E106", "max_restarts", seen, "", none, _WITHOUT)]
@@ -43,13 +47,13 @@ def unusable(seen: str, *fixes: Fix, cause: str = "") -> Problem:
 def too_few(asked: int, there: int, kind: str, address: str) -> Problem:
     """The problem of a cluster that has fewer GPUs or CPUs than the run has ranks, free or not."""
     seen = tr(
-        "nproc_per_node is {asked}, each rank takes one {kind}, and the Ray at {address} has "
-        "{counted} in all.",
+        "nproc_per_node is {asked} and each rank takes one {kind}, but the Ray cluster at "
+        "{address} has only {counted}.",
         asked=asked,
         kind=kind,
         address=address,
         counted=counted(there, kind),
     )
-    fewer = [Fix(text=tr("as many ranks as there are"), edits={"nproc_per_node": there})] if there else []
+    fewer = [Fix(text=tr("use as many ranks as there are"), edits={"nproc_per_node": there})] if there else []
     more = Fix(text=tr("start Ray on another machine too: `ray start --address=HOST:6379`"))
     return problem("E389", "nproc_per_node", seen, "", *fewer, more)

@@ -60,8 +60,8 @@ def _twice(config: Config) -> list[Problem]:
                 "{names} are named more than once.",
                 names=", ".join(again),
             ),
-            tr("A typing error; how much a reward counts is said by its weight."),
-            Fix(text=tr("each reward once, with the same total"), edits=edits),
+            tr("To count a reward more, give it a larger weight."),
+            Fix(text=tr("name each reward once, with the same total weight"), edits=edits),
         )
     ]
 
@@ -73,17 +73,17 @@ def _weights(config: Config) -> list[Problem]:
     ones = Fix(text=tr("every reward counts the same"), edits={"reward_weights": [1.0] * len(funcs)})
     if len(weights) != len(funcs):
         seen = tr(
-            "{weights} for {rewards}: {weights2} for {funcs}.",
+            "{weights} for {rewards}: {values} for {funcs}.",
             weights=counted(len(weights), "weight"),
             rewards=counted(len(funcs), "reward"),
-            weights2=", ".join(f"{w:g}" for w in weights) or "none",
+            values=", ".join(f"{w:g}" for w in weights) or "none",
             funcs=", ".join(funcs),
         )
-        cause = tr("A reward was added or taken away, and the weights were not.")
+        cause = tr("A reward was added or removed without its weight.")
         return [problem("E307", "reward_weights", seen, cause, ones)]
     if not any(weights):
         seen = tr("Every weight is 0: {funcs}.", funcs=", ".join(funcs))
-        cause = tr("Weights set to 0 to watch a reward without training on it; one has to count.")
+        cause = tr("A weight of 0 only records a reward; at least one weight must not be 0.")
         return [problem("E308", "reward_weights", seen, cause, ones)]
     return []
 
@@ -105,14 +105,14 @@ def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
     fixes = [
         Fix(
             text=tr(
-                'mend these rows, or name the column with the answers: --columns \'{"NAME": "solution"}\''
+                'correct these rows, or name the column with the answers: --columns \'{"NAME": "solution"}\''
             )
         )
     ]
     if too_many and share < 1:
         # Rounded up, so that the option typed is enough.
         enough = min(1.0, int(share * 100 + 1) / 100)
-        fixes.append(Fix(text=tr("train on the other rows"), edits={"max_bad_gold": enough}))
+        fixes.append(Fix(text=tr("train only on the other rows"), edits={"max_bad_gold": enough}))
     say = problem if too_many else warning
     return [
         say(
@@ -125,9 +125,9 @@ def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
                 share=share,
                 shown=shown,
             ),
-            tr("Another column holds the answers, or solutions that end without one.")
+            tr("Another column holds the answers, or the solutions end without an answer.")
             if any(text for _, text, _ in golds.examples) or not golds.examples
-            else tr("Rows without an answer, or another column holds it."),
+            else tr("The rows have no answer, or another column holds it."),
             *fixes,
         )
     ]
@@ -139,8 +139,8 @@ def _blind(reward: BlindReward) -> Problem:
     if reward.form:
         return _blind_form(reward)
     seen = tr(
-        "{name} gives the gold answers of {column} no more than {than}, on {missed} of {rows} "
-        "rows, each tried in several forms.",
+        "On {missed} of {rows} rows {name} scores the correct answer (column {column}) no higher "
+        "than {than}; each answer was tried in several forms.",
         name=reward.reward,
         column=reward.column,
         than=_compared(reward),
@@ -148,21 +148,21 @@ def _blind(reward: BlindReward) -> Problem:
         rows=reward.num_rows,
     )
     if reward.constant is not None:
-        seen += tr(" It gives {constant:g} to everything.", constant=reward.constant)
+        seen += tr(" It gives every completion the same score, {constant:g}.", constant=reward.constant)
     return warning(
         "W116",
         "reward_funcs",
         seen,
         tr(
-            "It compares with another column, catches an exception and returns a number, has the "
-            "wrong sign, or reads answers in a form that was not tried."
+            "It may compare with another column, catch an exception and return a number, have the "
+            "wrong sign, or expect another form of answer than those tried."
         ),
-        Fix(text=tr("call the function on a completion that is right, and on one that is wrong")),
+        Fix(text=tr("call the function on a right completion and on a wrong one")),
         _NO_TRIAL,
     )
 
 
-_NO_TRIAL = Fix(text=tr("no trial, for rewards of which it says nothing"), edits={"reward_trial": False})
+_NO_TRIAL = Fix(text=tr("skip the trial, for rewards that it cannot judge"), edits={"reward_trial": False})
 
 
 def _compared(reward: BlindReward) -> str:
@@ -174,15 +174,15 @@ def _blind_total(reward: BlindReward) -> Problem:
         "W116",
         "reward_weights",
         tr(
-            "The weighted total gives the gold answers of {column} no more than {than}, on "
-            "{missed} of {rows} rows, each tried in several forms.",
+            "On {missed} of {rows} rows the weighted total scores the correct answer (column "
+            "{column}) no higher than {than}; each answer was tried in several forms.",
             column=reward.column,
             than=_compared(reward),
             missed=reward.num_rows - reward.num_told_apart,
             rows=reward.num_rows,
         ),
-        tr("Another reward pays more for saying nothing than the right answer is worth."),
-        Fix(text=tr("a larger weight for the reward that reads the gold answers")),
+        tr("Another reward pays more for an empty answer than the right answer earns."),
+        Fix(text=tr("give a larger weight to the reward that reads the gold answers")),
         _NO_TRIAL,
     )
 
@@ -192,8 +192,8 @@ def _blind_form(reward: BlindReward) -> Problem:
         "W116",
         "reward_funcs",
         tr(
-            "{name} does not read {form}, where GOLD is the answer in {column}: on {missed} of "
-            "{rows} rows it scores no more than an empty completion.",
+            "{name} does not recognize answers written as {form} (GOLD is the answer in {column}): "
+            "on {missed} of {rows} rows it scores them no higher than an empty completion.",
             name=reward.reward,
             form=reward.form,
             column=reward.column,
@@ -214,18 +214,21 @@ def _blind_form(reward: BlindReward) -> Problem:
 def _unasked_format(config: Config, facts: Facts) -> list[Problem]:
     if facts.mentions_format is not False or not set(config.reward_funcs) & set(_ASKS_FOR_FORMAT):
         return []
-    fixes = [Fix(text=tr("say it in the prompts"))]
+    fixes = [Fix(text=tr("ask for it in the prompts"))]
     if config.system is None:
-        fixes.insert(0, Fix(text=tr("a system message that asks for both tags"), edits={"system": "r1"}))
+        fixes.insert(0, Fix(text=tr("use a system message that asks for both tags"), edits={"system": "r1"}))
     return [
         warning(
             "W110",
             "reward_funcs",
             tr(
-                "The reward format is asked for, and neither prompts nor template speak of <think> "
-                "or <answer>."
+                "The reward format is used, but neither the prompts nor the template mention "
+                "<think> or <answer>."
             ),
-            tr("In ms-swift's examples the system message says it, and it is not typed here."),
+            tr(
+                "In ms-swift's examples the system message asks for the tags; this command has no "
+                "system message."
+            ),
             *fixes,
         )
     ]
@@ -249,14 +252,14 @@ def _overlong(config: Config, facts: Facts) -> list[Problem]:
                 "E324",
                 "soft_cache_length",
                 tr(
-                    "soft_cache_length is {zone} and soft_max_length is {longest}: the penalty would "
-                    "begin {zone2} tokens before a completion does.",
+                    "soft_cache_length is {zone} and soft_max_length is {longest}: the penalty "
+                    "would begin {before} tokens before the completion does.",
                     zone=zone,
                     longest=longest,
-                    zone2=zone - longest,
+                    before=zone - longest,
                 ),
-                tr("The two lengths were swapped, or one of them is of another run."),
-                Fix(text=tr("a fifth of it, as in DAPO"), edits=edits),
+                tr("The two lengths may be swapped."),
+                Fix(text=tr("use one fifth of soft_max_length, as in DAPO"), edits=edits),
             )
         ]
     if longest - zone < limit:
@@ -267,15 +270,18 @@ def _overlong(config: Config, facts: Facts) -> list[Problem]:
             "E325",
             "soft_max_length",
             tr(
-                "soft_max_length is {longest} and soft_cache_length is {zone}: the penalty begins "
-                "behind token {longest2}, and a completion has {limit} at most.",
+                "soft_max_length is {longest} and soft_cache_length is {zone}, so the penalty "
+                "begins after token {start}, but a completion has at most {limit} tokens.",
                 longest=longest,
                 zone=zone,
-                longest2=longest - zone,
+                start=longest - zone,
                 limit=limit,
             ),
-            tr("Lengths for a larger max_completion_length, such as the 1280 and 256 of TRL's command line."),
-            Fix(text=tr("the last fifth of a completion, as in DAPO"), edits=edits),
+            tr(
+                "The lengths were chosen for a larger max_completion_length, such as 1280 and 256 of "
+                "TRL's command line."
+            ),
+            Fix(text=tr("use the last fifth of a completion, as in DAPO"), edits=edits),
         )
     ]
 
@@ -290,13 +296,14 @@ def _cosine(config: Config, facts: Facts) -> list[Problem]:
             "W120",
             next(name for name, value in values.items() if value == max(wrong) and name.endswith("wrong")),
             tr(
-                "cosine gives right answers {right:g} to {right2:g} and wrong ones {wrong:g} to {wrong2:g}.",
-                right=min(right),
-                right2=max(right),
-                wrong=min(wrong),
-                wrong2=max(wrong),
+                "cosine gives right answers {right_low:g} to {right_high:g} and wrong ones "
+                "{wrong_low:g} to {wrong_high:g}.",
+                right_low=min(right),
+                right_high=max(right),
+                wrong_low=min(wrong),
+                wrong_high=max(wrong),
             ),
-            tr("A sign that was lost, or values for right and wrong that were swapped."),
-            Fix(text=tr("the defaults"), edits=dict(zip(_COSINE, (1.0, 0.5, -0.5, 0.0), strict=True))),
+            tr("A sign may be missing, or the values for right and wrong are swapped."),
+            Fix(text=tr("use the defaults"), edits=dict(zip(_COSINE, (1.0, 0.5, -0.5, 0.0), strict=True))),
         )
     ]

@@ -18,23 +18,26 @@ from covey.types import GOLD_NAMES, FaultKind, Fix, Problem, RewardCause, Reward
 _FAULTS: Mapping[FaultKind, tuple[str, str, str]] = {
     "unknown": (
         "E306",
-        tr("A reward of another tool, a misspelt name, or a plugin that was left out."),
-        tr("a function of yours is FILE.py:NAME or package.module.NAME; a plugin's needs --external_plugins"),
+        tr("The reward belongs to another tool, its name is misspelt, or its plugin is not given."),
+        tr(
+            "name your own function as FILE.py:NAME or package.module.NAME; a function from a plugin "
+            "needs --external_plugins"
+        ),
     ),
     "import": (
         "E314",
-        tr("A misspelt name, a file from another directory, or an import that fails here."),
-        tr("rewards are written as FILE.py:NAME or package.module.NAME"),
+        tr("The name is misspelt, the file is in another directory, or an import fails."),
+        tr("write rewards as FILE.py:NAME or package.module.NAME"),
     ),
     "signature": (
         "E315",
-        tr("The function was written for another data set, or a column has another name there."),
+        tr("The function was written for another dataset, or a column has another name in it."),
         tr("rename a column with --columns, or give the argument a default"),
     ),
     "trial": (
         "E316",
-        tr("An error in the function, or a row that it was not written for."),
-        tr("mend the function; --reward_trial false skips the trial, for judges that cost money"),
+        tr("The function has an error, or does not handle a row of this kind."),
+        tr("correct the function; --reward_trial false skips the trial, for judges that cost money"),
     ),
 }
 
@@ -42,19 +45,25 @@ _FAULTS: Mapping[FaultKind, tuple[str, str, str]] = {
 _CAUSES: Mapping[RewardCause, tuple[str, str]] = {
     "bare_file": (tr("A file may hold several functions."), tr("write {file}:NAME, with a colon")),
     "no_file": (
-        tr("A misspelt path, or one relative to another directory."),
+        tr("The path is misspelt, or relative to another directory."),
         tr("`ls {directory}` shows what is there"),
     ),
     "no_module": (
-        tr("A package of another environment, or a file of yours that is not beside this one."),
-        tr("`python {file}` shows the same; `pip install` what it needs into the environment of covey"),
-    ),
-    "import": (tr("An error in the file."), tr("`python {file}` shows the same error with its place")),
-    "num_steps": (
-        tr("A list is one number per step: the pieces between --step_separator, but an empty last one."),
+        tr("A package is not installed in this environment, or a file of yours is in another directory."),
         tr(
-            "go through completion_steps, an argument with the steps of each completion; one "
-            "number for all of them is returned as it is, not as a list or array of one"
+            "`python {file}` shows the same error; `pip install` the missing package into covey's environment"
+        ),
+    ),
+    "import": (tr("The file has an error."), tr("`python {file}` shows the same error with its place")),
+    "num_steps": (
+        tr(
+            "A list needs one number per step. Steps are the pieces between --step_separator; an empty "
+            "last piece does not count."
+        ),
+        tr(
+            "iterate over completion_steps, an argument with the steps of each completion; return "
+            "one number for a whole completion as a plain number, not as a list or array with one "
+            "entry"
         ),
     ),
     "no_step_number": (
@@ -63,28 +72,37 @@ _CAUSES: Mapping[RewardCause, tuple[str, str]] = {
     ),
     "num_values": (
         tr("The function is given lists, one entry per completion, and gives one number for each."),
-        tr("return [score(c) for c in completions]; None for a completion that it has no word on"),
+        tr(
+            "return [score(c) for c in completions]; use None for a completion that the reward does "
+            "not apply to"
+        ),
     ),
     "not_finite": (
-        tr("A division by zero, a logarithm of zero, or a judge that gave no answer."),
-        tr("mend the function, or return None where it has no word on a completion"),
+        tr("Possible causes: a division by zero, a logarithm of zero, or a judge that gave no answer."),
+        tr("correct the function, or return None for a completion that the reward does not apply to"),
     ),
     "no_number": (
         tr("The function is given lists, one entry per completion, and gives one number for each."),
-        tr("return [score(c) for c in completions], each a number; None where it has no word"),
+        tr(
+            "return [score(c) for c in completions], each a number, or None for a completion that the "
+            "reward does not apply to"
+        ),
     ),
     "judge": (
-        tr("The service is not there, knows no such model, or wants a key."),
-        tr("`curl {judge}/models` shows whether it answers; the key is the environment's OPENAI_API_KEY"),
+        tr("The service is not running, does not have this model, or requires a key."),
+        tr(
+            "`curl {judge}/models` shows whether it answers; the key is read from the environment "
+            "variable OPENAI_API_KEY"
+        ),
     ),
     "verdict": (
-        tr("The judge was not told how to write its verdict, or was cut before it."),
-        tr("have judge_prompt ask for what judge_regex finds, on a line at the end"),
+        tr("The judge was not told how to write its verdict, or its answer was cut before it."),
+        tr("let judge_prompt ask for a last line that judge_regex matches"),
     ),
 }
 _UNMADE_MODEL = (
-    tr("Its files are not whole, or of another version of transformers."),
-    tr("AutoModelForSequenceClassification.from_pretrained({file}) shows the same"),
+    tr("Its files are incomplete, or were saved by another version of transformers."),
+    tr("AutoModelForSequenceClassification.from_pretrained({file}) shows the same error"),
 )
 _OF_THE_JUDGE = ("judge", "verdict")
 
@@ -179,5 +197,7 @@ def _typed_fixes(config: Config, facts: Facts, fault: RewardFault) -> list[Fix]:
         return []
     columns = {old: new for old, new in (config.columns or {}).items() if new != gold}
     source = next((old for old, new in (config.columns or {}).items() if new == gold), gold)
-    text = tr("call the column {gold} {lacking}, as the function does", gold=gold, lacking=lacking)
+    text = tr(
+        "rename the column {gold} to {lacking}, the name that the function uses", gold=gold, lacking=lacking
+    )
     return [Fix(text=text, edits={"columns": {**columns, source: lacking}})]

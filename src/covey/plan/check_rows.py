@@ -61,7 +61,7 @@ def _media(facts: Facts) -> list[Problem]:
                 "The data holds images, audio or video: {media_columns}.",
                 media_columns=", ".join(facts.media_columns),
             ),
-            tr("A data set for vision models."),
+            tr("The dataset is for vision models."),
             Fix(text=tr("use a data set without media, or remove these rows and columns")),
         )
     ]
@@ -70,7 +70,7 @@ def _media(facts: Facts) -> list[Problem]:
 def _refused(config: Config, left_out: LeftOut) -> Problem:
     """A kind of row that is refused: training without what stands there would be another task."""
     option = "val_dataset" if left_out.where else "dataset"
-    whose = tr(" of the set {where}", where=left_out.where) if left_out.where else ""
+    whose = tr(" of the dataset {where}", where=left_out.where) if left_out.where else ""
     rows = tr(
         "{rows}{whose} ({numbers})",
         rows=counted(left_out.count, "row"),
@@ -87,11 +87,11 @@ def _refused(config: Config, left_out: LeftOut) -> Problem:
         )
         fixes = [Fix(text=tr("a chat template that writes every message: --chat_template FILE"))]
         if left_out.role == "system" and config.system is not None:
-            fixes.append(Fix(text=tr("leave out --system, or put its words into the user's messages")))
+            fixes.append(Fix(text=tr("leave out --system, or put its text into the user messages")))
         elif left_out.role == "developer":
             fixes.append(Fix(text=tr("give this message the role system")))
         elif left_out.role == "system":
-            fixes.append(Fix(text=tr("put the words of this message into the user's message")))
+            fixes.append(Fix(text=tr("put the text of this message into the user message")))
         return problem(code, option, seen, "", *fixes)
     if left_out.reason == "tools_lost":
         seen = tr(
@@ -120,9 +120,9 @@ def _refused(config: Config, left_out: LeftOut) -> Problem:
         )
         fix = Fix(text=tr("change the role in the data; the roles are {roles}", roles=_ROLES))
         return problem(code, option, seen, "", fix)
-    seen = tr("The column tools of {rows} holds no list of functions with names.", rows=rows)
+    seen = tr("The column tools of {rows} does not hold a list of functions with names.", rows=rows)
     form = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
-    return problem(code, option, seen, "", Fix(text=tr("tools are written as {form}", form=form)))
+    return problem(code, option, seen, "", Fix(text=tr("write tools as {form}", form=form)))
 
 
 def _source(config: Config, name: str) -> str:
@@ -145,7 +145,7 @@ def _left_out(facts: Facts) -> list[Problem]:
                 "val_dataset" if where else "dataset",
                 tr("{words}{shown}.", words=tr("{where}: ", where=where) if where else "", shown=shown),
                 "",
-                Fix(text=tr("mend these rows, or take them out")),
+                Fix(text=tr("correct these rows, or remove them")),
             )
         )
     return problems
@@ -160,8 +160,8 @@ def _unread(facts: Facts) -> list[Problem]:
             "dataset",
             plural(
                 len(facts.unread_columns),
-                "The column {names} holds bytes; rewards are not given it.",
-                "The columns {names} hold bytes; rewards are not given them.",
+                "The column {names} holds bytes, so it is not passed to rewards.",
+                "The columns {names} hold bytes, so they are not passed to rewards.",
                 names=", ".join(facts.unread_columns),
             ),
             "",
@@ -179,8 +179,9 @@ def _unused(facts: Facts) -> list[Problem]:
             "dataset",
             plural(
                 len(facts.unused_columns),
-                "The column {names} is not used: a prompt string goes to the model as it is.",
-                "The columns {names} are not used: a prompt string goes to the model as it is.",
+                "The column {names} is not used: a prompt that is a string is given to the model unchanged.",
+                "The columns {names} are not used: a prompt that is a string is given to the model "
+                "unchanged.",
                 names=", ".join(facts.unused_columns),
             ),
             "",
@@ -203,21 +204,23 @@ def _pairs(columns: tuple[str, ...]) -> Problem:
         "E363",
         "dataset",
         tr(
-            "The rows are pairs of a better and a worse answer. There are: {columns}.",
+            "The rows are pairs of a better and a worse answer. The columns are: {columns}.",
             columns=", ".join(columns),
         ),
         "",
-        Fix(
-            text=tr("rows with a prompt and an answer to compare with, in the columns question and solution")
-        ),
-        Fix(text=tr("for pairs, a trainer of preferences (DPO), such as that of TRL or ms-swift")),
+        Fix(text=tr("use rows with a prompt and a reference answer, in the columns question and solution")),
+        Fix(text=tr("for pairs, use a preference trainer (DPO), such as that of TRL or ms-swift")),
     )
 
 
 def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, Any]) -> Problem:
     *some, last = missing.column.split(" or ")
     names = tr("{some} or {last}", some=", ".join(some), last=last) if some else last
-    there = tr(" There are: {columns}.", columns=", ".join(columns)) if columns and not missing.where else ""
+    there = (
+        tr(" The columns are: {columns}.", columns=", ".join(columns))
+        if columns and not missing.where
+        else ""
+    )
     target = "question" if missing.needed_by == "every prompt" else missing.column.split(" or ")[0]
     if missing.rename is not None:
         fixes = [
@@ -229,7 +232,7 @@ def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, A
             Fix(text=tr("add a column {target}", target=target)),
             Fix(text=tr("if another column holds it, name it in place of NAME: {example}", example=example)),
         ]
-    of = tr(" in the set {where}", where=missing.where) if missing.where else ""
+    of = tr(" in the dataset {where}", where=missing.where) if missing.where else ""
     return problem(
         "E303",
         "val_dataset" if missing.where else "dataset",

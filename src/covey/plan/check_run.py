@@ -59,14 +59,15 @@ def _no_step(config: Config, facts: Facts) -> list[Problem]:
             "E210",
             "num_train_epochs",
             tr(
-                "num_train_epochs is {num_train_epochs:g} of {prompts}, less than one rollout of {prompts2}.",
+                "num_train_epochs {num_train_epochs:g} of {prompts} is less than one rollout, "
+                "which takes {needed}.",
                 num_train_epochs=config.num_train_epochs,
                 prompts=counted(facts.num_prompts, "prompt"),
-                prompts2=counted(plan.prompts_per_rollout, "prompt"),
+                needed=counted(plan.prompts_per_rollout, "prompt"),
             ),
-            tr("A part of an epoch, to try things out."),
-            Fix(text=tr("the steps of one rollout"), edits={"max_steps": plan.steps_per_rollout}),
-            Fix(text=tr("the whole data once"), edits={"num_train_epochs": 1.0}),
+            "",
+            Fix(text=tr("train for the steps of one rollout"), edits={"max_steps": plan.steps_per_rollout}),
+            Fix(text=tr("use all rows once"), edits={"num_train_epochs": 1.0}),
         )
     ]
 
@@ -83,12 +84,12 @@ def _long_warmup(config: Config, total_steps: int) -> list[Problem]:
             "W107",
             "warmup_steps",
             tr(
-                "warmup_steps is {warmup_steps} and the run has {steps}.",
+                "warmup_steps is {warmup_steps}, but the run has only {steps}.",
                 warmup_steps=config.warmup_steps,
                 steps=counted(total_steps, "optimizer step"),
             ),
-            tr("A run shortened to try things out."),
-            Fix(text=tr("a tenth of the run"), edits={"warmup_steps": total_steps // 10}),
+            "",
+            Fix(text=tr("warm up for a tenth of the run"), edits={"warmup_steps": total_steps // 10}),
         )
     ]
 
@@ -98,21 +99,22 @@ def _no_sync(config: Config, total_steps: int) -> list[Problem]:
     if not config.sync_ref_model or every < total_steps:
         return []
     fix = Fix(
-        text=tr("a move every fifth of the run"), edits={"ref_model_sync_steps": max(1, total_steps // 5)}
+        text=tr("update the reference every fifth of the run"),
+        edits={"ref_model_sync_steps": max(1, total_steps // 5)},
     )
     return [
         warning(
             "W124",
             "ref_model_sync_steps",
             tr(
-                "sync_ref_model is on, the reference moves every {every} optimizer steps, and the "
-                "run has {steps}.",
+                "sync_ref_model updates the reference every {every} optimizer steps, but the run "
+                "has only {steps}.",
                 every=every,
                 steps=counted(total_steps, "optimizer step"),
             ),
-            tr("The default of 512 steps, in a run shortened to try things out."),
+            tr("The default is 512 steps."),
             *((fix,) if total_steps > 1 else ()),
-            Fix(text=tr("leave the reference as it is"), edits={"sync_ref_model": False}),
+            Fix(text=tr("keep the reference model fixed"), edits={"sync_ref_model": False}),
         )
     ]
 
@@ -125,23 +127,23 @@ def _processes(config: Config, facts: Facts) -> list[Problem]:
         # A launcher may show each process a GPU of its own; the ranks compare theirs when they meet.
         return []
     fewer = (
-        (Fix(text=tr("one process per device"), edits={"nproc_per_node": available}),)
+        (Fix(text=tr("use one process per device"), edits={"nproc_per_node": available}),)
         if available >= 1
         else ()
     )
-    cause = tr("A command from a machine with more devices, or CUDA_VISIBLE_DEVICES hides some.")
+    cause = tr("The command was written for a machine with more devices, or CUDA_VISIBLE_DEVICES hides some.")
     if facts.cuda:
         shown = counted(available, "GPU")
-        seen = tr("nproc_per_node is {asked} and this machine shows {shown}.", asked=asked, shown=shown)
+        seen = tr("nproc_per_node is {asked}, but this machine has {shown}.", asked=asked, shown=shown)
         if facts.num_processes_here is not None:
             seen = tr(
-                "{asked} of the run's processes are on this machine, which shows {shown}.",
+                "The run has {asked} processes on this machine, but only {shown} are visible.",
                 asked=asked,
                 shown=shown,
             )
         return [problem("E209", "nproc_per_node", seen, cause, *fewer)]
     seen = tr(
-        "nproc_per_node is {asked} and this machine has {cores}, without a GPU.",
+        "nproc_per_node is {asked}, but this machine has {cores} and no GPU.",
         asked=asked,
         cores=counted(available, "core"),
     )
@@ -167,18 +169,16 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
         return passed
     listed = ", ".join(f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in changed)
     typed = {name: old for name, old, _ in changed if not changed_objects(old)}
-    fixes = [Fix(text=tr("as the run was"), edits=typed)] if typed else []
+    fixes = [Fix(text=tr("use the former values"), edits=typed)] if typed else []
     fixes += [SAME_OBJECTS] if len(typed) < len(changed) else []
     cause = tr("The command was edited, or a default follows another option.")
     if is_within:
         cause = _within_words(config, resume)
     elif is_final:
-        cause = tr(
-            "The checkpoint has the state of what it was made with, and nothing to start the other from."
-        )
+        cause = tr("The checkpoint holds state only for the options it was saved with.")
     if not is_final:
-        fixes.append(Fix(text=tr("go on with the change"), edits={"allow_changes": True}))
-    seen = tr("{path} was made with other options: {listed}.", path=resume.path, listed=listed)
+        fixes.append(Fix(text=tr("continue with the change"), edits={"allow_changes": True}))
+    seen = tr("{path} was saved with other options: {listed}.", path=resume.path, listed=listed)
     return [*passed, problem("E405", "resume_from_checkpoint", seen, cause, *fixes)]
 
 
@@ -193,11 +193,14 @@ def _within_words(config: Config, resume: ResumeFacts) -> str:
     old = {name: value for name, value, _ in resume.config_changes}
     before, after = _product(config, old, *_STEP)
     taken = counted(resume.steps_of_rollout, "step")
-    stands = tr("The checkpoint was saved inside a rollout, after {taken}", taken=taken)
+    stands = tr("The checkpoint was saved in the middle of a rollout, after {taken}", taken=taken)
     if before == after:
-        return tr("{stands}; num_iterations sets how many steps that rollout has.", stands=stands)
+        return tr(
+            "{stands}; changing num_iterations would change how many steps that rollout has.", stands=stands
+        )
     return tr(
-        "{stands} of {before} completions each; the rest cannot be split into steps of {after}.",
+        "{stands} of {before} completions each; the remaining completions cannot be split into "
+        "steps of {after}.",
         stands=stands,
         before=before,
         after=after,
@@ -207,11 +210,11 @@ def _within_words(config: Config, resume: ResumeFacts) -> str:
 def _nothing_to_resume(config: Config, resume: ResumeFacts, words: str) -> Problem:
     weights = Fix(text=tr("start from the weights of a checkpoint: --model CHECKPOINT_DIR"))
     auto = Fix(
-        text=tr("resume where there is a checkpoint, and start anew where there is none"),
+        text=tr("resume if there is a checkpoint, and start from the beginning if there is none"),
         edits={"resume_from_checkpoint": "auto"},
     )
     elsewhere = Fix(
-        text=tr("start anew in another directory, and leave this one as it is"),
+        text=tr("start a new run in another directory, and leave this one unchanged"),
         edits={"output_dir": next_name(config.output_dir), "resume_from_checkpoint": "auto"},
     )
     return problem(
@@ -220,7 +223,7 @@ def _nothing_to_resume(config: Config, resume: ResumeFacts, words: str) -> Probl
         words if has_value(words, resume.path) else tr("{path}: {words}", path=resume.path, words=words),
         ""
         if resume.skipped
-        else tr("Another directory is meant, the run never saved, or the checkpoint kept its weights only."),
+        else tr("The directory is the wrong one, the run never saved, or the checkpoint has only weights."),
         # With a damaged checkpoint in the directory nothing starts anew there: it may be all that is left.
         elsewhere if resume.skipped else auto,
         weights,
@@ -235,8 +238,8 @@ def _not_compared(resume: ResumeFacts) -> Problem:
 
 
 def _passed_over(resume: ResumeFacts, reason: str) -> Problem:
-    seen = tr("{reason}. The run goes on from {path} instead.", reason=reason, path=resume.path)
-    fix = Fix(text=tr("no action is needed: the steps after it are computed again"))
+    seen = tr("{reason}. The run continues from {path} instead.", reason=reason, path=resume.path)
+    fix = Fix(text=tr("no action is needed: the steps after that checkpoint are computed again"))
     return warning("W160", "resume_from_checkpoint", seen, "", fix)
 
 
@@ -285,11 +288,11 @@ def _replay(config: Config, facts: Facts) -> list[Problem]:
             "replay_rollouts",
             facts.replay_problem,
             tr(
-                "The rollouts of a run lie in rollouts/ of its output_dir, unless it ran with "
+                "The rollouts of a run are in rollouts/ of its output_dir, unless it ran with "
                 "--rollout_log none."
             ),
             Fix(text=tr("give the directory with the rollout files: --replay_rollouts RUN/rollouts")),
-            Fix(text=tr("sample anew"), edits={"replay_rollouts": None}),
+            Fix(text=tr("sample new completions"), edits={"replay_rollouts": None}),
         )
     ]
 
@@ -301,22 +304,22 @@ def _disk(config: Config, facts: Facts) -> list[Problem]:
         return []
     ways = (
         (tr("keep fewer checkpoints"), {"save_total_limit": 1}),
-        (tr("save weights only, with nothing to resume from"), {"save_only_model": True}),
+        (tr("save only weights; the run cannot be resumed then"), {"save_only_model": True}),
     )
     fixes = [Fix(text=text, edits=edits) for text, edits in ways if _fits(config, facts, edits)]
     both = {"save_total_limit": 1, "save_only_model": True}
     if not fixes and _fits(config, facts, both):
-        fixes.append(Fix(text=tr("both fewer checkpoints and weights only"), edits=both))
+        fixes.append(Fix(text=tr("keep fewer checkpoints and save only weights"), edits=both))
     seen = tr(
-        "{checkpoints} and the next one take {size}; {size2} are free.",
+        "{checkpoints} and the next one take {size}, but only {free} are free.",
         checkpoints=counted(plan.num_kept, "checkpoint"),
         size=size(needed),
-        size2=size(free),
+        free=size(free),
     )
-    fixes.append(Fix(text=tr("an output_dir on a larger disk: --output_dir DIR")))
+    fixes.append(Fix(text=tr("use an output_dir on a larger disk: --output_dir DIR")))
     if config.ignore_memory_forecast:
         return [warning("W150", "save_total_limit", seen, "", *fixes)]
-    cause = tr("A checkpoint that a run can go on from holds the optimizer's state beside the weights.")
+    cause = tr("A checkpoint that a run can resume from holds the optimizer state as well as the weights.")
     return [problem("E407", "save_total_limit", seen, cause, *fixes, START_ANYWAY)]
 
 

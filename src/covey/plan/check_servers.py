@@ -16,7 +16,7 @@ from covey.texts import counted, tr
 from covey.types import Fix, Problem
 
 _OPTION = "rollout_servers"
-_HERE = Fix(text=tr("leave out --rollout_servers; then the training processes sample"))
+_HERE = Fix(text=tr("leave out --rollout_servers; then the training processes do the sampling"))
 
 
 def server_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -50,13 +50,14 @@ def _groups(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]:
         )
         fix = Fix(
             text=tr(
-                "on a network that others use leave out --{option}; HTTP with TLS is encrypted", option=option
+                "on a network that others use, leave out --{option}; HTTP with TLS is encrypted",
+                option=option,
             )
         )
         problems.append(warning("W182", option, seen, "", fix))
     if without := [s.address for s in servers if not s.fault and not takes_group(s)]:
-        seen = tr("{without} takes no process group.", without=", ".join(without))
-        cause = tr("`vllm serve`, or vLLM with several processes.")
+        seen = tr("{without} does not support a process group.", without=", ".join(without))
+        cause = tr("It is `vllm serve`, or vLLM with several processes.")
         problems.append(
             warning("W183", option, seen, cause, Fix(text=tr("leave out --{option}", option=option)))
         )
@@ -67,22 +68,23 @@ def _addresses(config: Config, addresses: Sequence[str]) -> list[Problem]:
     hosts, ports = config.vllm_server_host, config.vllm_server_port
     if len(hosts) > 1 and len(ports) > 1 and len(hosts) != len(ports):
         seen = tr(
-            "vllm_server_host has {num_hosts} and vllm_server_port {num_ports}; each host has its port.",
+            "vllm_server_host has {num_hosts} entries, but vllm_server_port has {num_ports}; give "
+            "one port for each host.",
             num_hosts=len(hosts),
             num_ports=len(ports),
         )
         fix = Fix(text=tr("name each server: --rollout_servers http://HOST:PORT ..."))
-        return [problem("E427", "vllm_server_port", seen, tr("A host that was added or taken away."), fix)]
+        return [problem("E427", "vllm_server_port", seen, "", fix)]
     if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
         seen = tr("{twice} is named twice.", twice=", ".join(twice))
-        once = Fix(text=tr("each once"), edits={_OPTION: list(dict.fromkeys(addresses))})
-        return [problem("E427", _OPTION, seen, tr("A line that was copied."), once)]
+        once = Fix(text=tr("name each server once"), edits={_OPTION: list(dict.fromkeys(addresses))})
+        return [problem("E427", _OPTION, seen, "", once)]
     return []
 
 
 def _quantized() -> Problem:
     seen = tr(
-        "quant_bits quantizes the base of the run, and a server takes only weights that are not quantized."
+        "quant_bits quantizes the base model of the run, but a server accepts only unquantized weights."
     )
     whole = Fix(text=tr("do not quantize the base"), edits={"quant_bits": None})
     return problem("E422", _OPTION, seen, "", whole, _HERE)
@@ -90,10 +92,10 @@ def _quantized() -> Problem:
 
 def _no_token(config: Config, facts: Facts) -> Problem:
     if config.rollout_token_file is None:
-        seen, cause = tr("rollout_servers are named, and rollout_token_file is not."), ""
+        seen, cause = tr("rollout_servers is set, but rollout_token_file is not."), ""
     else:
         seen = tr("rollout_token_file cannot be used: {token_problem}.", token_problem=facts.token_problem)
-        cause = tr("A misspelt path, or a server on another machine, whose file was not copied here.")
+        cause = tr("The path is misspelt, or the server is on another machine and its file was not copied.")
     path = Fix(
         text=tr("--rollout_token_file FILE; `covey rollout` prints the path of the file when it starts")
     )
@@ -103,11 +105,11 @@ def _no_token(config: Config, facts: Facts) -> Problem:
 def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
     match server.fault:
         case "address":
-            fix = Fix(text=tr("write the address as in --rollout_servers http://127.0.0.1:8000"))
+            fix = Fix(text=tr("write the address like this: --rollout_servers http://127.0.0.1:8000"))
             seen = tr("{address!r}: {said}.", address=server.address, said=server.said)
             return [problem("E427", _OPTION, seen, "", fix)]
         case "silent":
-            cause = tr("The server was not started or has ended, or another program has its port.")
+            cause = tr("The server was not started or has ended, or another program uses its port.")
             line = start_line(config, server.address, facts)
             start = Fix(
                 text=tr("start the server with `{line}`; it prints its address when it is ready", line=line)
@@ -115,8 +117,8 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
             seen = tr("{address}: {said}.", address=server.address, said=server.said)
             return [problem("E420", _OPTION, seen, cause, start, _HERE)]
         case "token":
-            cause = tr("The token of another server, or of one that was started anew with another file.")
-            fix = Fix(text=tr("--rollout_token_file FILE, as this server printed it when it started"))
+            cause = tr("The token belongs to another server, or the server was restarted with another file.")
+            fix = Fix(text=tr("--rollout_token_file FILE, the path that this server printed when it started"))
             seen = tr(
                 "{address} refuses the token of {rollout_token_file}.",
                 address=server.address,
@@ -124,12 +126,12 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
             )
             if config.rollout_token_file is None:
                 seen = tr(
-                    "{address} asks for a token, and rollout_token_file is not given.", address=server.address
+                    "{address} requires a token, but rollout_token_file is not set.", address=server.address
                 )
             return [problem("E421", "rollout_token_file", seen, cause, fix)]
         case "other":
             cause = tr(
-                "A server of `trl vllm-serve`, `swift rollout` or SGLang, or another program on its port."
+                "It may be a server of `trl vllm-serve`, `swift rollout` or SGLang, or another program."
             )
             start = Fix(
                 text=tr(
@@ -138,7 +140,7 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
                 )
             )
             seen = tr(
-                "{address} answers, and is neither covey's server nor vLLM's: {said}.",
+                "{address} answers, but is neither a covey server nor a vLLM server: {said}.",
                 address=server.address,
                 said=server.said,
             )
@@ -173,7 +175,7 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
         line += tr(" --dtype {differ}", differ=differ[-1][1])
     start = Fix(text=tr("start the server again with the model that the run trains: `{line}`", line=line))
     seen = tr("{address} has {model}: {words}.", address=server.address, model=server.model, words=words)
-    return [problem("E422", _OPTION, seen, tr("A server that was started for another run."), start)]
+    return [problem("E422", _OPTION, seen, tr("The server was started for another run."), start)]
 
 
 def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
@@ -183,8 +185,8 @@ def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem
     if longest <= server.max_len:
         return []
     seen = tr(
-        "{address} takes {tokens}, and the longest prompt ({longest_prompt}) with a completion "
-        "of {max_completion_length} has {longest}.",
+        "{address} accepts at most {tokens}, but the longest prompt ({longest_prompt}) plus a "
+        "completion of {max_completion_length} is {longest}.",
         address=server.address,
         tokens=counted(server.max_len, "token"),
         longest_prompt=facts.longest_prompt,
@@ -192,6 +194,6 @@ def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem
         longest=longest,
     )
     fits = server.max_len - facts.longest_prompt
-    shorter = Fix(text=tr("shorter completions"), edits={"max_completion_length": fits})
-    other = Fix(text=tr("a server whose model has more positions"))
+    shorter = Fix(text=tr("allow only shorter completions"), edits={"max_completion_length": fits})
+    other = Fix(text=tr("a server whose model has a longer context"))
     return [problem("E423", _OPTION, seen, "", *([shorter] if fits > 0 else []), other)]

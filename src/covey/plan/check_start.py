@@ -31,7 +31,7 @@ def reference_words(config: Config) -> str:
     if not has_kl(config):
         return tr("no reference, since beta is 0")
     if config.ref_adapters == BASE:
-        return tr("reference: the model with the adapter off (--ref_adapters base)")
+        return tr("reference: the model without the adapter (--ref_adapters base)")
     if config.ref_adapters == START:
         return tr("reference: the adapter as it is at the start (--ref_adapters start)")
     return tr("reference: the adapter {ref_adapters}", ref_adapters=config.ref_adapters)
@@ -74,7 +74,7 @@ def _fit(config: Config, facts: Facts) -> list[Problem]:
                 problem=facts.adapter.problem,
             ),
             "",
-            Fix(text=tr("the model that the adapter was trained on: --model BASE")),
+            Fix(text=tr("use the model that the adapter was trained on: --model BASE")),
         )
     ]
 
@@ -82,25 +82,25 @@ def _fit(config: Config, facts: Facts) -> list[Problem]:
 def _other_base(config: Config, adapter: AdapterFacts) -> list[Problem]:
     if adapter.other_base:
         seen = tr(
-            "The adapter {adapters} was trained on {other_base}, and model is {model}.",
+            "The adapter {adapters} was trained on {other_base}, but model is {model}.",
             adapters=config.adapters,
             other_base=adapter.other_base,
             model=config.model,
         )
-        same = [Fix(text=tr("the adapter's own base"), edits={"model": adapter.other_base})]
+        same = [Fix(text=tr("use the base model of the adapter"), edits={"model": adapter.other_base})]
         other = Fix(text=tr("no action is needed if both names mean the same model"))
     elif adapter.quantized:
         own = quantization_of(config)
         now = tr("not quantized") if own is None else tr("quantized to {in_words}", in_words=own.in_words)
         seen = tr(
-            "The adapter {adapters} was trained on a quantized base ({quantized}), and {model} is {now}.",
+            "The adapter {adapters} was trained on a quantized base ({quantized}), but {model} is {now}.",
             adapters=config.adapters,
             quantized=adapter.quantized,
             model=config.model,
             now=now,
         )
         same = (
-            [Fix(text=tr("quantize the base as it was"), edits=adapter.quantization)]
+            [Fix(text=tr("quantize the base in the same way"), edits=adapter.quantization)]
             if adapter.quantization
             else []
         )
@@ -113,8 +113,8 @@ def _other_base(config: Config, adapter: AdapterFacts) -> list[Problem]:
 def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
     where = config.ref_adapters
     is_word = where in (START, BASE)
-    start = Fix(text=tr("the adapter as it is at the start"), edits={"ref_adapters": START})
-    base = Fix(text=tr("the model with the adapter off"), edits={"ref_adapters": BASE})
+    start = Fix(text=tr("use the adapter as it is at the start"), edits={"ref_adapters": START})
+    base = Fix(text=tr("use the model without the adapter"), edits={"ref_adapters": BASE})
     if config.adapters is None:
         if is_word:
             return []
@@ -123,12 +123,12 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
                 "E384",
                 "ref_adapters",
                 tr(
-                    "ref_adapters is {where}, and adapters is not set: the policy would start from "
-                    "the base, not from its reference.",
+                    "ref_adapters is {where}, but adapters is not set: the policy would start from "
+                    "the base model, not from its reference.",
                     where=where,
                 ),
                 tr("In ms-swift both options name the adapter of the first training."),
-                Fix(text=tr("start from that adapter too"), edits={"adapters": where}),
+                Fix(text=tr("start the policy from that adapter too"), edits={"adapters": where}),
                 Fix(text=tr("leave out --ref_adapters")),
             )
         ]
@@ -136,7 +136,7 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
         if is_word or "ref_adapters" not in typed:
             return []
         seen = tr(
-            "ref_adapters is {where}, and beta is 0: there is no KL term, so no reference is held.",
+            "ref_adapters is {where}, but beta is 0, so there is no KL term and no reference model.",
             where=where,
         )
         return [warning("W108", "ref_adapters", seen, "", Fix(text=tr("leave out --ref_adapters")))]
@@ -154,7 +154,7 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
                 ),
                 "",
                 start,
-                Fix(text=tr("leave the reference as it is"), edits={"sync_ref_model": False}),
+                Fix(text=tr("keep the reference model fixed"), edits={"sync_ref_model": False}),
             )
         ]
     return []
@@ -173,7 +173,7 @@ def _resumed(config: Config, facts: Facts) -> list[Problem]:
     held = (
         tr("no adapter is named now")
         if now is None
-        else tr("that of the adapter named now begins with {now}", now=now[:12])
+        else tr("the SHA-256 of the adapter named now begins with {now}", now=now[:12])
     )
     return [
         problem(
@@ -185,7 +185,7 @@ def _resumed(config: Config, facts: Facts) -> list[Problem]:
                 reference=resume.reference[:12],
                 held=held,
             ),
-            "" if now is None else tr("The adapter's directory was written over, or another one is named."),
-            Fix(text=tr("the adapter that the run began with: --adapters DIR")),
+            "" if now is None else tr("The adapter's directory was overwritten, or another one is named."),
+            Fix(text=tr("use the adapter that the run started with: --adapters DIR")),
         )
     ]

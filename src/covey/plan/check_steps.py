@@ -14,24 +14,27 @@ from covey.types import Fix, Problem
 
 _ESTIMATORS = {
     "rloo": tr(
-        "whose baseline is made of the other completions: the steps of one are no samples of each other"
+        "whose baseline is the mean of the other completions; the steps of one completion are not "
+        "samples of each other"
     ),
     "reinforce_plus_plus": tr(
-        "which compares whole completions over the rollout, and has no formula for steps"
+        "which compares whole completions over the rollout and is not defined for steps"
     ),
 }
-_SCALES = {"gdpo": tr("which divides the sums of whole completions once more by their spread")}
-_LEVELS = {"sequence": tr("whose gradient gives every token the mean of the advantages of all")}
-_IN_REWARD = tr("which takes the divergence off the one reward of a completion")
+_SCALES = {
+    "gdpo": tr("which divides the sums of whole completions by their standard deviation a second time")
+}
+_LEVELS = {"sequence": tr("whose gradient gives every token the mean advantage of all tokens")}
+_IN_REWARD = tr("which subtracts the KL from the single reward of a completion")
 _LOSSES = {
-    "real": tr("which tells good completions from others: each is the one or the other"),
+    "real": tr("which classifies each completion as good or not good as a whole"),
     "vespo": tr(
-        "which weighs a completion as a whole, in one way where its advantage is 0 or above "
-        "and in another below"
+        "which weights a completion as a whole, by one formula for advantages of 0 or above and by "
+        "another for advantages below 0"
     ),
     "fipo": tr(
-        "which weighs a token by how much likelier the tokens behind it became: these have "
-        "to have the advantage that it has"
+        "which weights a token by how much more likely the tokens after it became; those tokens "
+        "must have the same advantage"
     ),
 }
 
@@ -47,11 +50,13 @@ class StepRefusal:
 
 def step_refusals(config: Config) -> tuple[StepRefusal, ...]:
     """What in a configuration needs one advantage per completion."""
-    grpo = Fix(text=tr("compare within groups"), edits={"advantage_estimator": "grpo"})
-    spread = Fix(text=tr("the spread of the group"), edits={"scale_rewards": "group"})
-    dapo = Fix(text=tr("another loss"), edits={"loss_type": "dapo"})
-    level = Fix(text=tr("the ratio of GSPO-token"), edits={"importance_sampling_level": "sequence_token"})
-    in_loss = Fix(text=tr("the divergence in the loss"), edits={"kl_in_reward": False})
+    grpo = Fix(text=tr("compare completions within their group"), edits={"advantage_estimator": "grpo"})
+    spread = Fix(
+        text=tr("divide by the standard deviation within the group"), edits={"scale_rewards": "group"}
+    )
+    dapo = Fix(text=tr("use another loss"), edits={"loss_type": "dapo"})
+    level = Fix(text=tr("use the ratio of GSPO-token"), edits={"importance_sampling_level": "sequence_token"})
+    in_loss = Fix(text=tr("put the KL into the loss"), edits={"kl_in_reward": False})
     has_kl = config.kl_in_reward and bool(config.beta or config.beta_end)
     refusals = (
         ("advantage_estimator", _ESTIMATORS.get(config.advantage_estimator), grpo),
@@ -85,8 +90,8 @@ def step_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[
         problem(
             "E353",
             refusal.option,
-            tr("One number per step comes from {names}, and {words}.", names=names, words=refusal.words),
-            tr("Parts of two recipes in one command."),
+            tr("{names} returns one number per step, but {words}.", names=names, words=refusal.words),
+            "",
             refusal.fix,
         )
         for refusal in (step_refusals(config) if names else ())
@@ -94,12 +99,15 @@ def step_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[
     is_set = "step_separator" in typed and config.step_separator != default_of("step_separator")
     if is_set and facts.reads_steps is False:
         seen = tr(
-            "step_separator is {step_separator!r}, and no reward of this run gives one number "
-            "per step or names completion_steps: {reward_funcs}.",
+            "step_separator is {step_separator!r}, but no reward of this run returns one number "
+            "per step or has the argument completion_steps: {reward_funcs}.",
             step_separator=config.step_separator,
             reward_funcs=", ".join(config.reward_funcs),
         )
-        cause = tr("The reward that gives them was left out of --reward_funcs, or gives one number for all.")
+        cause = tr(
+            "The reward that does is missing from --reward_funcs, or returns one number for a whole "
+            "completion."
+        )
         fix = Fix(text=tr("leave out --step_separator"))
         problems.append(warning("W108", "step_separator", seen, cause, fix))
     return problems

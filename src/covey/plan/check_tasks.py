@@ -14,8 +14,8 @@ from covey.texts import counted, joined, tr
 from covey.types import Fix, Problem
 
 MOST_TASKS = 64
-_EXAMPLE = tr('each task with its rewards: --task_rewards \'{"math": ["accuracy", "format"]}\'')
-_NAMED = tr("a source by its task, for rows without the column: --dataset math=FILE")
+_EXAMPLE = tr('give each task its rewards: --task_rewards \'{"math": ["accuracy", "format"]}\'')
+_NAMED = tr("for rows without the column, name the task of a source: --dataset math=FILE")
 
 
 def task_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -31,9 +31,9 @@ def _without_column() -> Problem:
     return problem(
         "E347",
         "task_rewards",
-        tr("task_rewards is set, and no column says which task a row is of."),
-        tr("The option that names the column was left out."),
-        Fix(text=tr("the column that holds it: --task_column NAME")),
+        tr("task_rewards is set, but no column says which task a row belongs to."),
+        "",
+        Fix(text=tr("name the column with the task: --task_column NAME")),
         Fix(text=tr("leave out --task_rewards: every reward scores every row")),
     )
 
@@ -43,12 +43,16 @@ def _streamed(config: Config) -> Problem:
         "E346",
         "task_column",
         tr(
-            "task_column is {task_column} and streaming is on: the tasks are not known before the run.",
+            "task_column is {task_column}, but streaming is on, so the tasks are not known before the run.",
             task_column=config.task_column,
         ),
-        tr("Metrics and rewards of each task are checked against all rows, and a stream has no known end."),
-        Fix(text=tr("read all rows before the run"), edits={"streaming": False}),
-        Fix(text=tr("leave out --task_column; a function of yours can give None for rows of other tasks")),
+        tr("The rewards of each task are checked against all rows, which a stream does not give in advance."),
+        Fix(text=tr("read all rows before the run starts"), edits={"streaming": False}),
+        Fix(
+            text=tr(
+                "leave out --task_column; a reward function of yours can return None for rows of other tasks"
+            )
+        ),
     )
 
 
@@ -57,7 +61,9 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
     column = str(config.task_column)
     columns = [c for c in facts.columns or () if c != column]
     near = facts.task_column_guess
-    rename = [Fix(text=tr("the nearest column"), edits={"task_column": near})] if near else []
+    rename = (
+        [Fix(text=tr("use the column with the nearest name"), edits={"task_column": near})] if near else []
+    )
     if len(facts.tasks) > MOST_TASKS:
         shown = ", ".join(list(facts.tasks)[:3])
         seen = tr(
@@ -67,27 +73,29 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
             most_tasks=MOST_TASKS,
             shown=shown,
         )
-        cause = tr("A column of questions or numbers, not of tasks.")
+        cause = tr("The column may hold questions or numbers, not tasks.")
         return [
-            problem("E346", "task_column", seen, cause, Fix(text=tr("another column: --task_column NAME")))
+            problem(
+                "E346", "task_column", seen, cause, Fix(text=tr("use another column: --task_column NAME"))
+            )
         ]
     if not facts.tasks and facts.taskless:
         seen = tr(
-            "No row has a task in the column {column}. There are: {columns}.",
+            "No row has a task in the column {column}. The columns are: {columns}.",
             column=column,
             columns=", ".join(columns),
         )
-        cause = tr("A misspelt name, or a column of another data set.")
+        cause = tr("The name is misspelt, or belongs to another dataset.")
         return [problem("E346", "task_column", seen, cause, *rename, Fix(text=_NAMED))]
     shown = joined(
         "; ",
         [
             tr(
-                "{rows}{tr}: {rows2}{value}",
+                "{rows}{source}: {numbers}{more}",
                 rows=counted(rows.count, "row"),
-                tr=tr(" of {reason}", reason=rows.reason) if rows.reason else "",
-                rows2=", ".join(map(str, rows.rows)),
-                value=" ..." if rows.count > len(rows.rows) else "",
+                source=tr(" of {reason}", reason=rows.reason) if rows.reason else "",
+                numbers=", ".join(map(str, rows.rows)),
+                more=" ..." if rows.count > len(rows.rows) else "",
             )
             for rows in facts.taskless
         ],
@@ -95,7 +103,7 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
     if not shown:
         return []
     seen = tr("Rows without a task in the column {column}: {shown}.", column=column, shown=shown)
-    cause = tr("Rows from a source without that column, or an empty cell.")
+    cause = tr("The rows come from a source without that column, or the cell is empty.")
     return [
         problem("E346", "task_column", seen, cause, Fix(text=tr("give these rows a task")), Fix(text=_NAMED))
     ]
@@ -144,18 +152,16 @@ def _unknown_reward(by_task: Mapping[str, Sequence[str]], task: str, name: str, 
     fixes = [Fix(text=tr("the rewards are {rewards}", rewards=", ".join(config.rewards)))]
     if near:
         names = [near if n == name else n for n in by_task[task]]
-        fixes.insert(0, Fix(text=tr("the nearest reward"), edits=_with(by_task, {task: names})))
-    seen = tr(
-        "The task {task} is to be scored by {name}, which is none of the rewards.", task=task, name=name
-    )
-    return _entry(seen, tr("A misspelt name, or a reward that was left out of --reward_funcs."), *fixes)
+        fixes.insert(
+            0, Fix(text=tr("use the reward with the nearest name"), edits=_with(by_task, {task: names}))
+        )
+    seen = tr("The task {task} names the reward {name}, which is not in reward_funcs.", task=task, name=name)
+    return _entry(seen, tr("The name is misspelt, or the reward is missing from --reward_funcs."), *fixes)
 
 
 def _empty(task: str) -> Problem:
     seen = tr("The task {task} has no reward.", task=task)
-    return _entry(
-        seen, tr("A list that was left empty; nothing can be learnt from its rows."), Fix(text=_EXAMPLE)
-    )
+    return _entry(seen, tr("The list is empty, so nothing can be learned from its rows."), Fix(text=_EXAMPLE))
 
 
 def _unknown_task(
@@ -165,17 +171,17 @@ def _unknown_task(
     fixes = [Fix(text=tr("leave it out"), edits=less)] if less["task_rewards"] else []
     if near:
         renamed = {near if t == task else t: names for t, names in by_task.items()}
-        fixes = [Fix(text=tr("the nearest task"), edits=_with(renamed, {}))]
-    seen = tr("No row is of the task {task}. There are: {there}.", task=task, there=", ".join(there))
-    return _entry(seen, tr("A misspelt name, or a source that was left out."), *fixes, Fix(text=_EXAMPLE))
+        fixes = [Fix(text=tr("use the task with the nearest name"), edits=_with(renamed, {}))]
+    seen = tr("No row has task {task}; tasks found: {there}.", task=task, there=", ".join(there))
+    return _entry(seen, tr("The name is misspelt, or a source is missing."), *fixes, Fix(text=_EXAMPLE))
 
 
 def _unlisted(by_task: Mapping[str, Sequence[str]], task: str, rewards: Sequence[str]) -> Problem:
     near = nearest(task, list(by_task))
     names = by_task[near] if near else rewards
-    words = tr("score it as {near}", near=near) if near else tr("score it with these")
-    seen = tr("Rows of the task {task} have no entry, so no reward would score them.", task=task)
-    cause = tr("A task that was forgotten, or one with two spellings.")
+    words = tr("score it like {near}", near=near) if near else tr("score it with these rewards")
+    seen = tr("task_rewards has no entry for the task {task}, so no reward would score its rows.", task=task)
+    cause = tr("The task was forgotten, or is spelled in two ways.")
     return _entry(seen, cause, Fix(text=words, edits=_with(by_task, {task: names})))
 
 
@@ -183,7 +189,7 @@ def _idle(by_task: Mapping[str, Sequence[str]], idle: Sequence[str]) -> Problem:
     everywhere = {task: [*names, *idle] for task, names in by_task.items()}
     return _entry(
         tr("{idle} scores no task.", idle=", ".join(idle)),
-        tr("A reward that was forgotten in task_rewards, or is not needed."),
+        tr("The reward is missing from task_rewards, or is not needed."),
         Fix(text=tr("score every task with it too"), edits=_with(everywhere, {})),
         Fix(text=tr("leave it out of --reward_funcs and --reward_weights")),
     )
@@ -199,11 +205,12 @@ def _emptied(facts: Facts) -> list[Problem]:
             "W128",
             "task_column",
             tr(
-                "No row is left of: {gone}. All lie outside min_pass_rate and max_pass_rate.",
+                "No rows are left of these tasks: {gone}. All their pass rates are outside "
+                "min_pass_rate and max_pass_rate.",
                 gone=", ".join(gone),
             ),
-            tr("A task that the model always solves, or never."),
-            Fix(text=tr("other bounds: --min_pass_rate X, --max_pass_rate X")),
+            tr("The model always solves these tasks, or never."),
+            Fix(text=tr("use other bounds: --min_pass_rate X, --max_pass_rate X")),
             Fix(text=tr("leave its rows out of the data")),
         )
     ]

@@ -21,9 +21,12 @@ def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
         warning(
             "W109",
             "apply_chat_template",
-            tr("The model has a chat template, and it is not applied."),
-            tr("Prompts written out in full, as TRL takes them, or questions that were meant as messages."),
-            Fix(text=tr("put each prompt into the template"), edits={"apply_chat_template": True}),
+            tr("The model has a chat template, but it is not applied."),
+            tr(
+                "The prompts are written out in full, as in TRL, or are questions that were meant as "
+                "messages."
+            ),
+            Fix(text=tr("apply the chat template to each prompt"), edits={"apply_chat_template": True}),
         )
     ]
 
@@ -32,18 +35,15 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
     if facts.prompt_problem is None or facts.prompts_are_text:
         return []
     of_chatml = "<|im_start|>" in facts.answer_opening
-    usual = Fix(text=tr("the usual template of this form"), edits={"chat_template": "chatml"})
+    usual = Fix(text=tr("use the common template of this form"), edits={"chat_template": "chatml"})
     return [
         problem(
             "E323",
             "chat_template",
             tr("The chat template {prompt_problem}.", prompt_problem=facts.prompt_problem),
-            tr(
-                "A template that was edited by hand, put together of two, or made to show "
-                "conversations alone."
-            ),
+            tr("The template was edited by hand, merged from two, or made only to display conversations."),
             *([usual] if of_chatml and config.chat_template != "chatml" else []),
-            Fix(text=tr("the template that the model was trained with: --chat_template FILE.jinja")),
+            Fix(text=tr("use the template that the model was trained with: --chat_template FILE.jinja")),
         )
     ]
 
@@ -59,15 +59,24 @@ def _unstoppable(config: Config, facts: Facts) -> list[Problem]:
             "W118",
             "chat_template",
             tr(
-                "The template ends an answer with {mark}, which the tokenizer has no token for. "
+                "The template ends an answer with {mark}, for which the tokenizer has no token. "
                 "Completions end at: {stop}.",
                 mark=mark,
                 stop=stop,
             ),
-            tr("A template of another model, or chatml for a tokenizer that does not know its tokens."),
-            Fix(
-                text=tr("a template that ends an answer with one of: {stop}; --chat_template FILE", stop=stop)
+            tr(
+                "It is the template of another model, or chatml with a tokenizer that does not have "
+                "its tokens."
             ),
-            Fix(text=tr("a model whose tokenizer has the tokens of the template, such as an instruct model")),
+            Fix(
+                text=tr(
+                    "use a template that ends an answer with one of: {stop}; --chat_template FILE", stop=stop
+                )
+            ),
+            Fix(
+                text=tr(
+                    "use a model whose tokenizer has the tokens of the template, such as an instruct model"
+                )
+            ),
         )
     ]

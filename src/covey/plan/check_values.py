@@ -38,16 +38,16 @@ def _out_of_range(name: str, value: Any, allowed: Bounds) -> Problem:
     if usual is None:
         fix = Fix(text=tr("leave out --{name}", name=name), edits={name: None})
     else:
-        word = "default" if usual == default_of(name) else tr("usual value")
+        word = "default" if usual == default_of(name) else tr("use the usual value")
         fix = Fix(text=tr("the {word}", word=word), edits={name: usual})
     return Problem(
         code="E109",
         option=name,
         seen=tr(
-            "{name} is {plain}; it has to be {words}.", name=name, plain=_plain(value), words=allowed.words
+            "{name} is {plain}; it must be {words}.", name=name, plain=_plain(value), words=allowed.words
         ),
         why=allowed.why,
-        cause=tr("A typing error, or a value that means `not set` in another tool."),
+        cause=tr("The value may mean `not set` in another tool."),
         fixes=(fix,),
     )
 
@@ -69,12 +69,13 @@ def _temperature(config: Config) -> list[Problem]:
                 temperature=config.temperature,
             ),
             why=tr("Equal completions get equal rewards, every advantage is 0, and no weight moves."),
-            cause=tr("A setting for evaluation; training needs completions that differ."),
+            cause=tr("Temperature 0 is meant for evaluation; training needs completions that differ."),
             fixes=(
                 Fix(
-                    text=tr("the model's own distribution, which is the default"), edits={"temperature": 1.0}
+                    text=tr("sample from the model's own distribution, the default"),
+                    edits={"temperature": 1.0},
                 ),
-                Fix(text=tr("a little sharper, the default of ms-swift"), edits={"temperature": 0.9}),
+                Fix(text=tr("sample a little sharper, the default of ms-swift"), edits={"temperature": 0.9}),
             ),
         )
     ]
@@ -88,11 +89,12 @@ def _warmup(config: Config) -> list[Problem]:
             _contradiction(
                 "warmup_ratio",
                 tr(
-                    "warmup_steps is {warmup_steps} and warmup_ratio is {warmup_ratio:g}.",
+                    "warmup_steps is {warmup_steps} and warmup_ratio is {warmup_ratio:g}, but only "
+                    "one of them can be set.",
                     warmup_steps=config.warmup_steps,
                     warmup_ratio=config.warmup_ratio,
                 ),
-                tr("Both set the length of the warm-up, and only one can."),
+                tr("Both options set the length of the warm-up."),
                 (
                     Fix(text=tr("keep the steps"), edits={"warmup_ratio": 0.0}),
                     Fix(text=tr("keep the share of all steps"), edits={"warmup_steps": 0}),
@@ -105,9 +107,9 @@ def _warmup(config: Config) -> list[Problem]:
             _contradiction(
                 name,
                 tr(
-                    "{name} is {getattr:g} and lr_scheduler_type is constant, which has no warm-up.",
+                    "{name} is {value:g}, but lr_scheduler_type constant has no warm-up.",
                     name=name,
-                    getattr=getattr(config, name),
+                    value=getattr(config, name),
                 ),
                 tr("The warm-up would be ignored."),
                 (
@@ -115,7 +117,7 @@ def _warmup(config: Config) -> list[Problem]:
                         text=tr("warm up, then stay constant"),
                         edits={"lr_scheduler_type": "constant_with_warmup"},
                     ),
-                    Fix(text=tr("no warm-up"), edits={"warmup_steps": 0, "warmup_ratio": 0.0}),
+                    Fix(text=tr("use no warm-up"), edits={"warmup_steps": 0, "warmup_ratio": 0.0}),
                 ),
             )
         )
@@ -135,8 +137,8 @@ def _warnings(config: Config) -> list[Problem]:
                 "W103",
                 "learning_rate",
                 tr("learning_rate is 0."),
-                tr("A dry run, or a number that was rounded to 0."),
-                Fix(text=tr("the default"), edits={"learning_rate": 1e-6}),
+                "",
+                Fix(text=tr("use the default"), edits={"learning_rate": 1e-6}),
             )
         )
     if config.delta is not None and 0 < config.delta < 1 + config.epsilon_high:
@@ -149,7 +151,9 @@ def _warnings(config: Config) -> list[Problem]:
                     "delta is {delta:g}, below 1 + epsilon_high = {bound:g}.", delta=config.delta, bound=bound
                 ),
                 tr("delta bounds the ratio itself, not its distance from 1."),
-                Fix(text=tr("well above the clipping range"), edits={"delta": max(2.0, 2 * bound)}),
+                Fix(
+                    text=tr("use a value well above the clipping range"), edits={"delta": max(2.0, 2 * bound)}
+                ),
             )
         )
     passes = config.num_iterations * config.steps_per_generation // max(1, config.gradient_accumulation_steps)
@@ -159,9 +163,12 @@ def _warnings(config: Config) -> list[Problem]:
                 "W106",
                 "num_iterations",
                 tr("{passes} optimizer steps train on the same rollout.", passes=passes),
-                tr("num_iterations, or a steps_per_generation far above gradient_accumulation_steps."),
+                tr(
+                    "num_iterations is high, or steps_per_generation is far above "
+                    "gradient_accumulation_steps."
+                ),
                 Fix(
-                    text=tr("one step per rollout, on-policy"),
+                    text=tr("take one step per rollout (on-policy)"),
                     edits={"num_iterations": 1, "gradient_accumulation_steps": config.steps_per_generation},
                 ),
             )
@@ -185,14 +192,14 @@ def _sources(config: Config) -> list[Problem]:
                 "E109",
                 "interleave_prob",
                 tr(
-                    "interleave_prob is {probabilities} for {num} sources; it takes one probability "
-                    "each, which add up to 1.",
+                    "interleave_prob is {probabilities} for {num} sources; it needs one "
+                    "probability for each source, with the sum 1.",
                     probabilities=" ".join(f"{p:g}" for p in probabilities),
                     num=num,
                 ),
-                tr("A source was added or taken away."),
+                tr("A source was added or removed."),
                 Fix(
-                    text=tr("each source alike"),
+                    text=tr("give each source the same probability"),
                     edits={"interleave_prob": [*even, round(1 - sum(even), 6)]},
                 ),
             )
@@ -203,10 +210,13 @@ def _sources(config: Config) -> list[Problem]:
                 problem(
                     "E115",
                     "streaming",
-                    tr("streaming is on and max_steps is not set: nobody knows how many rows will come."),
-                    tr("An epoch of a stream ends where its rows do, which is known only then."),
-                    Fix(text=tr("say how many optimizer steps to take"), edits={"max_steps": 1000}),
-                    Fix(text=tr("read all rows before the run"), edits={"streaming": False}),
+                    tr(
+                        "streaming is on, but max_steps is not set, and the number of rows in a stream "
+                        "is not known."
+                    ),
+                    tr("The length of an epoch is known only when the stream ends."),
+                    Fix(text=tr("set the number of optimizer steps"), edits={"max_steps": 1000}),
+                    Fix(text=tr("read all rows before the run starts"), edits={"streaming": False}),
                 )
             )
         for name in ("interleave_prob", "split_dataset_ratio"):
@@ -215,9 +225,9 @@ def _sources(config: Config) -> list[Problem]:
                     problem(
                         "E111",
                         name,
-                        tr("{name} is set and streaming is on.", name=name),
-                        tr("Mixing and splitting need all rows; a stream has only the next ones."),
-                        Fix(text=tr("read all rows before the run"), edits={"streaming": False}),
+                        tr("{name} is set, but streaming is on.", name=name),
+                        tr("Mixing and splitting need all rows, but a stream gives only the next ones."),
+                        Fix(text=tr("read all rows before the run starts"), edits={"streaming": False}),
                     )
                 )
     return problems

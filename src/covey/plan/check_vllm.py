@@ -10,7 +10,7 @@ from covey.plan.server_line import start_line
 from covey.texts import counted, plural, tr
 from covey.types import Fix, Problem
 
-UNTRIED = tr("vLLM on a GPU: not yet run on a GPU by us")
+UNTRIED = tr("vLLM on a GPU: we have not tested this yet")
 """What is said of it wherever it is planned or started."""
 
 LEAST_TEMPERATURE = 0.01
@@ -28,7 +28,7 @@ OWNED: frozenset[str] = frozenset(
 """Arguments of vLLM that `vllm_engine_kwargs` may not set: each has an option of its own, or covey needs it
 as it is."""
 
-_OWN_ENGINE = Fix(text=tr("covey's own engine"), edits={"use_vllm": False})
+_OWN_ENGINE = Fix(text=tr("use covey's own engine"), edits={"use_vllm": False})
 
 
 def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -41,7 +41,8 @@ def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
     problems += _servers(config, facts)
     if facts.cuda and config.vllm_mode == "colocate":
         seen = tr(
-            "{untried}; what is sent to it is compared, and held to the model that trains.", untried=UNTRIED
+            "{untried}; the weights that are sent to it are verified against the model in training.",
+            untried=UNTRIED,
         )
         problems.append(warning("W190", "use_vllm", seen, "", _OWN_ENGINE))
     return problems
@@ -51,10 +52,10 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
     """Servers without the mode for them, and the mode without servers."""
     has_servers, is_mode = bool(config.rollout_servers), config.vllm_mode == "server"
     colocate = Fix(
-        text=tr("vLLM in the training process"), edits={"vllm_mode": "colocate", "rollout_servers": []}
+        text=tr("run vLLM in the training process"), edits={"vllm_mode": "colocate", "rollout_servers": []}
     )
     if is_mode and not has_servers and facts.layout.is_here:
-        seen = tr("vllm_mode is server, and no server is given.")
+        seen = tr("vllm_mode is server, but rollout_servers is not set.")
         line = start_line(config, "http://127.0.0.1:8000", facts)
         named = Fix(
             text=tr(
@@ -65,7 +66,7 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
         )
         return [problem("E430", "vllm_mode", seen, "", named, _OWN_ENGINE)]
     if has_servers and not is_mode:
-        seen = tr("vllm_mode is colocate, and servers are given.")
+        seen = tr("vllm_mode is colocate, but rollout_servers is set.")
         served = Fix(text=tr("sample on the servers"), edits={"vllm_mode": "server"})
         return [problem("E430", "vllm_mode", seen, "", served, colocate)]
     return []
@@ -81,18 +82,18 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
     )
     if spans > 1:
         seen = tr(
-            "vllm_tensor_parallel_size is {spans}, and vllm_mode is colocate: a vLLM over several training "
-            "processes would hang where a signal ends one of them.",
+            "vllm_tensor_parallel_size is {spans}, but vllm_mode is colocate: a vLLM that spans "
+            "several training processes would hang when a signal ends one of them.",
             spans=spans,
         )
-        one = Fix(text=tr("a vLLM in each process"), edits={"vllm_tensor_parallel_size": 1})
-        served = Fix(text=tr("vLLM in a server on GPUs of its own: --vllm_mode server"))
+        one = Fix(text=tr("run one vLLM in each process"), edits={"vllm_tensor_parallel_size": 1})
+        served = Fix(text=tr("run vLLM in a server on separate GPUs: --vllm_mode server"))
         problems.append(problem("E430", "vllm_tensor_parallel_size", seen, "", one, served))
     if number not in (1, processes):
         seen = plural(
             processes,
-            "vllm_data_parallel_size is {number}, and there is {processes}, each with a vLLM of its own.",
-            "vllm_data_parallel_size is {number}, and there are {processes}, each with a vLLM of its own.",
+            "vllm_data_parallel_size is {number}, but there is {processes}, each with its own vLLM.",
+            "vllm_data_parallel_size is {number}, but there are {processes}, each with its own vLLM.",
             number=number,
             processes=counted(processes, "training process"),
         )
@@ -103,27 +104,28 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
         problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))
     if processes > 1 and not facts.cuda:
         seen = tr(
-            "vLLM on a CPU runs in one training process, and this run has {processes}.", processes=processes
+            "vLLM on a CPU runs in only one training process, but this run has {processes}.",
+            processes=processes,
         )
-        one = Fix(text=tr("one process"), edits={"nproc_per_node": 1})
+        one = Fix(text=tr("use one process"), edits={"nproc_per_node": 1})
         problems.append(problem("E430", "vllm_mode", seen, "", one, _OWN_ENGINE))
     return [*problems, *([] if facts.cuda else _on_cpu(config))]
 
 
 def _on_cpu(config: Config) -> list[Problem]:
     """Options that vLLM reads on GPUs alone."""
-    leave, cause = Fix(text=tr("leave it out")), tr("A command for a GPU.")
+    leave, cause = Fix(text=tr("leave it out")), ""
     problems = []
     if config.vllm_gpu_memory_utilization is not None:
         seen = tr(
-            "vllm_gpu_memory_utilization is {vllm_gpu_memory_utilization:g}, and vLLM runs on a ",
-            vllm_gpu_memory_utilization=config.vllm_gpu_memory_utilization,
+            "vllm_gpu_memory_utilization is {share:g}, but vLLM runs on a CPU here, where the size of its "
+            "cache follows from the number of completions sampled at a time.",
+            share=config.vllm_gpu_memory_utilization,
         )
-        seen += tr("CPU here: its cache has a place for each completion side by side.")
         problems.append(warning("W108", "vllm_gpu_memory_utilization", seen, cause, leave))
     if config.vllm_enable_sleep_mode:
         name = "sleep_level" if config.sleep_level else "vllm_enable_sleep_mode"
-        seen = tr("{name} is set, and vLLM runs on a CPU here, where it does not sleep.", name=name)
+        seen = tr("{name} is set, but vLLM runs on a CPU here, where it has no sleep mode.", name=name)
         problems.append(warning("W108", name, seen, cause, leave))
     return problems
 
@@ -134,7 +136,10 @@ def _arguments(config: Config) -> list[Problem]:
         return []
     seen = tr("vllm_engine_kwargs sets {taken}.", taken=", ".join(taken))
     fix = Fix(
-        text=tr("leave them out of the JSON; what has an option is typed as that: --vllm_max_model_len N")
+        text=tr(
+            "leave them out of the JSON; use the option instead where there is one, such as "
+            "--vllm_max_model_len N"
+        )
     )
     return [problem("E431", "vllm_engine_kwargs", seen, "", fix)]
 
@@ -149,13 +154,14 @@ def _temperature(config: Config) -> list[Problem]:
             "E432",
             name,
             tr(
-                "{name} is {value:g}; vLLM samples at {least_temperature:g} in the place of what is lower.",
+                "{name} is {value:g}, but vLLM raises temperatures below {least_temperature:g} to "
+                "{least_temperature:g}.",
                 name=name,
                 value=value,
                 least_temperature=LEAST_TEMPERATURE,
             ),
             "",
-            Fix(text=tr("the lowest of vLLM"), edits={name: LEAST_TEMPERATURE}),
+            Fix(text=tr("use the lowest temperature of vLLM"), edits={name: LEAST_TEMPERATURE}),
             _OWN_ENGINE,
         )
         for name, value in named.items()
@@ -171,25 +177,24 @@ def _length(config: Config, facts: Facts) -> list[Problem]:
     held = config.vllm_max_model_len or needed
     if held < needed:
         seen = tr(
-            "vllm_max_model_len is {held}; the longest prompt has {tokens}, and ",
+            "vllm_max_model_len is {held}; the longest prompt has {tokens} and max_completion_length is "
+            "{max_completion_length}, {needed} in total.",
             held=held,
             tokens=counted(prompt, "token"),
-        )
-        seen += tr(
-            "max_completion_length is {max_completion_length}: {needed} together.",
             max_completion_length=config.max_completion_length,
             needed=needed,
         )
-        fix = Fix(text=tr("as many as the run needs"), edits={"vllm_max_model_len": needed})
-        return [problem("E433", "vllm_max_model_len", seen, tr("A length for other prompts."), fix)]
+        fix = Fix(text=tr("use the length that the run needs"), edits={"vllm_max_model_len": needed})
+        return [problem("E433", "vllm_max_model_len", seen, "", fix)]
     if context is not None and held > context:
         seen = tr(
-            "vllm_max_model_len is {held}, and the model's context is {context}: vLLM holds {context}.",
+            "vllm_max_model_len is {held}, but the context of the model is {context}, so vLLM uses "
+            "{context}.",
             held=held,
             context=context,
         )
         fix = Fix(text=tr("leave it out"))
-        return [warning("W108", "vllm_max_model_len", seen, tr("A length for another model."), fix)]
+        return [warning("W108", "vllm_max_model_len", seen, "", fix)]
     return []
 
 
@@ -197,8 +202,8 @@ def _packed(config: Config) -> list[Problem]:
     if quantization_of(config) is None:
         return []
     seen = tr(
-        "The model's weights are packed by bitsandbytes, and vLLM samples from whole ones: the two would "
+        "The model's weights are quantized by bitsandbytes, but vLLM samples from unquantized ones: the "
+        "two would not be the same policy."
     )
-    seen += tr("not be one policy.")
-    whole = Fix(text=tr("whole weights"), edits={"quant_bits": None})
+    whole = Fix(text=tr("do not quantize"), edits={"quant_bits": None})
     return [problem("E430", "use_vllm", seen, "", _OWN_ENGINE, whole)]

@@ -38,31 +38,36 @@ def vllm_serve_problems(
     problems = []
     if own.logprobs != "processed_logprobs":
         seen = tr(
-            "{name} returns {logprobs}: log-probabilities at another temperature than it samples at.",
+            "{name} returns {logprobs}: log-probabilities at another temperature than the sampling "
+            "temperature.",
             name=name,
             logprobs=own.logprobs,
         )
         problems.append(problem("E429", _OPTION, seen, tr("That is vLLM's default."), *fixes))
     if own.quantization:
         seen = tr(
-            "{name} quantizes its weights ({quantization}), and samples from another policy.",
+            "{name} quantizes its weights ({quantization}), so it samples from another policy.",
             name=name,
             quantization=own.quantization,
         )
         problems.append(problem("E429", _OPTION, seen, "", *fixes))
     if keeps_head:
         seen = tr(
-            "{name} runs on a CPU, and the model's head is its embedding: its copy of the head would ",
+            "{name} runs on a CPU and the model ties head and embedding: vLLM's copy of the head would not "
+            "be updated by a publish.",
             name=name,
         )
-        seen += tr("stay as it is at every publish.")
-        problems.append(problem("E429", _OPTION, seen, tr("A fault of vLLM on CPUs."), *fixes))
+        problems.append(problem("E429", _OPTION, seen, tr("This is a bug of vLLM on CPUs."), *fixes))
     if not own.directory:
         given = config.rollout_weights_directory
-        seen = tr("{name} reads weights from files, and ", name=name) + (
-            tr("there is no directory {given}.", given=given)
+        seen = (
+            tr(
+                "{name} reads weights from files, but the directory {directory} does not exist.",
+                name=name,
+                directory=given,
+            )
             if given
-            else tr("no directory is named that it and this run see.")
+            else tr("{name} reads weights from files, but rollout_weights_directory is not set.", name=name)
         )
         fix = Fix(
             text=tr(
@@ -88,7 +93,8 @@ def open_routes(config: Config, facts: Facts, servers: Sequence[ServerFacts]) ->
         more=more,
     )
     cause = tr(
-        "`vllm serve` guards what begins with /v1 with its --api-key, where it has one, and little else."
+        "`vllm serve` protects only routes under /v1 with --api-key (if one is set); most other "
+        "routes are open."
     )
     return [warning("W181", _OPTION, seen, cause, _front(config, facts, found[0]))]
 
@@ -96,4 +102,6 @@ def open_routes(config: Config, facts: Facts, servers: Sequence[ServerFacts]) ->
 def _front(config: Config, facts: Facts, server: ServerFacts) -> Fix:
     length = config.vllm_max_model_len or server.max_len or None
     line = start_line(config, server.address, facts, vllm_max_model_len=length)
-    return Fix(text=tr("start vLLM by covey, which asks for a token on every route: `{line}`", line=line))
+    return Fix(
+        text=tr("start vLLM through covey, which requires a token on every route: `{line}`", line=line)
+    )

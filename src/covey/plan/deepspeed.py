@@ -140,23 +140,26 @@ def states_of(
 
 def _no_preset(word: str) -> Problem:
     takes = tr("one of {presets}, or the path of a JSON file", presets=", ".join(PRESETS))
-    seen = tr("deepspeed is {word}; it takes {takes}, and there is no such file.", word=word, takes=takes)
-    cause = tr("A misspelt name, or a path relative to another directory.")
+    seen = tr("deepspeed is {word}; it must be {takes}, and there is no such file.", word=word, takes=takes)
+    cause = tr("The name is misspelt, or the path is relative to another directory.")
     return problem("E104", "deepspeed", seen, cause, Fix(text=tr("--deepspeed takes {takes}", takes=takes)))
 
 
 def _both(config: Config) -> Problem:
     seen = tr(
-        "deepspeed is {deepspeed}, and fsdp is {fsdp}: only one can shard the model.",
+        "deepspeed is {deepspeed} and fsdp is {fsdp}, but only one of them can shard the model.",
         deepspeed=config.deepspeed,
         fsdp=config.fsdp,
     )
     deepspeed = Fix(text=tr("shard with DeepSpeed"), edits={"fsdp": None})
     fsdp = Fix(text=tr("shard with FSDP"), edits={"deepspeed": None})
-    return problem("E115", "fsdp", seen, tr("Two commands were merged."), deepspeed, fsdp)
+    return problem("E115", "fsdp", seen, "", deepspeed, fsdp)
 
 
 def _stage_2(asked: str) -> Problem:
     seen = tr("{asked} asks for ZeRO-1; in bfloat16 covey runs ZeRO-2 instead.", asked=asked)
-    fix = Fix(text=tr("no action is needed; this asks for what runs"), edits={"deepspeed": "zero2"})
+    fix = Fix(
+        text=tr("no action is needed; this value names the stage that runs anyway"),
+        edits={"deepspeed": "zero2"},
+    )
     return warning("W119", "deepspeed", seen, "", fix)

@@ -30,7 +30,7 @@ _OTHER_COPIES = tr("it keeps more copies of the weights, which covey neither sav
 _OTHER_MODEL = tr("it changes the model during training")
 _SPLIT = tr("it splits layers or sequences over GPUs, which covey does not do")
 _CASTS = tr("it changes dtypes inside the forward pass, which covey computes in --torch_dtype")
-_STEPS_AHEAD = tr("it applies parts of an optimizer step later, and covey applies a step whole")
+_STEPS_AHEAD = tr("it delays parts of an optimizer step, but covey always applies a step completely")
 
 REFUSED: Mapping[str, str] = {
     f"{ZERO}.zero_hpz_partition_size": _OTHER_COPIES,
@@ -81,7 +81,7 @@ def from_content(content: Any, path: str) -> FromFile:
     forecast leaves out."""
     if not isinstance(content, Mapping):
         return FromFile(
-            file=DeepSpeedFile(path=path), problems=(unreadable(path, tr("it is no JSON object")),)
+            file=DeepSpeedFile(path=path), problems=(unreadable(path, tr("it is not a JSON object")),)
         )
     problems: list[Problem] = []
     numbers = {name: _number(content, name, path, problems) for name in (TOTAL, ROWS, PASSES)}
@@ -192,9 +192,9 @@ def unreadable(path: str, words: str) -> Problem:
         "E217",
         "deepspeed",
         tr("{path} cannot be read as a configuration of DeepSpeed: {words}.", path=path, words=words),
-        tr("Another file was named, or this one was cut short or edited."),
-        Fix(text=tr('a JSON object such as {"zero_optimization": {"stage": 3}}')),
-        Fix(text=tr("one of the names {presets}", presets=", ".join(PRESETS))),
+        tr("The file is another one, incomplete, or was edited."),
+        Fix(text=tr('write a JSON object such as {"zero_optimization": {"stage": 3}}')),
+        Fix(text=tr("use one of the names {presets}", presets=", ".join(PRESETS))),
     )
 
 
@@ -206,8 +206,8 @@ def _unknown(path: str, name: str, value: Any, choices: tuple[str, ...]) -> Prob
         value=value,
         choices=", ".join(choices),
     )
-    fix = Fix(text=tr("one of {choices} in {path}", choices=", ".join(choices), path=path))
-    return problem("E218", "deepspeed", seen, tr("A typing error, or the spelling of another tool."), fix)
+    fix = Fix(text=tr("use one of {choices} in {path}", choices=", ".join(choices), path=path))
+    return problem("E218", "deepspeed", seen, tr("It may be the spelling of another tool."), fix)
 
 
 def _cannot_run(path: str, name: str, value: Any, why: str) -> Problem:
@@ -221,12 +221,12 @@ def _cannot_run(path: str, name: str, value: Any, why: str) -> Problem:
     fix = (
         tr('set {name} to "cpu" in {path}', name=name, path=path)
         if name.endswith(".device")
-        else tr("take {name} out of {path}", name=name, path=path)
+        else tr("remove {name} from {path}", name=name, path=path)
     )
     return problem("E220", "deepspeed", seen, tr("The file was written for another trainer."), Fix(text=fix))
 
 
 def _left_out(path: str, names: list[str]) -> Problem:
-    seen = tr("{path} has {names}, which the forecast leaves out.", path=path, names=", ".join(names))
-    fix = Fix(text=tr("no action is needed; the forecast is that of a file without them"))
+    seen = tr("{path} has {names}, which the forecast does not count.", path=path, names=", ".join(names))
+    fix = Fix(text=tr("no action is needed; the forecast is made as if the file did not have them"))
     return warning("W117", ZERO, seen, "", fix)

@@ -36,17 +36,19 @@ class DiskPlan:
         if self.checkpoint_bytes is None or self.model_bytes is None or self.peak_bytes is None:
             return []
         rest = self.checkpoint_bytes - self.model_bytes
-        resume = tr(" + {size} for a resume, in the newest", size=size(rest)) if rest else ""
         free = "" if self.free_bytes is None else tr("; {size} are free", size=size(self.free_bytes))
         return [
             tr(
-                "one checkpoint {size} = model {size2}{resume}",
+                "one checkpoint {size} = model {model_size} + {resume_size} of resume state (newest "
+                "checkpoints only)",
                 size=size(self.checkpoint_bytes),
-                size2=size(self.model_bytes),
-                resume=resume,
-            ),
+                model_size=size(self.model_bytes),
+                resume_size=size(rest),
+            )
+            if rest
+            else tr("one checkpoint {size} = the model", size=size(self.checkpoint_bytes)),
             tr(
-                "{num_kept} kept and the next one: {size} at most{free}",
+                "{num_kept} checkpoints kept plus the one being written: at most {size}{free}",
                 num_kept=self.num_kept,
                 size=size(self.peak_bytes),
                 free=free,

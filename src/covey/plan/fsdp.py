@@ -89,32 +89,32 @@ def _settings(written: Mapping[str, Any]) -> tuple[dict[str, str], list[Problem]
         return settings, []
     seen = tr("fsdp_config has {odd}, which covey does not know.", odd=", ".join(sorted(odd)))
     words = tr("leave it out; the settings that covey reads are {known}", known=", ".join(sorted(known)))
-    cause = tr("Settings of another tool, or XLA's.")
+    cause = tr("The settings are of another tool, or of XLA.")
     return settings, [problem("E104", "fsdp_config", seen, cause, Fix(text=words))]
 
 
 def _recompute() -> Problem:
     seen = tr(
-        "fsdp_config asks for {recompute}. Here that is gradient_checkpointing, which is off.",
+        "fsdp_config asks for {recompute}. In covey this is the option gradient_checkpointing, which is off.",
         recompute=_RECOMPUTE,
     )
     on = Fix(text=tr("recompute activations in the backward pass"), edits={"gradient_checkpointing": "true"})
-    return problem("E115", "gradient_checkpointing", seen, tr("Settings of another tool."), on)
+    return problem("E115", "gradient_checkpointing", seen, tr("The settings are of another tool."), on)
 
 
 def _unknown(words: list[str]) -> Problem:
     takes = ", ".join(STRATEGIES)
     seen = tr(
-        "fsdp has {words}; it takes one of {takes}, and auto_wrap and offload beside it.",
+        "fsdp has {words}; it takes one of {takes}, and in addition auto_wrap and offload.",
         words=joined(" ", words),
         takes=takes,
     )
     fix = Fix(text=tr("shard weights, gradients and optimizer state"), edits={"fsdp": "full_shard"})
-    return problem("E104", "fsdp", seen, tr("A typing error, or the spelling of another tool."), fix)
+    return problem("E104", "fsdp", seen, tr("It may be the spelling of another tool."), fix)
 
 
 def _nothing_to_offload() -> Problem:
-    seen = tr("fsdp_offload is on, and fsdp is off, so there are no shards to offload.")
+    seen = tr("fsdp_offload is on, but fsdp is off, so there are no shards to offload.")
     sharded = Fix(text=tr("shard the model"), edits={"fsdp": "full_shard"})
     whole = Fix(text=tr("do not shard it"), edits={"fsdp_offload": False})
     return problem("E115", "fsdp_offload", seen, tr("--fsdp is missing from the command."), sharded, whole)

@@ -11,8 +11,8 @@ from covey.types import Fix, Problem
 LIGER_FAMILIES: frozenset[str] = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """The `model_type`s whose norms and gated layers covey gives liger-kernel's kernels to."""
 
-_OTHERS_CPU = tr("A command written for a GPU, or GPUs hidden by CUDA_VISIBLE_DEVICES.")
-_AUTO = Fix(text=tr("the best that is there for device and model"))
+_OTHERS_CPU = tr("The command was written for a GPU, or CUDA_VISIBLE_DEVICES hides the GPUs.")
+_AUTO = Fix(text=tr("use the best one for this device and model"))
 
 
 def kernel_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -29,20 +29,22 @@ def _on_cpu(config: Config, facts: Facts) -> list[Problem]:
         return []
     refused = []
     if config.attn_impl == "flash_attn":
-        refused.append(("attn_impl", tr("attn_impl is flash_attn, whose kernels run on GPUs alone.")))
+        refused.append(("attn_impl", tr("attn_impl is flash_attn, whose kernels run only on GPUs.")))
     elif config.attn_impl == "flex":
-        refused.append(("attn_impl", tr("attn_impl is flex, which on a CPU has no backward pass in torch.")))
+        refused.append(("attn_impl", tr("attn_impl is flex, which has no backward pass on a CPU in torch.")))
     if config.use_liger_kernel == "true":
         refused.append(
             (
                 "use_liger_kernel",
-                tr("use_liger_kernel is true, and liger-kernel's kernels run on GPUs alone."),
+                tr("use_liger_kernel is true, but the kernels of liger-kernel run only on GPUs."),
             )
         )
     problems = [problem("E117", option, seen, _OTHERS_CPU, _fix(option)) for option, seen in refused]
     if config.activation_offloading:
-        seen = tr("activation_offloading is on, and activations are in the machine's memory already.")
-        off = Fix(text=tr("without it"), edits={"activation_offloading": False})
+        seen = tr(
+            "activation_offloading is on, but on a CPU activations are in the machine's memory already."
+        )
+        off = Fix(text=tr("leave it out"), edits={"activation_offloading": False})
         problems.append(problem("E117", "activation_offloading", seen, _OTHERS_CPU, off))
     return problems
 
@@ -51,12 +53,20 @@ def _flash(config: Config, facts: Facts) -> list[Problem]:
     if config.attn_impl != "flash_attn" or facts.cuda is not True:
         return []
     if facts.has_bfloat16 is False:
-        seen = tr("attn_impl is flash_attn, and this GPU does not compute in bfloat16.")
-        return [problem("E118", "attn_impl", seen, tr("A GPU from before 2020."), _fix("attn_impl"))]
+        seen = tr("attn_impl is flash_attn, but this GPU does not support bfloat16.")
+        return [
+            problem(
+                "E118",
+                "attn_impl",
+                seen,
+                tr("NVIDIA GPUs support bfloat16 from Ampere (2020) on."),
+                _fix("attn_impl"),
+            )
+        ]
     if config.torch_dtype == "float32":
-        seen = tr("attn_impl is flash_attn and torch_dtype is float32, for which it has no kernels.")
+        seen = tr("attn_impl is flash_attn, which has no kernels for torch_dtype float32.")
         lower = Fix(text=tr("compute in bfloat16"), edits={"torch_dtype": "bfloat16"})
-        cause = tr("Kernels of another command, kept with a more exact data type.")
+        cause = ""
         return [problem("E118", "attn_impl", seen, cause, _fix("attn_impl"), lower)]
     return []
 
@@ -67,10 +77,11 @@ def _liger(config: Config, facts: Facts) -> list[Problem]:
         return []
     known = ", ".join(sorted(LIGER_FAMILIES))
     seen = tr(
-        "use_liger_kernel is true, and {model} is a model of type {kind}. Known are {known}.",
+        "use_liger_kernel is true, but covey has no liger kernels for the model type {kind} of "
+        "{model}. Supported types: {known}.",
         model=config.model,
         kind=kind,
         known=known,
     )
-    cause = tr("Another family, whose norms or gated layers are computed in another way.")
+    cause = tr("Other model types compute norms or gated layers in another way.")
     return [problem("E118", "use_liger_kernel", seen, cause, _fix("use_liger_kernel"))]

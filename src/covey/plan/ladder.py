@@ -72,16 +72,16 @@ _BY_FSDP: dict[Offload, Edits] = {
 _BEFORE_ZERO_3 = 0.5
 _OF_HALF_LENGTH, _OFFERED = 200.0, 3
 _WORDS = {
-    "dtype": tr("half the bytes for weights and activations"),
+    "dtype": tr("use half the bytes for weights and activations"),
     "passes": tr("the same run in smaller forward passes"),
-    "recompute": tr("the same run, whose backward pass computes activations again"),
+    "recompute": tr("the same run, with activations recomputed in the backward pass"),
     "offload_reference": tr("keep the reference in CPU memory except while it is used"),
-    "offload_model": tr("during rollouts, move to CPU memory what they do not need"),
+    "offload_model": tr("during rollouts, move everything that sampling does not need to CPU memory"),
     "offload_optimizer": tr("keep the optimizer state in CPU memory except during each step"),
-    "optim": tr("8-bit moments, whose rounding changes the results"),
-    "tuner": tr("adapters alone are trained"),
-    "quantized": tr("adapters are trained on quantized weights"),
-    "length": tr("shorter completions"),
+    "optim": tr("use 8-bit moments, whose rounding changes the results"),
+    "tuner": tr("train only adapters (LoRA)"),
+    "quantized": tr("quantize the base model and train only adapters on it (QLoRA)"),
+    "length": tr("allow only shorter completions"),
     "states": "",
     "engine": "",
     "sleep": "",

@@ -166,7 +166,7 @@ class Layout:
                 spans=spans,
                 sleeps=sleeps,
             ),
-            "server": tr("; sampled on servers, which have none of these"),
+            "server": tr("; sampling runs on servers, which use none of these GPUs"),
         }
         stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
         if self.fsdp:

@@ -148,12 +148,10 @@ class MemoryPlan:
         by_size = sorted(large.items(), key=lambda part: -part[1])
         parts = joined(" + ", [tr("{name} {size}", name=name, size=size(b)) for name, b in by_size])
         again = [] if self.recompute == "none" else [IN_WORDS[self.recompute]]
-        rests = (
-            [tr("the KV cache is let go before each update, which needs its memory")] if self.rests else []
-        )
+        rests = [tr("the KV cache is freed before each update, which needs its memory")] if self.rests else []
         return [
             phases,
-            tr("the most in {name}: {parts}", name=binding.name, parts=parts),
+            tr("the largest phase is {name}: {parts}", name=binding.name, parts=parts),
             *again,
             *rests,
             self.total_in_words(),

@@ -26,7 +26,7 @@ def warning(code: str, option: str, seen: str, cause: str, *fixes: Fix) -> Probl
 
 
 START_ANYWAY = Fix(
-    text=tr("start all the same, where you know better than the forecast"),
+    text=tr("start anyway, if you are sure that the forecast is wrong"),
     edits={"ignore_memory_forecast": True},
 )
 """The way past what is refused by an estimate."""

@@ -40,12 +40,12 @@ _LEAST_S = 0.05
 _LINE_RATE = 1.25e9
 _WORDS: dict[Way, str] = {
     "process": tr("copied within the process"),
-    "gpu": tr("copied on the GPU, which we have not measured"),
+    "gpu": tr("copied on the GPU; the time is not measured yet"),
     "files": tr("through files in the servers' --publish_directory"),
     "loopback": tr("over HTTP on this machine"),
     "network": tr("over a network of 10 Gbit/s"),
     "gloo": tr("through a process group (gloo)"),
-    "nccl": tr("through a process group (NCCL), not yet run on a GPU by us"),
+    "nccl": tr("through a process group (NCCL), which we have not tested on GPUs yet"),
 }
 # From so many seconds on, a faster way is named.
 _SLOW_S = 10.0
@@ -88,24 +88,28 @@ class PublishPlan:
 
     def in_words(self) -> list[str]:
         """Return the publish as lines for people."""
-        added = tr(", the adapter added,") if self.adds_adapter else ""
+        added = tr(", adapter merged in") if self.adds_adapter else ""
         more = (
             tr(" and {num_engines} more", num_engines=len(self.engines) - _NAMED)
             if len(self.engines) > _NAMED
             else ""
         )
         to = (tr("each of ") if len(self.engines) > 1 else "") + ", ".join(self.engines[:_NAMED]) + more
-        what = tr("of weights")
-        if self.base_bytes:
-            what = tr("of the adapter, and once {size} of its base,", size=size(self.base_bytes))
+        what = tr("the adapter") if self.base_bytes else tr("the weights")
+        base = (
+            tr(" (the first time also {size} of its base)", size=size(self.base_bytes))
+            if self.base_bytes
+            else ""
+        )
         lines = [
             tr(
-                "before each rollout {size} {what} in {dtype}{added} go to {to}",
+                "before each rollout {size} of {what} ({dtype}{added}) are sent to {to}{base}",
                 size=size(self.num_bytes),
                 what=what,
                 dtype=self.dtype,
                 added=added,
                 to=to,
+                base=base,
             ),
             tr(
                 "about {seconds} s with its checks, an estimate: {words}",
@@ -128,10 +132,10 @@ class PublishPlan:
         """Return the memory of one engine as a line for people."""
         who = tr("the engine's part of it") if self.on_device else tr("beside it in each server")
         return tr(
-            "{who}: {size} of weights, and up to {size2} of KV cache for {completions} side by side",
+            "{who}: {size} of weights and up to {cache} of KV cache for {completions} at a time",
             who=who,
             size=size(self.weight_bytes),
-            size2=size(self.cache_bytes),
+            cache=size(self.cache_bytes),
             completions=counted(self.side_by_side, "completion"),
         )
 

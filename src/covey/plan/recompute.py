@@ -15,8 +15,8 @@ KINDS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 IN_WORDS: Mapping[Recompute, str] = {
     "none": tr("activations are kept"),
-    "selective": tr("activations are computed again, but for matrix products and attention"),
-    "full": tr("activations are computed again, layer by layer"),
+    "selective": tr("activations are recomputed, except matrix products and attention"),
+    "full": tr("activations are recomputed, layer by layer"),
 }
 
 _ASKED: Mapping[str, Recompute] = {"true": "full", "false": "none", "selective": "selective"}

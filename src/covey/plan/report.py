@@ -200,20 +200,20 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
         ours, theirs = (state_bytes(facts.num_parameters, layout, n) for n in (4, 2))
         lines.append(
             tr(
-                "model states {size} a GPU; with gradients of 2 bytes, as DeepSpeed's estimator "
-                "counts, {size2} ({theirs:.4g} GiB)",
+                "model states {size} per GPU; {theirs} ({theirs_gib:.4g} GiB) with 2-byte "
+                "gradients, as DeepSpeed's estimator counts",
                 size=size(ours),
-                size2=size(theirs),
-                theirs=theirs / 2**30,
+                theirs=size(theirs),
+                theirs_gib=theirs / 2**30,
             )
             if ours
-            else tr("model states: none stay on a GPU, all lie in the machine's memory")
+            else tr("model states: all in the machine's memory, none on a GPU")
         )
     if plan.host_bytes:
         margin = size(round(HOST_MARGIN * plan.host_bytes))
         lines.append(
             tr(
-                "in the machine's memory {size}, with DeepSpeed's margin {margin}",
+                "{size} in the machine's memory; {margin} with the margin that DeepSpeed's estimator adds",
                 size=size(plan.host_bytes),
                 margin=margin,
             )
@@ -226,12 +226,19 @@ def _forecast_alone(config: Config, layout: Layout) -> list[str]:
     lines = []
     asked = not_built_yet(config)
     if layout.engine == "colocate" and layout.engine_parallel > 1:
-        lines.append(tr("a forecast only: `covey train` has a vLLM over several GPUs in servers alone"))
+        lines.append(
+            tr("a forecast only: in `covey train` a vLLM that spans several GPUs has to be a rollout server")
+        )
     if asked:
         lines.append(tr("a forecast only: `covey train` does not have {asked} yet", asked=", ".join(asked)))
     if layout.zero_stage and not layout.fsdp and config.deepspeed is None:
         word = flags({"deepspeed": deepspeed_word(layout.zero_stage, layout.offload)})
-        lines.append(tr("planned by options of `covey plan`; in a run this is {word}", word=word))
+        lines.append(
+            tr(
+                "planned with options that only `covey plan` has; `covey train` takes {word} for it",
+                word=word,
+            )
+        )
     return lines
 
 
@@ -245,18 +252,21 @@ def _engine(config: Config, facts: Facts) -> list[str]:
     solved = (
         ""
         if is_typed
-        else tr("; a share of {engine_share:g}, which nobody has typed", engine_share=layout.engine_share)
+        else tr(
+            "; a share of {engine_share:g}, chosen by covey (vllm_gpu_memory_utilization is not set)",
+            engine_share=layout.engine_share,
+        )
     )
     weights = WEIGHT_BYTES * model.parameters // spans
     cache = max(0, layout.engine_bytes - weights)
     tokens = cache * spans // (2 * WEIGHT_BYTES * model.layers * model.kv_heads * model.head_width)
     return [
         tr(
-            "vLLM's {size} of each GPU: {size2} of weights and {size3} of KV cache, about {tokens:,} "
-            "tokens in each engine of {gpus}{solved}",
+            "vLLM's {size} of each GPU: {weights} of weights and {cache} of KV cache, about "
+            "{tokens:,} tokens in each engine of {gpus}{solved}",
             size=size(layout.engine_bytes),
-            size2=size(weights),
-            size3=size(cache),
+            weights=size(weights),
+            cache=size(cache),
             tokens=tokens,
             gpus=counted(spans, "GPU"),
             solved=solved,
@@ -282,7 +292,8 @@ def _step(config: Config, layout: Layout) -> list[str]:
             gradient_accumulation_steps=config.gradient_accumulation_steps,
         ),
         tr(
-            "{norm}, and asks DeepSpeed for one step; DeepSpeed's own accumulation and clipping are off",
+            "{norm}, then calls DeepSpeed's optimizer step once; DeepSpeed's own accumulation and "
+            "clipping are off",
             norm=norm,
         ),
     ]
@@ -293,7 +304,7 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
     if not unused:
         return []
     own = tr("from all tokens at temperature {temperature:g}", temperature=config.temperature)
-    return [tr("{own}; not followed of generation_config.json: {unused}", own=own, unused=unused)]
+    return [tr("{own}; ignored from generation_config.json: {unused}", own=own, unused=unused)]
 
 
 def _selection(config: Config, batch: BatchPlan) -> list[str]:
@@ -303,17 +314,21 @@ def _selection(config: Config, batch: BatchPlan) -> list[str]:
         planned, times = batch.completions_per_rollout, config.max_resample_times
         lines.append(
             tr(
-                "groups without signal are replaced, in up to {draws}: a rollout samples {planned:,} "
-                "to {planned2:,} completions",
+                "groups without signal are replaced in up to {draws}: a rollout samples {least:,} "
+                "to {most:,} completions",
                 draws=counted(times, "further draw"),
-                planned=planned,
-                planned2=planned * (1 + times),
+                least=planned,
+                most=planned * (1 + times),
             )
         )
     if config.replay_buffer_size:
         kept = counted(config.replay_buffer_size, "group")
         lines.append(
-            tr("what then has no signal is replayed from the strongest {kept} of earlier rollouts", kept=kept)
+            tr(
+                "groups that still have no signal are replaced by the {kept} of earlier rollouts with "
+                "the most signal",
+                kept=kept,
+            )
         )
     return lines
 
@@ -328,6 +343,9 @@ def _splits(batch: BatchPlan) -> list[str]:
         return []
     words = ", ".join(f"{b} x {a}" for b, a in shown)
     return [
-        tr("per_device_train_batch_size x gradient_accumulation_steps, where memory and speed differ:"),
+        tr(
+            "other per_device_train_batch_size x gradient_accumulation_steps that give the same run, "
+            "with other memory and speed:"
+        ),
         words,
     ]

@@ -17,10 +17,16 @@ def data_lines(config: Config, facts: Facts) -> list[str]:
     """The rows, and which prompts are left out."""
     if config.replay_rollouts is not None:
         return [
-            tr("rollouts of {replay_rollouts}; nothing is sampled", replay_rollouts=config.replay_rollouts)
+            tr(
+                "replay of the rollouts in {replay_rollouts}; nothing is sampled",
+                replay_rollouts=config.replay_rollouts,
+            )
         ]
     if config.streaming:
-        return [tr("read as it is needed; longer prompts are left out as they come"), *facts.data_notes]
+        return [
+            tr("read when it is needed; prompts that are too long are left out on the way"),
+            *facts.data_notes,
+        ]
     rows = "" if facts.num_rows is None else tr("{rows}, ", rows=counted(facts.num_rows, "row"))
     lines = [tr("{rows}{prompts} used", rows=rows, prompts=counted(facts.num_prompts or 0, "prompt"))]
     if facts.longest_prompt:
@@ -37,9 +43,9 @@ def data_lines(config: Config, facts: Facts) -> list[str]:
     if facts.golds is not None:
         lines.append(
             tr(
-                "gold answers: {num_checked:,} of {num_checked2:,} can be read",
-                num_checked=facts.golds.num_checked - facts.golds.num_bad,
-                num_checked2=facts.golds.num_checked,
+                "gold answers: {num_good:,} of {num_checked:,} can be read",
+                num_good=facts.golds.num_checked - facts.golds.num_bad,
+                num_checked=facts.golds.num_checked,
             )
         )
     return [*lines, *facts.data_notes]

@@ -80,13 +80,15 @@ TRIED: Mapping[str, Known] = {
 BAD: tuple[Bad, ...] = (
     Bad(
         fixed="2.6",
-        words=tr("its attention over packed rows takes no softcap, which each forward pass hands to it"),
+        words=tr(
+            "its attention over packed rows does not accept softcap, which each forward pass passes to it"
+        ),
         source=tr("its README"),
         date="2024-07",
     ),
     Bad(
         fixed="2.6.2",
-        words=tr("the backward pass of attention with a softcap leaves the softcap out"),
+        words=tr("the backward pass of attention with softcap ignores the softcap"),
         source=tr("its pull request 1033"),
         date="2024-07",
     ),
@@ -127,7 +129,7 @@ def _of_package(package: str, version: str) -> list[Problem]:
     for bad in BAD if package == "flash-attn" else ():
         if number < parsed(bad.fixed):
             seen = tr(
-                "{package} is {version}: {words} ({source}, {date}; mended in {fixed}).",
+                "{package} is {version}: {words} ({source}, {date}; fixed in {fixed}).",
                 package=package,
                 version=version,
                 words=bad.words,
@@ -136,11 +138,13 @@ def _of_package(package: str, version: str) -> list[Problem]:
                 fixed=bad.fixed,
             )
             return [
-                problem("E119", package, seen, tr("An environment made before the mended version."), install)
+                problem(
+                    "E119", package, seen, tr("The environment was made before the fixed version."), install
+                )
             ]
     if tried.is_exact and number > parsed(tried.newest):
         seen = tr(
-            "{package} is {version}; what was tried is {newest} ({source}, {date}).",
+            "{package} is {version}; covey was tried with {newest} ({source}, {date}).",
             package=package,
             version=version,
             newest=tried.newest,
@@ -165,7 +169,7 @@ def _of_package(package: str, version: str) -> list[Problem]:
         newest=tried.newest,
     )
     seen += tr("({source}, {date}).", source=tried.source, date=tried.date)
-    return [warning("W115", package, seen, tr("An environment made for another program."), install)]
+    return [warning("W115", package, seen, tr("The environment was made for another program."), install)]
 
 
 def parsed(version: str) -> Version:

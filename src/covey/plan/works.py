@@ -73,7 +73,9 @@ class Works:
 
     def in_words(self) -> list[str]:
         """Return the layouts as lines."""
-        lines = [tr("no layout, smaller pass or tuner that was tried makes this a run of `covey train`")]
+        lines = [
+            tr("nothing that was tried (layouts, smaller micro-batches, LoRA) makes this fit `covey train`")
+        ]
         if self.today is not None:
             lines = [
                 tr("`covey train` can run this: {in_words}", in_words=self.today.in_words()),

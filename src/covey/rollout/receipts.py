@@ -16,12 +16,12 @@ from covey.texts import joined, tr
 from covey.types import Finding, Fix, Receipt
 
 _NAMED = 3
-_AGAIN = Fix(text=tr("start the engine anew, then go on with --resume_from_checkpoint latest"))
-_SAME_DTYPE = Fix(text=tr("have the engine load the model in the dtype that the run computes in"))
+_AGAIN = Fix(text=tr("restart the engine, then resume with --resume_from_checkpoint latest"))
+_SAME_DTYPE = Fix(text=tr("let the engine load the model in the dtype that the run computes in"))
 _ONE_RUN = Fix(
     text=tr(
-        "start rollout servers for this run alone, name them in --rollout_servers, and go on "
-        "with --resume_from_checkpoint latest"
+        "start rollout servers for this run alone, name them in --rollout_servers, and resume with "
+        "--resume_from_checkpoint latest"
     )
 )
 
@@ -73,8 +73,8 @@ def check_receipt(
         tr("{what}: {listed}", what=what, listed=_listed([_with_tie(n, known.get(n, n)) for n in own]))
         for what, own in (
             ("missing", missing),
-            (tr("held though not sent"), extra),
-            (tr("held with other bits"), differing),
+            (tr("held although not sent"), extra),
+            (tr("held with different values"), differing),
         )
         if own
     ]
@@ -115,18 +115,18 @@ def _cause(
         return tr("{kept}: they were not replaced.", kept=kept), _AGAIN
     if differing and len(differing) >= len(names):
         return tr(
-            "The engine holds another dtype than was sent, or the weights of another model."
+            "The engine has the weights in another dtype, or the weights of another model."
         ), _SAME_DTYPE
     if differing:
         return (
             tr(
-                "They are of no version of this run: they were rounded on the way, or another run "
-                "publishes to the same engine."
+                "They belong to no version of this run: they were rounded on the way, or another "
+                "run publishes to the same engine."
             ),
             _ONE_RUN,
         )
     if missing:
-        return tr("They were lost on the way, or the engine has no place for them."), _AGAIN
+        return tr("They were lost on the way, or the engine's model does not have these tensors."), _AGAIN
     return tr("The engine serves another model."), _AGAIN
 
 
@@ -138,14 +138,16 @@ def _refuse_version(engine: str, served: int, version: int, before: Sent | None)
             engine,
             version,
             tr("it serves {was}", was=was),
-            tr("It took the weights and goes on as before."),
+            tr("It accepted the weights, but still serves the earlier ones."),
             _AGAIN,
         )
     raise _stop(
         "F155",
         engine,
         version,
-        tr("it serves version {served}, which this run has not just published", served=served),
+        tr(
+            "it serves version {served}, which is not the one that this run has just published", served=served
+        ),
         tr("Another run publishes to the same engine."),
         _ONE_RUN,
     )
@@ -155,16 +157,16 @@ def check_sampled_by(engine: str, versions: set[int], version: int) -> None:
     """Raise GuardStop (F154) where the canary was sampled by another version than was just published."""
     others = sorted(versions - {version})
     if others:
-        was = ", ".join("none" if v < 0 else str(v) for v in others)
+        was = joined(", ", [tr("no version") if v < 0 else str(v) for v in others])
         raise _stop(
             "F154",
             engine,
             version,
-            tr("it confirmed the weights, and right after sampled by version {was}", was=was),
-            tr("Its process was started again with the weights that it began with."),
+            tr("it confirmed the weights, but then sampled with version {was}", was=was),
+            tr("Its process was restarted with its initial weights."),
             Fix(
                 text=tr(
-                    "see in the engine's log why it ended, then go on with --resume_from_checkpoint latest"
+                    "see in the engine's log why it ended, then resume with --resume_from_checkpoint latest"
                 )
             ),
         )
@@ -183,17 +185,17 @@ def check_canary(engine: str, found: Outcome, bound: Bound, version: int) -> Non
             engine,
             version,
             tr(
-                "its logprobs of the canary are up to {gap:.3g} away from the learner's (token {at} "
-                "of {num_tokens}); {explained}",
+                "its log-probabilities of the canary differ by up to {gap:.3g} from the learner's "
+                "(token {at} of {num_tokens}); {explained}",
                 gap=found.gap,
                 at=found.at,
                 num_tokens=found.num_tokens,
                 explained=explained,
             ),
             tr(
-                "It holds the right tensors and computes with others: a head that is tied to the "
-                "embedding or packed beforehand, an adapter that is not applied, or a prefix cache "
-                "of former weights."
+                "It has the right tensors but computes with others: its head is tied to the "
+                "embedding or was packed earlier, an adapter is not applied, or its prefix cache "
+                "is from former weights."
             ),
             _AGAIN,
         )
@@ -202,8 +204,11 @@ def check_canary(engine: str, found: Outcome, bound: Bound, version: int) -> Non
             "F153",
             engine,
             version,
-            tr("{wrong_token}; its logprobs are the learner's", wrong_token=found.wrong_token),
-            tr("It draws with another seed, noise or order of the vocabulary, or filters what may be drawn."),
+            tr("{wrong_token}; its log-probabilities equal the learner's", wrong_token=found.wrong_token),
+            tr(
+                "It samples with another seed, noise or order of the vocabulary, or filters the tokens "
+                "that it samples from."
+            ),
             _AGAIN,
         )
 

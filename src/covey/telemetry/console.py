@@ -35,7 +35,7 @@ class Terminal(rich.console.Console):
     """A terminal that reports a reader who has gone; rich itself would end the whole process."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(tr("nobody reads the terminal any more"))
+        raise BrokenPipeError(tr("the terminal was closed"))
 
 
 class Console:
@@ -165,7 +165,7 @@ class Console:
                 if live is not None:
                     live.stop()
             logger.warning(
-                tr("the terminal view is off (%s: %s); the run goes on"), type(error).__name__, error
+                tr("the terminal view is off (%s: %s); the run continues"), type(error).__name__, error
             )
 
 

@@ -89,11 +89,11 @@ class RunFiles:
         last = self._last_recorded()
         if record.step <= last:
             words = tr(
-                "{metrics_path} already holds step {last}; each step stands once, in order",
+                "{metrics_path} already holds step {last}; steps must be written once each, in order",
                 metrics_path=self.metrics_path,
                 last=last,
             )
-            raise CoveyError(tr("{words}, and this is step {step}", words=words, step=record.step))
+            raise CoveyError(tr("{words}, but this is step {step}", words=words, step=record.step))
         self._refuse_other_content()
         append_line(self.metrics_path, _metrics_line(record))
         self._last_step = record.step
@@ -106,12 +106,12 @@ class RunFiles:
         num_bytes = self.metrics_path.stat().st_size if self.metrics_path.exists() else None
         if num_bytes != self._num_bytes:
             words = tr(
-                "it has {num_bytes} bytes, and the run left {num_bytes2}: something else changed it",
+                "it has {num_bytes} bytes, but the run left {left}: another program changed it",
                 num_bytes=num_bytes,
-                num_bytes2=self._num_bytes,
+                left=self._num_bytes,
             )
             if num_bytes is None:
-                words = tr("it was deleted while the run went on")
+                words = tr("it was deleted during the run")
             raise FileNotFoundError(errno.ENOENT, words, str(self.metrics_path))
 
     def append_event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:

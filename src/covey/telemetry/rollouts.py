@@ -84,7 +84,7 @@ class RolloutLog:
         """
         path = rollout_path(self._directory, rollout)
         if self._has_written and not self._directory.is_dir():
-            words = tr("it was deleted while the run went on")
+            words = tr("it was deleted during the run")
             raise FileNotFoundError(errno.ENOENT, words, str(self._directory))
         if path.exists() or _compressed(path).exists():
             raise CoveyError(

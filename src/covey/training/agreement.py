@@ -39,8 +39,8 @@ Values = Mapping[str, Mapping[str, Any]]
 
 FIXES: Mapping[str, str] = {
     "object": tr(
-        "make the same object on every rank: from the same seed, and with all rows; covey "
-        "gives each rank its part of the work"
+        "create the same object on every rank, from the same seed and with all rows; covey gives "
+        "each rank its part of the work"
     ),
     "option": tr("start every rank with the same command and the same configuration file"),
     "data": tr("give every rank the same files: copy them again, or use a disk that all ranks read"),
@@ -146,7 +146,7 @@ def _data(config: Config, found: Survey) -> dict[str, Any]:
     if found.prompts is not None:
         values["prompts"] = _of_prompts(found.prompts.entries)
     for name, table in found.eval_sets:
-        values[tr("prompts of the set {name}", name=name)] = _of_prompts(table.entries)
+        values[tr("prompts of the dataset {name}", name=name)] = _of_prompts(table.entries)
     if found.stream is not None:
         values["files of the data set"] = [_size(text.partition("#")[0]) for text in config.dataset]
     if found.facts.pass_rates is not None:

@@ -54,7 +54,10 @@ def opening(
         )
         if not job.rules.history.num_records:
             lines.append(
-                tr("          its checkpoint knows no signs of the run: the rules compare with what comes")
+                tr(
+                    "          the checkpoint has no records for the doctor's rules: they start from "
+                    "this step"
+                )
             )
     return lines
 
@@ -87,7 +90,9 @@ def _engine(engine: Engine, backend: Backend, facts: Facts) -> str:
 def _rows(policy: Policy) -> str:
     """The layout, and what a shared prompt lacks where the probe forbids it."""
     alone = policy.stream == "prefix" and not policy.shares_prompts
-    return tr("{stream}, each pass with its own prompts", stream=policy.stream) if alone else policy.stream
+    return (
+        tr("{stream}, without sharing prompts between rows", stream=policy.stream) if alone else policy.stream
+    )
 
 
 def _kernels(config: Config, policy: Policy) -> str:
@@ -96,10 +101,10 @@ def _kernels(config: Config, policy: Policy) -> str:
     if policy.stream == "padded":
         attention = tr("the model's own, on padded rows")
     elif attention == "sdpa" and policy.kernels.is_compiled:
-        attention = tr("sdpa, in C where it is plain")
+        attention = tr("sdpa, computed in C for plain causal attention")
     elif config.attn_impl == "auto" and attention == "sdpa" and policy.no_flex:
         attention = tr("sdpa (flex does not compile here: {no_flex})", no_flex=policy.no_flex)
-    away = tr(", and wait in the machine's memory") if policy.offload else ""
+    away = tr(", kept in the machine's memory until then") if policy.offload else ""
     norms = tr("; norms and gated layers: liger-kernel") if policy.has_liger else ""
     plain = tr("; all else by torch's operators") if policy.kernels.name == "torch" else ""
     rows = "".join(f"; {name}: {kernel}" for name, kernel in sdpa.kernels(policy).items())
@@ -122,8 +127,8 @@ def slow_attention(policy: Policy) -> str:
     heads = policy.model.config.get_text_config().num_attention_heads  # type: ignore[union-attr, operator]
     scores = size(heads * 4096**2 * 4)
     return tr(
-        "on this GPU torch attends to {slow} by its math kernel, which holds every score in "
-        "float32: a row of 4,096 tokens takes {scores} in each layer",
+        "on this GPU torch computes attention for {slow} with its math kernel, which keeps every "
+        "score in float32: a row of 4,096 tokens takes {scores} in each layer",
         slow=joined(tr(" and "), slow),
         scores=scores,
     )
@@ -135,13 +140,13 @@ def _signs(job: Job) -> list[str]:
     if not counts:
         return []
     words = ", ".join(
-        tr("{code} at {words}", code=code, words=tr("1 step") if n == 1 else tr("{n:,} steps", n=n))
+        tr("{code} in {words}", code=code, words=tr("1 step") if n == 1 else tr("{n:,} steps", n=n))
         for code, n in counts.items()
     )
     directory = shlex.quote(str(job.saver.output_dir))
     return [
         tr("signs     {words}", words=words),
-        tr("          `covey doctor {directory}` says more", directory=directory),
+        tr("          `covey doctor {directory}` explains them", directory=directory),
     ]
 
 
@@ -170,6 +175,6 @@ def closing(job: Job, verb: str) -> list[str]:
     again = tr("covey {verb} {config} --resume_from_checkpoint latest", verb=verb, config=config)
     return [
         *lines,
-        tr("stopped   at step {step} of {total}{why}; saved. Go on with", step=step, total=total, why=why),
+        tr("stopped   at step {step} of {total}{why}; saved. Continue with", step=step, total=total, why=why),
         f"          {again}",
     ]

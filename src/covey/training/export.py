@@ -63,7 +63,9 @@ def export(checkpoint: Path, target: Path, *, merge: bool, base: Path | None = N
     merged logits disagree; nothing is left behind then.
     """
     if target.exists():
-        raise CoveyError(tr("{target} is there already; name a directory that is not", target=target))
+        raise CoveyError(
+            tr("{target} exists already; name a directory that does not exist yet", target=target)
+        )
     if (checkpoint / MANIFEST).is_file():
         verify(checkpoint)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +108,9 @@ def _merge(checkpoint: Path, staging: Path, target: Path, base: Path | None) -> 
     held = written.state_dict()
     for name, tensor in model.state_dict().items():
         if not torch.equal(tensor.float(), held[name].float()):
-            raise CoveyError(tr("{name} as loaded from the exported files is not what was saved", name=name))
+            raise CoveyError(
+                tr("{name} loaded from the exported files differs from what was saved", name=name)
+            )
     difference = _agree(_logits(written, rows), expected, _TOLERANCE[dtype], tr("the exported model"))
     return ExportResult(
         target=target,

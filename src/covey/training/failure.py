@@ -162,19 +162,24 @@ def of_others(
     waits = tr("{during}, and the others wait for it", during=during)
     match code:
         case "F133":
-            last = tr("; the last sign came {seconds:.0f} s ago", seconds=seconds) if seconds else ""
+            last = tr("; the last heartbeat was {seconds:.0f} s ago", seconds=seconds) if seconds else ""
             seen = tr("{who} ended without an error message{during}{last}", who=who, during=during, last=last)
             cause = tr(
-                "It was killed: by the system because memory ran out (see dmesg on its machine), "
-                "by a scheduler, or by hand; or its machine went down."
+                "It was killed by the system because memory ran out (see dmesg on its machine), by "
+                "a scheduler or by hand; or its machine went down."
             )
         case "F134":
             seen = tr(
                 "{who} has been stopped for {seconds:.0f} s{waits}", who=who, seconds=seconds, waits=waits
             )
-            cause = tr("It got SIGSTOP: from a scheduler that suspends jobs, from `kill -STOP`, or Ctrl-Z.")
+            cause = tr(
+                "It received SIGSTOP or was suspended: by a scheduler that suspends jobs, `kill "
+                "-STOP`, or Ctrl-Z."
+            )
         case _:
-            seen = tr("{who} gave no sign for {seconds:.0f} s{waits}", who=who, seconds=seconds, waits=waits)
+            seen = tr(
+                "{who} sent no heartbeat for {seconds:.0f} s{waits}", who=who, seconds=seconds, waits=waits
+            )
             cause = tr("The machine or its network is down, or its processes are stopped.")
     return Finding(
         code=code,
@@ -226,7 +231,7 @@ def say_of_another(failed: Failed) -> None:
     words = tr(
         "covey: rank {rank} on {host} ended the run{what}", rank=failed.rank, host=failed.host, what=what
     )
-    os.write(2, spoken(tr("{words}. The output of that machine says more.\n", words=words)).encode())
+    os.write(2, spoken(tr("{words}. See the output of that machine for details.\n", words=words)).encode())
 
 
 def stack_path(output_dir: Path, rank: int) -> Path:
@@ -239,9 +244,9 @@ def _go_on(output_dir: Path | None) -> Fix:
         return Fix(text=tr("run the same command again; this run had not saved anything yet"))
     newest = newest_checkpoint(output_dir)
     text = (
-        tr("no checkpoint was saved yet: this starts at step 0")
+        tr("no checkpoint was saved yet, so this starts at step 0")
         if newest is None
-        else tr("goes on from {newest}", newest=newest)
+        else tr("resume from {newest}", newest=newest)
     )
     return Fix(text=text, edits={"resume_from_checkpoint": "auto"})
 

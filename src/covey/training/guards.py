@@ -75,7 +75,10 @@ class Guards:
                     num_untrained=len(self.untrained),
                     untrained=", ".join(self.untrained[:3]),
                 ),
-                tr("They became so while the model was loaded; without an adapter every tensor is trained."),
+                tr(
+                    "They were frozen while the model was loaded; without an adapter every tensor must "
+                    "be trainable."
+                ),
             )
         self._on_all_ranks(lambda: check_steps(collected.groups, self.step_refusals, version + 1))
         facts = RolloutFacts(

@@ -150,7 +150,7 @@ class Job:
         return [
             Finding(
                 code="W170",
-                seen=own or tr("on another rank decoding goes on without CUDA graphs, since one failed"),
+                seen=own or tr("on another rank decoding continues without CUDA graphs, because one failed"),
                 why=CODES["W170"].why,
                 cause="",
                 severity=Severity.WARNING,

@@ -170,7 +170,7 @@ class _Table:
         silent = [name.removeprefix("hello/") for name in names if name not in there]
         ranks = [name for name in silent if name.isdigit()]
         raise NotThere(
-            tr("rank {ranks} did not come", ranks=", ".join(ranks))
+            tr("rank {ranks} did not arrive", ranks=", ".join(ranks))
             if ranks
             else tr("the ranks did not all answer")
         )

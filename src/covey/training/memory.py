@@ -115,18 +115,18 @@ def compared(measured: int, plan: MemoryPlan, step: int, *, is_gpu: bool) -> Com
     if not is_gpu or found.error <= MOST_OVER:
         return found
     seen = tr(
-        "the GPU held {size} at most by the end of step {step}, and the forecast was {size2}, in "
-        "the phase {name}",
+        "GPU memory reached {size} by the end of step {step}; the forecast was {forecast}, in the "
+        "phase {name}",
         size=size(measured),
         step=step,
-        size2=size(forecast),
+        forecast=size(forecast),
         name=binding.name,
     )
     finding = Finding(
         code="W176",
         seen=seen,
         why=CODES["W176"].why,
-        cause=tr("The metrics memory/PHASE/peak_gib say which phase took it."),
+        cause=tr("The metrics memory/PHASE/peak_gib show which phase used it."),
         severity=Severity.WARNING,
         step=step,
     )

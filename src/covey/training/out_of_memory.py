@@ -72,11 +72,11 @@ def explain_memory(
     return Finding(
         code="F135",
         seen=tr(
-            "{in_words} ran out of memory of {what} in {moment}{in_words2}",
-            in_words=where.in_words(),
+            "{who} ran out of memory on {what} in {moment}{asked}",
+            who=where.in_words(),
             what=what,
             moment=where.moment(),
-            in_words2=asked.in_words(),
+            asked=asked.in_words(),
         ),
         why=CODES["F135"].why,
         cause=_cause(resolved, facts, where.activity.moment.phase, asked),
@@ -113,12 +113,12 @@ def _less(resolved: Resolved, facts: Facts, go_on: Fix) -> list[Fix]:
         changes = tuple((n, getattr(resolved.config, n), value) for n, value in fix.edits.items())
         if "tuner_type" in fix.edits:
             # No checkpoint of this run has what that starts from.
-            fixes.append(Fix(text=tr("{text}, in a run of its own", text=fix.text), edits=fix.edits))
+            fixes.append(Fix(text=tr("{text}, in a new run", text=fix.text), edits=fix.edits))
             continue
         allowed = {"allow_changes": True} if protected_changes(changed, changes) else {}
         fixes.append(
             Fix(
-                text=tr("{text}; {text2}", text=fix.text, text2=go_on.text),
+                text=tr("{text}; {then}", text=fix.text, then=go_on.text),
                 edits={**fix.edits, **go_on.edits, **allowed},
             )
         )
@@ -154,7 +154,7 @@ def _cause(resolved: Resolved, facts: Facts, phase: str, asked: Asked) -> str:
     if asked.idle is not None and asked.asked is not None and asked.idle > asked.asked:
         words.append(
             tr(
-                "{size} were set aside by torch and not in use, in pieces that were too small.",
+                "torch held another {size} in reserve, but in pieces too small for this request.",
                 size=size(asked.idle),
             )
         )

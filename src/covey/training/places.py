@@ -49,14 +49,14 @@ def refuse_apart(output_dir: Path, comm: Comm, machines: Machines) -> None:
         hosts = sorted({machines.host_of(rank) for rank in blind})
         writer = tr("rank 0 on {host_of}", host_of=machines.host_of(0))
         seen = tr(
-            "{ranks_word} on {hosts} cannot see what {writer} writes to {output_dir}.",
+            "{ranks_word} on {hosts} cannot see the files that {writer} writes to {output_dir}.",
             ranks_word=ranks_word(blind),
             hosts=", ".join(hosts),
             writer=writer,
             output_dir=output_dir,
         )
         cause = tr("The directory is on a disk of one machine.")
-        shared = Fix(text=tr("a directory on a file system that all machines share: --output_dir DIR"))
+        shared = Fix(text=tr("use a directory on a file system that all machines share: --output_dir DIR"))
         raise ConfigError([problem("E414", "output_dir", seen, cause, shared)])
 
 
@@ -72,7 +72,7 @@ def two_on_one_gpu(of_ranks: list[dict[str, str]]) -> list[Problem]:
     gpu, ranks = shared[0]
     host = of_ranks[ranks[0]]["host"]
     seen = tr(
-        "{ranks_word} are on one GPU{words}: {gpu}.",
+        "{ranks_word} use the same GPU{words}: {gpu}.",
         ranks_word=ranks_word(ranks),
         words=tr(" of {host}", host=host) if host else "",
         gpu=gpu,
@@ -96,11 +96,11 @@ def split_over_machines(of_ranks: list[dict[str, str]], num_shards: int) -> list
             continue
         hosts = joined(tr(" and "), dict.fromkeys(place["host"] for place in group))
         seen = tr(
-            "--fsdp hybrid_shard splits the model over the {num_shards} processes of a machine, "
-            "and ranks {first} to {first2} are on {hosts}.",
+            "--fsdp hybrid_shard shards the model over the {num_shards} processes of one machine, "
+            "but ranks {first} to {last} are on {hosts}.",
             num_shards=num_shards,
             first=first,
-            first2=first + len(group) - 1,
+            last=first + len(group) - 1,
             hosts=hosts,
         )
         alike = Fix(
@@ -109,7 +109,7 @@ def split_over_machines(of_ranks: list[dict[str, str]], num_shards: int) -> list
                 "machine: srun --distribution=block"
             )
         )
-        all_of_them = Fix(text=tr("split over all processes"), edits={"fsdp": "full_shard"})
+        all_of_them = Fix(text=tr("shard over all processes"), edits={"fsdp": "full_shard"})
         return [problem("E370", "fsdp", seen, "", alike, all_of_them)]
     return []
 

@@ -132,7 +132,9 @@ def _make_process_group(world: int, machines: Machines | None) -> Met:
         return met
     except (dist.DistError, NotThere, ValueError) as error:
         if machines is not None and machines.has_refused():
-            raise OtherRankFailed(tr("another rank has ended with an error before all had met")) from error
+            raise OtherRankFailed(
+                tr("another rank ended with an error before all ranks had connected")
+            ) from error
         seen = tr(
             "Rank {rank} of {world} could not join the others at {where}: {splitlines}.",
             rank=rank,
@@ -236,11 +238,11 @@ def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
         if activity.may_stop:
             activity.may_stop = False
             sys.stderr.write(
-                spoken(tr("covey: leaving this rollout, then saving; Ctrl-C again ends at once\n"))
+                spoken(tr("covey: dropping this rollout, then saving; press Ctrl-C again to end at once\n"))
             )
             raise Stopped
         sys.stderr.write(
-            spoken(tr("covey: ending after this step, then saving; Ctrl-C again ends at once\n"))
+            spoken(tr("covey: ending after this step, then saving; press Ctrl-C again to end at once\n"))
         )
 
     before = {number: signal.signal(number, ask) for number in SIGNAL_CODES}

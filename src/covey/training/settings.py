@@ -202,7 +202,10 @@ def without_start_options(resolved: Resolved) -> Resolved:
     resume."""
     once = ("overwrite_output_dir", "resume_from_checkpoint", "allow_changes", "stop_after_steps")
     defaults = {name: Config.model_fields[name].default for name in once}
-    sources = {**resolved.sources, **dict.fromkeys(once, tr("default, whatever this start was given"))}
+    sources = {
+        **resolved.sources,
+        **dict.fromkeys(once, tr("default (the value given to this start is not kept)")),
+    }
     return replace(resolved, config=resolved.config.model_copy(update=defaults), sources=sources)
 
 

@@ -63,16 +63,17 @@ class Progress:
         if now != before:
             rows, former = ([row for row, _ in prompts[:4]] for prompts in (now, before))
             seen = tr(
-                "the next prompts are the rows {rows}, those of the stopped run were {former}",
+                "the next prompts are the rows {rows}, but in the stopped run they were {former}",
                 rows=rows,
                 former=former,
             )
             if rows == former:
                 seen = tr(
-                    "the next prompts, of the rows {rows}, have other text than in the stopped run", rows=rows
+                    "the text of the next prompts (rows {rows}) differs from that in the stopped run",
+                    rows=rows,
                 )
-            cause = tr("The data set holds other rows than before, or they are drawn in another order.")
-            fix = Fix(text=tr("resume with the data of the stopped run, or start a run of its own"))
+            cause = tr("The dataset has other rows than before, or they are drawn in another order.")
+            fix = Fix(text=tr("resume with the data of the stopped run, or start a new run"))
             raise broken("F126", self.step, seen, cause, fix)
 
 
@@ -82,11 +83,11 @@ def check_position(progress: Progress, buffer: RolloutBuffer) -> None:
         return
     taken = progress.step - progress.began
     seen = tr(
-        "{taken} steps of the rollout were taken, and the resume goes on after {done} of them",
+        "{taken} steps of the rollout were taken, but the resumed run would continue after {done} of them",
         taken=taken,
         done=buffer.done,
     )
-    cause = tr("The checkpoint holds parts of different moments.")
+    cause = tr("Parts of the checkpoint were saved at different steps.")
     raise broken("F126", progress.step, seen, cause, Fix(text=tr("resume from another checkpoint")))
 
 
@@ -230,7 +231,9 @@ class RolloutBuffer:
         split: dict[str, list[Tensor | None]] = {}
         for kind, field in _ANNOTATIONS.items():
             if kind in state.tensors and state.tensors[kind].numel() != sum(counts):
-                raise CheckpointError(tr("the rollout's {kind} logprobs do not fit its samples", kind=kind))
+                raise CheckpointError(
+                    tr("the {kind} log-probabilities of the rollout do not match its samples", kind=kind)
+                )
             whole = state.tensors.get(kind)
             split[field] = [None] * len(counts) if whole is None else list(whole.split(counts))
         self.rows = tuple(

@@ -83,7 +83,7 @@ def test_the_same_as_the_name_of_ms_swift(capsys: pytest.CaptureFixture[str], mo
     [
         ("", ["E217"], "Expecting value"),
         ('{"zero_optimization": {', ["E217"], "ds.json cannot be read as a configuration of DeepSpeed"),
-        ("[]", ["E217"], "it is no JSON object"),
+        ("[]", ["E217"], "it is not a JSON object"),
         ({"zero_optimization": True}, ["E217"], "zero_optimization is True, not a JSON object"),
         (zero(stage=3, offload_param="cpu"), ["E217"], "offload_param is 'cpu', not a JSON object"),
         ({"train_batch_size": 0}, ["E217"], "train_batch_size is 0"),
@@ -181,7 +181,7 @@ def test_what_the_forecast_leaves_out_is_named(settings: dict[str, Any], names: 
     got = read_layout([*GPUS, "--deepspeed", write(zero(stage=3, **settings))])
     (warning,) = got.problems
     assert (warning.code, warning.severity) == ("W117", Severity.WARNING)
-    assert warning.seen == f"ds.json has {names}, which the forecast leaves out."
+    assert warning.seen == f"ds.json has {names}, which the forecast does not count."
     assert got.layout.zero_stage == 3
 
 

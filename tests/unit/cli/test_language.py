@@ -138,10 +138,12 @@ def test_a_guard_that_stops_a_run_says_so_in_chinese(
         seen=tr(
             "step {step}: {seen}",
             step=3,
-            seen=tr("trained tokens have advantages and the gradient is exactly 0"),
+            seen=tr("trained tokens have advantages, but the gradient is exactly 0"),
         ),
         why="Nothing is learned, and nothing else would say so: loss and reward look as usual.",
-        cause="The loss is cut off from the weights: frozen parameters, or a layer that detaches.",
+        cause=(
+            "The loss is not connected to the weights: parameters are frozen, or a layer detaches its output."
+        ),
         step=3,
     )
     run = Run(monkeypatch)

@@ -366,7 +366,7 @@ def test_a_run_without_signal_is_told_why() -> None:
     rules = Rules({**OPTIONS, "generation_batch_size": 24})
     cut = {**flat, "completions/clipped_ratio": 0.9}
     (finding,) = [f for s in (1, 2, 3) for f in rules.check(record(s, cut)) if f.code == "F211"]
-    assert "90% of the completions are cut" in finding.cause
+    assert "90% of the completions are truncated" in finding.cause
     assert not any(f.edits for f in finding.fixes)
 
 

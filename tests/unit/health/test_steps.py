@@ -35,7 +35,7 @@ def test_lists_and_numbers_of_one_reward_stop_the_run() -> None:
         check_steps([rollout([1.0], [0.0]), rollout(None, 0.5)], (), 4)
     assert stop.value.finding.code == "F129"
     assert stop.value.finding.seen == (
-        "step 4: the reward prm gave lists for 2 of 3 completions, else numbers"
+        "step 4: the reward prm returned lists for 2 of 3 completions and numbers for the others"
     )
 
 

@@ -31,36 +31,36 @@ def silent(words: str, options: dict[str, Any]) -> Case:
 
 
 CASES = [
-    Case(code="E332", option="epsilon_high", words="epsilon_high is 0.28 with loss_type cispo",
+    Case(code="E332", option="epsilon_high", words="epsilon_high is 0.28, but with loss_type cispo",
          options={"loss_type": "cispo", "epsilon_high": 0.28}),
-    Case(code="E332", option="epsilon_high", words="epsilon_high is 1 with loss_type cispo",
+    Case(code="E332", option="epsilon_high", words="epsilon_high is 1, but with loss_type cispo",
          options={"loss_type": "cispo", "epsilon_high": 1.0}),
-    *(pointless("delta", f"delta is 7 and loss_type is {loss}", {"loss_type": loss, "delta": 7.0})
+    *(pointless("delta", f"delta is 7, but loss_type {loss}", {"loss_type": loss, "delta": 7.0})
       for loss in ("cispo", "sapo", "vespo", "real")),
-    pointless("loss_type", "step of 12 completions cuts groups of 8",
+    pointless("loss_type", "step of 12 completions splits the groups of 8",
               {"loss_type": "real", "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3,
                "steps_per_generation": 6}),
-    pointless("scale_rewards", "there is one reward", {"scale_rewards": "gdpo"}),
-    *(pointless("scale_rewards", f"advantage_estimator is {name}: gdpo",
+    pointless("scale_rewards", "there is only one reward", {"scale_rewards": "gdpo"}),
+    *(pointless("scale_rewards", f"but advantage_estimator is {name}.",
                 {**TWO, "scale_rewards": "gdpo", "advantage_estimator": name}) for name in ("rloo", PLUS)),
     pointless("scale_rewards", "scale_rewards is group",
               {"advantage_estimator": PLUS, "scale_rewards": "group"}),
-    pointless("advantage_estimator", "tells the completions of a group apart",
+    pointless("advantage_estimator", "classifies the completions within a group",
               {"loss_type": "real", "advantage_estimator": PLUS}),
-    pointless("kl_in_reward", "adds no total",
+    pointless("kl_in_reward", "no single reward to subtract the KL from",
               {**TWO, "scale_rewards": "gdpo", "kl_in_reward": True, "beta": 0.1}),
-    pointless("kl_in_reward", "adds no total",
+    pointless("kl_in_reward", "no single reward to subtract the KL from",
               {**TWO, "scale_rewards": "gdpo", "kl_in_reward": True, "beta_end": 0.1}),
-    pointless("sync_ref_model", "no reference that could move", {"sync_ref_model": True, "max_steps": 600}),
+    pointless("sync_ref_model", "no reference model to update", {"sync_ref_model": True, "max_steps": 600}),
     *(pointless("ref_model_sync_steps", f"ref_model_sync_steps is {every}",
                 {**COPIES, "ref_model_sync_steps": every, **more}) for every, more in (
           (1, {}), (1, {"num_iterations": 4, "kl_in_reward": True}),
           (2, {"num_iterations": 4, "kl_in_reward": True}))),
     pointless("entropy_coef_min", "is 2, above entropy_coef_max",
               {"use_adaptive_entropy": True, "entropy_coef_min": 2.0}),
-    pointless("entropy_coef_end", "two things move entropy_coef",
+    pointless("entropy_coef_end", "only one of them can change entropy_coef",
               {"use_adaptive_entropy": True, "entropy_coef_end": 0.1}),
-    pointless("vllm_importance_sampling_mode", "two corrections",
+    pointless("vllm_importance_sampling_mode", "only one correction can apply",
               {**MASK, "vllm_importance_sampling_mode": "sequence_mask"}),
     unusual("kl_estimator", "kl_estimator is k1 in the loss", {"kl_estimator": "k1", "beta": 0.1}),
     unusual("kl_estimator", "kl_estimator is k1 in the loss", {"kl_estimator": "k1", "beta_end": 0.1}),
@@ -71,10 +71,10 @@ CASES = [
       for more in ({}, {"num_generations": 1})),
     *(silent("rollouts are replayed", {**options, "replay_rollouts": "runs/b/rollouts"})
       for options in ({"dynamic_sample": True}, {"replay_buffer_size": 4})),
-    *(unusual("loss_type", f"loss_type is {loss}, which averages over tokens",
+    *(unusual("loss_type", f"loss_type {loss} averages over tokens",
               {"loss_type": loss, "importance_sampling_level": "sequence"})
       for loss in ("bnpo", "dr_grpo", "dapo", "cispo", "fipo")),
-    *(unusual("importance_sampling_level", f"importance_sampling_level is {level}: its source",
+    *(unusual("importance_sampling_level", f"but importance_sampling_level is {level}.",
               {"loss_type": "luspo", "importance_sampling_level": level})
       for level in ("token", "sequence_token")),
 ]  # fmt: skip

@@ -14,11 +14,12 @@ CODE = {"reward_funcs": ["code_reward"]}
 
 CASES = [
     Case(code="E328", option="reward_funcs", options=CODE, left=("W121",), facts=facts(sandbox=OPEN),
-         words="Nothing here shuts programs off. Tried: bubblewrap is not installed."),
+         words="No sandbox works on this machine, so code_reward cannot run programs safely. Tried: bubblewrap is not installed."),
     Case(code="E328", option="reward_funcs", options=CODE, left=("W121",), facts=facts(sandbox=FORBIDDEN),
-         words="Nothing here shuts programs off. Tried: setting up uid map: Permission denied."),
+         words="No sandbox works on this machine, so code_reward cannot run programs safely. Tried: setting up uid map: Permission denied."),
     Case(code="W121", option="unsafe_exec", options={**CODE, "unsafe_exec": True}, facts=facts(sandbox=OPEN),
-         words="Programs that the model writes run here without: no network, limits. Nothing here"),
+         words="Programs that the model writes run without: no network, "
+               "limits. No sandbox works on this machine"),
     Case(code="E329", option="max_bad_gold", options=CODE, left=("W111",), facts=facts(code_tests=TESTS),
          words="The tests of 12 of 200 rows cannot be run (6.0%). row 3: there are no test_cases."),
     Case(code="W111", option="max_bad_gold", options={**CODE, "max_bad_gold": 0.06},

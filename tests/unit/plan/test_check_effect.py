@@ -28,17 +28,17 @@ def said(options: dict[str, object], given: Facts | None = None) -> list[Problem
 
 
 CASES: Sequence[tuple[dict[str, object], Facts, str, str, str]] = [
-    ({"lora_rank": 16}, facts(), "E115", "lora_rank", "--lora_rank 16 is set, and all weights are trained"),
+    ({"lora_rank": 16}, facts(), "E115", "lora_rank", "--lora_rank 16 is set, but all weights are trained"),
     ({"use_dora": True, "lora_alpha": 8.0}, facts(), "E115", "lora_alpha", "--use_dora true are"),
     ({"tuner_type": "full", "lora_rank": 8}, facts(), "W108", "lora_rank", "there is no adapter"),
     ({"rlhf_type": "grpo", "tuner_type": "full", "lora_rank": 64}, facts(), "W108", "lora_rank", "rank 64"),
     ({"tuner_type": "lora", "lora_dropout": 0.05}, facts(), "W108", "lora_dropout", "nothing is dropped"),
-    ({"eval_steps": 7}, facts(), "W108", "eval_steps", "--eval_steps 7 is set, and nothing is evaluated"),
+    ({"eval_steps": 7}, facts(), "W108", "eval_steps", "--eval_steps 7 is set, but nothing is evaluated"),
     ({**VAL, "eval_strategy": "no", "num_generations_eval": 4}, facts(), "W108", "num_generations_eval", ""),
     ({"log_completions": True}, facts(), "W108", "log_completions", "no tracker gets a table"),
-    ({"cosine_max_len": 5}, READ, "W108", "cosine_max_len", "no reward of this run reads that: accuracy."),
-    ({"repetition_n_grams": 5, "reward_weights": [2]}, READ, "W108", "repetition_n_grams", "5 is set, and"),
-    ({"system": "Be brief."}, TEXT, "E115", "system", "'Be brief.' is set, and the column prompt holds text"),
+    ({"cosine_max_len": 5}, READ, "W108", "cosine_max_len", "no reward of this run reads it: accuracy."),
+    ({"repetition_n_grams": 5, "reward_weights": [2]}, READ, "W108", "repetition_n_grams", "5 is set, but"),
+    ({"system": "Be brief."}, TEXT, "E115", "system", "'Be brief.' is set, but the column prompt holds text"),
     ({"chat_template": "chatml"}, TEXT, "E115", "chat_template", "the column prompt holds text"),
 ]
 

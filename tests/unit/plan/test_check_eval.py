@@ -13,19 +13,20 @@ SETS = {"eval_sets": (EvalSet(name="gsm8k", num_prompts=50), EvalSet(name="math"
 ONE = {"eval_sets": (EvalSet(name="gsm8k", num_prompts=50),)}
 
 CASES = [
-    Case(code="E115", option="eval_strategy", words="eval_strategy is steps and there is nothing to",
+    Case(code="E115", option="eval_strategy", words="eval_strategy is steps, but there "
+                                                    "is no evaluation dataset",
          options={"eval_strategy": "steps"}),
     Case(code="E115", option="eval_strategy", words="eval_strategy is epoch",
          options={"eval_strategy": "epoch"}),
-    Case(code="E115", option="eval_strategy", words="nothing to evaluate on",
+    Case(code="E115", option="eval_strategy", words="there is no evaluation dataset",
          options={"eval_strategy": "steps", "streaming": True, "max_steps": 5}),
-    Case(code="E115", option="eval_strategy", words="nothing to evaluate on",
+    Case(code="E115", option="eval_strategy", words="there is no evaluation dataset",
          options={"eval_strategy": "steps", "load_best_model_at_end": True}),
     Case(code="E115", option="load_best_model_at_end", words="nothing is evaluated",
          options={"load_best_model_at_end": True}),
     Case(code="E115", option="early_stopping_patience", words="nothing is evaluated",
          options={**VAL, "eval_strategy": "no", "early_stopping_patience": 2}),
-    Case(code="E104", option="metric_for_best_model", words="is reward, which no evaluation gives",
+    Case(code="E104", option="metric_for_best_model", words="is reward, which no evaluation computes",
          facts=facts(**ONE),
          options={**VAL, "load_best_model_at_end": True, "metric_for_best_model": "reward"}),
     Case(code="E104", option="metric_for_best_model", words="is eval_gsm_reward",
@@ -112,4 +113,4 @@ def test_the_nearest_metric() -> None:
     options = {**VAL, "load_best_model_at_end": True}
     misspelt = one(facts(**ONE), **options, metric_for_best_model="eval_rewrd")
     assert edits_of(misspelt) == [{"metric_for_best_model": "eval_reward"}, {}]
-    assert "there are eval_reward, eval_completions/mean_length" in misspelt.fixes[1].text
+    assert "the metrics are eval_reward, eval_completions/mean_length" in misspelt.fixes[1].text

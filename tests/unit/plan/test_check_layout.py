@@ -36,7 +36,7 @@ CASES = [
 def test_what_cannot_be_together(code: str, option: str, layout: Layout) -> None:
     found = problem(layout)
     assert (found.code, found.option) == (code, option)
-    assert found.seen and found.why and found.cause and found.fixes
+    assert found.seen and found.why and found.fixes
     edits = [dict(fix.edits) for fix in found.fixes if fix.edits]
     for edit in edits:
         assert layout_problems(config(), elsewhere(typed_on(layout, edit))) == [], edit

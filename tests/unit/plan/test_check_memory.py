@@ -73,7 +73,7 @@ def test_what_is_said() -> None:
     needed, free = memory_plan(config(**KEPT), given).needed_bytes, given.free_memory_bytes
     assert free is not None
     assert problem.seen == (
-        f"The run takes about {needed / 1e9:.4g} GB in the phase update, Python and its libraries included; "
+        f"The run takes about {needed / 1e9:.4g} GB in the phase update, including Python and its libraries; "
         f"{free / 1e9:.4g} GB are free on the GPU."
     )
     assert "activations" in problem.cause and problem.why and problem.fixes
@@ -81,7 +81,8 @@ def test_what_is_said() -> None:
     assert refused.option == "model"
     parts = "moments 3.952 GB, masters 1.976 GB, gradients 1.976 GB, weights 988 MB"
     assert refused.seen == (
-        f"The run takes 8.892 GB for states alone in the phase update ({parts}); 8 GB are free on the GPU."
+        f"The run takes 8.892 GB for model states alone in the phase "
+        f"update ({parts}); 8 GB are free on the GPU."
     )
 
 
@@ -155,7 +156,7 @@ def test_processes_of_a_cpu_add_up() -> None:
     assert problem.seen.endswith("are free on this machine.")
     states = memory_plan(config(**sizes), given).largest_states.states
     seen = one(replace(given, free_memory_bytes=2 * sum(states.values()) - 1), **sizes).seen
-    assert seen.startswith(f"2 processes take {2 * sum(states.values()) / 1e9:.4g} GB for states alone")
+    assert seen.startswith(f"2 processes take {2 * sum(states.values()) / 1e9:.4g} GB for model states alone")
     assert " (each with moments " in seen
 
 

@@ -30,7 +30,7 @@ CASES = [
     Case(
         code="W118",
         option="chat_template",
-        words="The template ends an answer with <|im_end|>, which the tokenizer has no token for. "
+        words="The template ends an answer with <|im_end|>, for which the tokenizer has no token. "
         "Completions end at: </s> (2; config).",
         facts=facts(unstoppable_turn="<|im_end|>", stop_tokens="</s> (2; config)"),
     ),
@@ -59,19 +59,19 @@ CASES = [
          options={**LORA, "target_modules": ["xyz"]}),
     Case(code="E317", option="modules_to_save", words="modules_to_save lm_haed matches no module",
          facts=facts(**unmatched("lm_haed", "lm_head")), options={**LORA, "modules_to_save": ["lm_haed"]}),
-    Case(code="E317", option="target_modules", words="lm_head cannot be trained so: the head.",
+    Case(code="E317", option="target_modules", words="lm_head cannot be trained this way: the head.",
          facts=untrainable(("lm_head", "the head")),
          options={**LORA, "target_modules": ["lm_head", "q_proj"]}),
-    Case(code="E317", option="target_modules", words="lm_head cannot be trained so",
+    Case(code="E317", option="target_modules", words="lm_head cannot be trained this way",
          facts=untrainable(("lm_head", "the head")), options={**LORA, "target_modules": ["lm_head"]}),
-    Case(code="E317", option="modules_to_save", words="embed_tokens cannot be trained so",
+    Case(code="E317", option="modules_to_save", words="embed_tokens cannot be trained this way",
          facts=untrainable(("embed_tokens", "one tensor")),
          options={**LORA, "modules_to_save": ["embed_tokens", "norm"]}),
-    Case(code="E317", option="modules_to_save", words="embed_tokens cannot be trained so",
+    Case(code="E317", option="modules_to_save", words="embed_tokens cannot be trained this way",
          facts=untrainable(("embed_tokens", "one tensor")),
          options={**LORA, "modules_to_save": ["embed_tokens"]}),
     Case(code="E319", option="torch_dtype", words="is float16", options={"torch_dtype": "fp16"}),
-    Case(code="E319", option="torch_dtype", words="this GPU does not compute in it",
+    Case(code="E319", option="torch_dtype", words="this GPU does not support it",
          facts=facts(has_bfloat16=False), options={"torch_dtype": "bf16"}),
     Case(code="W102", option="torch_dtype", words="this CPU has no instructions",
          facts=facts(cuda=False, has_bfloat16=False), options={"torch_dtype": "bf16"}),
@@ -100,7 +100,7 @@ def test_fixes_mend(case: Case) -> None:
     ("fault", "cause", "model", "advice"),
     [
         ("missing", "missing_shards", "models/tiny", "hf download ID --local-dir models/tiny"),
-        ("missing", "damaged", "models/tiny", "fetch or copy that file again"),
+        ("missing", "damaged", "models/tiny", "download or copy that file again"),
         ("missing", "no_tokenizer", "models/tiny", "from the base model to models/tiny"),
         ("missing", "slow_tokenizer", "models/tiny", "from the base model to models/tiny"),
         ("missing", "no_config", "models/tiny", "give the directory that holds"),
@@ -114,9 +114,9 @@ def test_fixes_mend(case: Case) -> None:
             "template",
             "unreadable_template",
             "models/tiny",
-            "a file that is there: --chat_template FILE",
+            "name an existing file: --chat_template FILE",
         ),
-        ("template", "refusing_template", "models/tiny", "a template that takes these messages"),
+        ("template", "refusing_template", "models/tiny", "use a template that accepts these messages"),
     ],
 )
 def test_what_to_do_about_a_fault_of_the_model(
@@ -142,7 +142,7 @@ def test_a_template_that_an_option_gives_is_that_option_s() -> None:
 def test_shards_are_gathered_by_their_command() -> None:
     details = FaultDetails(cause="shards", subject="models/tiny", command="python gather.py")
     problem = one(facts(model_problem="shards", model_fault="shards", model_details=details))
-    assert problem.fixes[0].text.startswith("where you trust the files: `python gather.py`; then copy")
+    assert problem.fixes[0].text.startswith("if you trust the files: `python gather.py`; then copy")
 
 
 def test_code_that_has_been_read_is_trusted_where_it_lies() -> None:

@@ -26,7 +26,7 @@ def test_the_same_measurement_goes_on() -> None:
 def test_another_needs_a_word() -> None:
     problem = one(given(OTHER), **OPTIONS)
     assert (problem.code, problem.option) == ("E405", "pass_rates")
-    assert "holds other pass rates than when runs/a/checkpoint-3 was made" in problem.seen
+    assert "has other pass rates now than when runs/a/checkpoint-3 was saved" in problem.seen
     assert dict(problem.fixes[0].edits) == {"allow_changes": True}
     assert found(given(OTHER), **OPTIONS, allow_changes=True) == []
 

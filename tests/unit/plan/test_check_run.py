@@ -18,27 +18,30 @@ def resumed(*changes: tuple[str, Any, Any]) -> ResumeFacts:
 
 
 CASES = [
-    Case(code="E209", option="nproc_per_node", words="shows 8 GPUs", options={"nproc_per_node": 9}),
+    Case(code="E209", option="nproc_per_node", words="this machine "
+                                                     "has 8 GPUs", options={"nproc_per_node": 9}),
     Case(code="W101", option="nproc_per_node", words="2 cores",
          facts=facts(cuda=False, nproc_available=2), options={"nproc_per_node": 4}),
     Case(code="E210", option="num_train_epochs",
-         words="is 0.01 of 100 prompts, less than one rollout of 8 prompts",
+         words="0.01 of 100 prompts is less than one rollout, which takes 8 prompts",
          facts=facts(num_prompts=100), options={"num_train_epochs": 0.01}),
-    Case(code="W107", option="warmup_steps", words="has 125 optimizer steps",
+    Case(code="W107", option="warmup_steps", words="has only 125 optimizer steps",
          options={"warmup_steps": 500, "lr_scheduler_type": "cosine"}),
-    Case(code="W107", option="warmup_steps", words="is 5 and the run has 5 optimizer steps",
+    Case(code="W107", option="warmup_steps", words="is 5, but the run has only 5 optimizer steps",
          options={"warmup_steps": 5, "max_steps": 5, "lr_scheduler_type": "linear"}),
-    Case(code="W124", option="ref_model_sync_steps", words="every 512 optimizer steps, and the run has 125",
+    Case(code="W124", option="ref_model_sync_steps", words="every 512 optimizer steps, "
+                                                           "but the run has only 125",
          options={"sync_ref_model": True, "beta": 0.1}),
-    Case(code="W124", option="ref_model_sync_steps", words="every 5 optimizer steps, and the run has 5",
+    Case(code="W124", option="ref_model_sync_steps", words="every 5 optimizer steps, but the run has only 5",
          options={"sync_ref_model": True, "beta": 0.1, "ref_model_sync_steps": 5, "max_steps": 5}),
     Case(code="W153", option="guards", words="steps, rollouts and weights are not checked",
          options={"guards": False}),
     Case(code="W153", option="watchdog", words="is not ended", options={"watchdog": False}),
     Case(code="E401", option="output_dir", words="already holds a run", facts=facts(output_dir_state="run")),
-    Case(code="E401", option="output_dir", words="already holds a run, and no checkpoint to go on from.",
+    Case(code="E401", option="output_dir", words="already holds a run, but no checkpoint to resume from.",
          facts=facts(output_dir_state="ended")),
-    Case(code="E402", option="output_dir", words="no run", facts=facts(output_dir_state="not_empty")),
+    Case(code="E402", option="output_dir", words="files that are not of a covey run",
+         facts=facts(output_dir_state="not_empty")),
     Case(code="E403", option="output_dir", words="cannot be written",
          facts=facts(output_dir_state="not_writable")),
     Case(code="E404", option="resume_from_checkpoint", words="runs/a: no checkpoint in it",
@@ -60,9 +63,10 @@ CASES = [
     Case(code="E406", option="replay_rollouts", words="x: no rollout",
          facts=facts(replay_problem="x: no rollout-*.jsonl in it"), options={"replay_rollouts": "x"}),
     Case(code="E407", option="save_total_limit",
-         words="2 checkpoints and the next one take 2.25 GB; 2 GB are free",
+         words="2 checkpoints and the next one take 2.25 GB, but only 2 GB are free",
          facts=facts(free_disk_bytes=2 * GB + 5)),
-    Case(code="E407", option="save_total_limit", words="1 checkpoint and the next one take 2 GB; 1 GB are",
+    Case(code="E407", option="save_total_limit", words="1 checkpoint and the next one take "
+                                                       "2 GB, but only 1 GB are",
          facts=facts(free_disk_bytes=GB), options={"save_total_limit": 1}),
 ]  # fmt: skip
 

@@ -172,7 +172,7 @@ def test_the_open_routes_of_a_server_of_vllm_are_named_once_and_it_is_used_witho
         ({"takes_weights": False}, "no routes that replace its weights"),
         ({"logprobs": "raw_logprobs"}, "returns raw_logprobs"),
         ({"quantization": "fp8"}, "quantizes its weights"),
-        ({"directory": ""}, "no directory is named"),
+        ({"directory": ""}, "rollout_weights_directory is not set"),
     ],
 )
 def test_a_server_of_vllm_that_cannot_be_used_is_refused(change: dict[str, Any], words: str) -> None:

@@ -50,7 +50,7 @@ def test_what_needs_one_advantage_per_completion_is_refused(name):
     given = facts(process_rewards=("prm.py:prm",))
     (one,) = found(REFUSED[name], given)
     assert one.option == name.split()[0] and one.severity is Severity.ERROR
-    assert one.seen.startswith(f"One number per step comes from prm.py:prm, and {one.option} is ")
+    assert one.seen.startswith(f"prm.py:prm returns one number per step, but {one.option} is ")
     (fix,) = one.fixes
     assert found({**REFUSED[name], **fix.edits}, given) == []
     # Without such a reward it is nobody's affair.

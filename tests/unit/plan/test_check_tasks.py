@@ -33,19 +33,20 @@ CASES = [
          options={**COLUMN, "streaming": True, "max_steps": 9}, facts=facts(num_prompts=None)),
     Case(code="E347", option="task_rewards", words="no column says which task",
          options={**REWARDS, "task_rewards": BOTH}),
-    Case(code="E347", option="task_rewards", words="The task math is to be scored by acuracy", facts=THERE,
+    Case(code="E347", option="task_rewards", words="The task math names the reward acuracy", facts=THERE,
          options=given(math=["acuracy"], chat=["kind", "accuracy"])),
     Case(code="E347", option="task_rewards", words="The task math has no reward", facts=THERE,
          options=given(math=[], chat=["kind", "accuracy"])),
-    Case(code="E347", option="task_rewards", words="No row is of the task zoo", facts=THERE,
+    Case(code="E347", option="task_rewards", words="No row has task zoo", facts=THERE,
          options=given(zoo=["kind"], **BOTH)),
-    Case(code="E347", option="task_rewards", words="No row is of the task maths", facts=THERE,
+    Case(code="E347", option="task_rewards", words="No row has task maths", facts=THERE,
          options=given(maths=["accuracy"], chat=["kind"])),
-    Case(code="E347", option="task_rewards", words="Rows of the task chat have no entry", facts=THERE,
+    Case(code="E347", option="task_rewards", words="task_rewards has no entry "
+                                                   "for the task chat,", facts=THERE,
          options=given(math=["accuracy"])),
     Case(code="E347", option="task_rewards", words="judge.py:kind scores no task", facts=THERE,
          options=given(math=["accuracy"], chat=["accuracy"])),
-    Case(code="W128", option="task_column", words="No row is left of: chat", options=COLUMN,
+    Case(code="W128", option="task_column", words="No rows are left of these tasks: chat", options=COLUMN,
          facts=facts(tasks={"math": 600, "chat": 0})),
 ]  # fmt: skip
 
@@ -69,7 +70,7 @@ def test_a_good_run_of_two_tasks() -> None:
 def test_a_task_that_only_the_evaluation_has_needs_an_entry_too() -> None:
     more = facts(tasks=TWO, eval_tasks=("code", "math"), reward_names=NAMES)
     problem = one(more, **given(**BOTH))
-    assert "Rows of the task code have no entry" in problem.seen
+    assert "task_rewards has no entry for the task code," in problem.seen
     assert found(more, **given(code=["kind"], **BOTH)) == []
 
 

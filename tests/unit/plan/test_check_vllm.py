@@ -123,7 +123,7 @@ def test_the_plan_says_that_it_is_untried() -> None:
     run = config(**ALONE, **SHORT)
     given = elsewhere(replace(EIGHT, engine="colocate"))
     lines = "\n".join(report_lines(run, given, batch_plan(run, 8)))
-    assert UNTRIED in lines and "which nobody has typed" in lines
+    assert UNTRIED in lines and "chosen by covey (vllm_gpu_memory_utilization is not set)" in lines
     typed = report_lines(config(**ALONE, **SHORT, vllm_gpu_memory_utilization=0.3), given, batch_plan(run, 8))
-    assert "which nobody has typed" not in "\n".join(typed)
+    assert "chosen by covey (vllm_gpu_memory_utilization is not set)" not in "\n".join(typed)
     assert all(p.severity is Severity.WARNING for p in found(facts(cuda=True), **ALONE))

@@ -45,8 +45,8 @@ def test_peak(options: dict[str, Any], kept: int, peak: int) -> None:
 def test_words_and_dict() -> None:
     plan = disk_plan(config(), SIZES)
     assert plan.in_words() == [
-        "one checkpoint 4 GB = model 1 GB + 3 GB for a resume, in the newest",
-        "2 kept and the next one: 9 GB at most; 20 GB are free",
+        "one checkpoint 4 GB = model 1 GB + 3 GB of resume state (newest checkpoints only)",
+        "2 checkpoints kept plus the one being written: at most 9 GB; 20 GB are free",
     ]
     assert plan.as_dict() == {
         "checkpoint_bytes": 4 * GB,
@@ -56,7 +56,7 @@ def test_words_and_dict() -> None:
         "free_bytes": 20 * GB,
     }
     models = disk_plan(config(save_only_model=True), facts(checkpoint_bytes=GB, model_bytes=GB))
-    assert models.in_words()[0] == "one checkpoint 1 GB = model 1 GB"
+    assert models.in_words()[0] == "one checkpoint 1 GB = the model"
 
 
 def test_what_is_not_known_is_not_said() -> None:
@@ -64,7 +64,7 @@ def test_what_is_not_known_is_not_said() -> None:
     assert (unknown.peak_bytes, unknown.in_words()) == (None, [])
     assert disk_plan(config(), Facts(checkpoint_bytes=5)).peak_bytes is None
     free = disk_plan(config(), facts(checkpoint_bytes=GB, model_bytes=GB, free_disk_bytes=None))
-    assert free.in_words()[1] == "2 kept and the next one: 3 GB at most"
+    assert free.in_words()[1] == "2 checkpoints kept plus the one being written: at most 3 GB"
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,20 @@ from support.checks import Case, assert_fixes_mend, assert_says, facts, found
 CPU = facts(cuda=False)
 
 CASES = [
-    Case(code="E117", option="attn_impl", words="is flash_attn, whose kernels run on GPUs alone", facts=CPU,
+    Case(code="E117", option="attn_impl", words="is flash_attn, whose kernels run only on GPUs", facts=CPU,
          options={"attn_impl": "flash_attention_2"}),
-    Case(code="E117", option="attn_impl", words="is flex, which on a CPU has no backward pass", facts=CPU,
+    Case(code="E117", option="attn_impl", words="is flex, which has no backward pass on a CPU", facts=CPU,
          options={"attn_impl": "flex"}),
-    Case(code="E117", option="use_liger_kernel", words="run on GPUs alone", facts=CPU,
+    Case(code="E117", option="use_liger_kernel", words="run only on GPUs", facts=CPU,
          options={"use_liger_kernel": True}),
     Case(code="E117", option="activation_offloading", words="in the machine's memory already", facts=CPU,
          options={"activation_offloading": True}),
-    Case(code="E118", option="attn_impl", words="does not compute in bfloat16",
+    Case(code="E118", option="attn_impl", words="does not support bfloat16",
          facts=facts(has_bfloat16=False), options={"attn_impl": "flash_attn"}),
-    Case(code="E118", option="attn_impl", words="torch_dtype is float32, for which it has no kernels",
+    Case(code="E118", option="attn_impl", words="which has no kernels for torch_dtype float32",
          options={"attn_impl": "flash_attn", "torch_dtype": "fp32"}),
-    Case(code="E118", option="use_liger_kernel", words="models/tiny is a model of type gpt2. Known are llama",
+    Case(code="E118", option="use_liger_kernel", words="the model type gpt2 of "
+                                                       "models/tiny. Supported types: llama",
          facts=facts(model_type="gpt2"), options={"use_liger_kernel": True}),
     Case(code="E116", option="attn_impl", words="attn_impl needs flash-attn",
          facts=facts(missing_packages=(("attn_impl", "flash-attn"),)), options={"attn_impl": "flash_attn"}),

@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_refused_with_what_does() -> None:
     options = {**OPTIONS, "max_completion_length": 2048}
     (problem,) = found(elsewhere(EIGHT), **options)
     assert problem.code == "E211"
-    assert "Each process of DDP (ZeRO-0) takes" in problem.seen and "for states alone" in problem.seen
+    assert "Each process of DDP (ZeRO-0) takes" in problem.seen and "for model states alone" in problem.seen
     assert dict(problem.fixes[0].edits) == {"deepspeed": "zero2_offload"}
     assert problem.fixes[-1] == START_ANYWAY
     for fix in problem.fixes[:-1]:

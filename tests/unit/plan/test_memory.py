@@ -348,7 +348,7 @@ def test_words() -> None:
     given = replace(FACTS, model_sizes=replace(MODEL, parameters=10**9))
     assert plan(given).in_words() == [
         "load 4 GB, rollout 12 GB, update 16 GB, step 16 GB, save 12 GB",
-        "the most in update: moments 8 GB + weights 4 GB + gradients 4 GB",
+        "the largest phase is update: moments 8 GB + weights 4 GB + gradients 4 GB",
         "about 16.5 GB with Python and its libraries; 10 GB are free",
     ]
 

@@ -74,7 +74,7 @@ def test_an_adapter_that_the_engine_applies_goes_alone() -> None:
         found = plan.num_bytes, plan.base_bytes, plan.adds_adapter
         assert found == ((200, 4000, False) if rank == 16 else (4000, 0, True))
     assert plan is not None and plan.in_words()[0].startswith(
-        "before each rollout 0.2 kB of the adapter, and once 4 kB of its base, in float32 go to each of http"
+        "before each rollout 0.2 kB of the adapter (float32) are sent to each of http"
     )
 
 
@@ -115,11 +115,11 @@ def test_the_memory_of_an_engine_stands_beside_the_learners() -> None:
     assert plan.cache_bytes == 32 * (16 + 128) * 2 * 2 * 1 * 4 * 4
     lines = report_lines(asked, given, batch_plan(asked, 1, 1000))
     shown = [line for line in lines if "in each server" in line]
-    cache = f"{plan.cache_bytes / 1e3:.4g} kB of KV cache for 32 completions side by side"
-    assert shown == [f"          beside it in each server: 4 kB of weights, and up to {cache}"]
+    cache = f"{plan.cache_bytes / 1e3:.4g} kB of KV cache for 32 completions at a time"
+    assert shown == [f"          beside it in each server: 4 kB of weights and up to {cache}"]
     at = next(number for number, line in enumerate(lines) if line.startswith("publish"))
     assert lines[at] == (
-        f"publish   before each rollout 4 kB of weights in float32 go to each of {HERE}, {THERE}"
+        f"publish   before each rollout 4 kB of the weights (float32) are sent to each of {HERE}, {THERE}"
     )
     assert "an estimate: over a network of 10 Gbit/s" in lines[at + 1]
     content = report_json(asked, given, batch_plan(asked, 1, 1000))["publish"]

@@ -53,10 +53,11 @@ def test_a_plan_of_full_training_whole() -> None:
         "          1 optimizer step per rollout: on-policy",
         "          1 epoch = 1,000 prompts = 125 rollouts = 125 optimizer steps; 0 prompts left over",
         "          the run = 125 optimizer steps",
-        "same run  per_device_train_batch_size x gradient_accumulation_steps, where memory and speed differ:",
+        "same run  other per_device_train_batch_size x gradient_accumulation_steps "
+        "that give the same run, with other memory and speed:",
         "          1 x 64, 2 x 32, 4 x 16, 8 x 8, 16 x 4, 32 x 2",
-        "disk      one checkpoint 4 GB = model 1 GB + 3 GB for a resume, in the newest",
-        "          2 kept and the next one: 9 GB at most; 20 GB are free",
+        "disk      one checkpoint 4 GB = model 1 GB + 3 GB of resume state (newest checkpoints only)",
+        "          2 checkpoints kept plus the one being written: at most 9 GB; 20 GB are free",
         r"prompt 0  '<|im_start|>user\nWhat is 1+1?'",
     ]
 
@@ -125,11 +126,11 @@ def test_golds() -> None:
 def test_streams_and_replays_count_no_rows() -> None:
     stream = facts(num_rows=None, num_prompts=None)
     assert section("data", stream, streaming=True, max_steps=7) == [
-        "read as it is needed; longer prompts are left out as they come"
+        "read when it is needed; prompts that are too long are left out on the way"
     ]
     assert section("batch", stream, streaming=True, max_steps=7)[-1] == "the run = 7 optimizer steps"
     assert section("data", stream, replay_rollouts="runs/a/rollouts") == [
-        "rollouts of runs/a/rollouts; nothing is sampled"
+        "replay of the rollouts in runs/a/rollouts; nothing is sampled"
     ]
 
 
@@ -219,8 +220,8 @@ def test_states_that_are_all_offloaded() -> None:
     options = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "generation_batch_size": 64}
     asked = config(**options)
     for layout, words in (
-        (OFFLOADED, "model states: none stay on a GPU, all lie in the machine's memory"),
-        (replace(OFFLOADED, offload="optimizer"), "model states 8.191 GB a GPU; with gradients of 2 bytes"),
+        (OFFLOADED, "model states: all in the machine's memory, none on a GPU"),
+        (replace(OFFLOADED, offload="optimizer"), "model states 8.191 GB per GPU; "),
     ):
         text = "\n".join(report_lines(asked, elsewhere(layout), batch_plan(asked, 8, 1000)))
         assert words in text
@@ -234,4 +235,7 @@ def test_what_takes_the_place_of_groups_without_signal() -> None:
     assert drawn.endswith("in up to 3 further draws: a rollout samples 64 to 256 completions")
     drawn, replayed = section("select", dynamic_sample=True, max_resample_times=1, replay_buffer_size=1)
     assert drawn.endswith("in up to 1 further draw: a rollout samples 64 to 128 completions")
-    assert replayed == "what then has no signal is replayed from the strongest 1 group of earlier rollouts"
+    assert replayed == (
+        "groups that still have no signal are replaced by the 1 "
+        "group of earlier rollouts with the most signal"
+    )

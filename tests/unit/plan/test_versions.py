@@ -64,10 +64,10 @@ def test_vllm(package: str, version: str, code: str | None) -> None:
 @pytest.mark.parametrize(
     ("version", "code", "words"),
     [
-        ("1.0.9", "E119", "takes no softcap"),
-        ("2.5.9.post1", "E119", "takes no softcap"),
-        ("2.6.0", "E119", "leaves the softcap out"),
-        ("2.6.1", "E119", "leaves the softcap out"),
+        ("1.0.9", "E119", "does not accept softcap"),
+        ("2.5.9.post1", "E119", "does not accept softcap"),
+        ("2.6.0", "E119", "ignores the softcap"),
+        ("2.6.1", "E119", "ignores the softcap"),
         ("2.6.2", "W115", "older than 2.8"),
         ("2.7.4.post1", "W115", "older than 2.8"),
     ],

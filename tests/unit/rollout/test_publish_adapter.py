@@ -185,7 +185,7 @@ def test_a_matrix_that_is_lost_and_a_base_that_changed_meanwhile():
     setting.engine.held_base = lambda: digest
     held["model.norm.weight"] = held["model.norm.weight"] * 2
     found = setting.stopped(2)
-    assert found.code == "F151" and found.seen.endswith("held with other bits: model.norm.weight")
+    assert found.code == "F151" and found.seen.endswith("held with different values: model.norm.weight")
 
 
 @pytest.fixture

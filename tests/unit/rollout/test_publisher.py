@@ -159,7 +159,7 @@ def test_a_tensor_that_stays_is_named_with_its_version():
     found = setting.stopped(8)
     assert (found.code, found.step) == ("F151", 8)
     assert found.seen == (
-        f"publish of version 8 to the engine: 30 tensors were sent; held with other bits: {UP}"
+        f"publish of version 8 to the engine: 30 tensors were sent; held with different values: {UP}"
     )
     assert found.cause == "1 are still those of version 7: they were not replaced."
     # What failed was not served: it is sent again, whole, the next time.
@@ -188,7 +188,7 @@ def test_one_of_a_fleet_that_computes_with_something_else():
     odd.results = lambda: (replace(c, logprobs=tuple(x - 0.01 for x in c.logprobs)) for c in real())
     found = setting.stopped(1)
     assert found.code == "F152"
-    assert "to server s1: its logprobs of the canary are up to 0.01" in found.seen
+    assert "to server s1: its log-probabilities of the canary differ by up to 0.01" in found.seen
 
 
 def test_tensors_that_cannot_be_read_back_are_left_to_the_canary():
@@ -230,7 +230,7 @@ def test_a_tied_head_may_come_under_one_name_or_two():
     setting.step()
     found = setting.stopped(1)
     assert "missing: model.embed_tokens.weight, " in found.seen
-    assert found.seen.endswith("held though not sent: other.weight")
+    assert found.seen.endswith("held although not sent: other.weight")
 
 
 def test_tensors_of_no_version_of_this_run():
@@ -287,7 +287,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     first, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first["_shared"] == other["_shared"] == "True"
     assert first["_one_of_two_servers"] == other["_one_of_two_servers"]
-    assert "to server b: 30 tensors were sent; held with other bits" in first["_one_of_two_servers"]
+    assert "to server b: 30 tensors were sent; held with different values" in first["_one_of_two_servers"]
     assert first["_breaks_off"] == "ConnectionResetError: the server is gone"
     assert other["_breaks_off"] == (
         "OtherRankFailed: rank 0 failed: ConnectionResetError: the server is gone"

@@ -125,7 +125,7 @@ def test_one_that_raises_is_switched_off_and_the_others_go_on(call: str, error: 
     reason = {ValueError: "bad key", SystemExit: "7", KeyboardInterrupt: "no reason given"}[type(error)]
     named = f"{type(error).__name__}: {reason}"
     assert said.events == [{"kind": "tracker_failed", "name": "bad", "error": named}]
-    assert said.lines[0] == f"bad is switched off ({named}); the run goes on"
+    assert said.lines[0] == f"bad is switched off ({named}); the run continues"
     assert said.threads == {threading.current_thread().name}
 
 
@@ -138,7 +138,7 @@ def test_a_failure_or_two_do_not_switch_off() -> None:
     trackers.close(0)
     assert [c[1] for c in fake.calls if c[0] == "log"] == [3, 4]
     assert said.events == []
-    assert said.lines == ["a lost 2 records; the run's own files hold them all"]
+    assert said.lines == ["a lost 2 records; the files of the run have all of them"]
 
 
 @pytest.mark.parametrize("call", ["open", "log", "close"])
@@ -158,8 +158,8 @@ def test_one_that_blocks_delays_no_step_and_close_returns(
     assert time.perf_counter() - before < 4.0
     assert left == [5]
     assert said.lines[:2] == [
-        "nothing was sent for 0.3 s; the trackers are not waited for any longer",
-        "blocked had not ended; what it had not sent may be lost",
+        "nothing was sent for 0.3 s; covey no longer waits for the trackers",
+        "blocked had not finished; records that it had not sent may be lost",
     ]
     if call == "open":
         assert said.lines[2].startswith("blocked lost 2000 records")
@@ -188,8 +188,8 @@ def test_ctrl_c_ends_the_waiting(may_exit: bool, release: threading.Event, left:
     trackers.log(1, {"reward": 0.5})
     trackers.close(5, progress=throw(KeyboardInterrupt()))
     assert said.lines == [
-        "interrupted; the trackers are not waited for any longer",
-        "blocked had not ended; what it had not sent may be lost",
+        "interrupted; covey no longer waits for the trackers",
+        "blocked had not finished; records that it had not sent may be lost",
     ]
     assert left == ([5] if may_exit else [])
 
@@ -203,7 +203,7 @@ def test_a_full_queue_drops_the_oldest(monkeypatch: pytest.MonkeyPatch, release:
     release.set()
     trackers.close(0)
     assert [c[1] for c in fake.calls if c[0] == "log"] == [8, 9, 10]
-    assert said.lines == ["a lost 7 records; the run's own files hold them all"]
+    assert said.lines == ["a lost 7 records; the files of the run have all of them"]
 
 
 def test_a_tracker_prints_nothing_and_others_still_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,8 +71,8 @@ def test_options_reach_the_policy(tmp_path: Path) -> None:
     # The reference is the same function, so that the KL to it starts at exactly 0.
     assert job.backend.reference.attention == "eager"
     assert _kernels(resolved.config, policy) == (
-        "attention: eager; activations are computed again, but for matrix products and attention, and wait "
-        "in the machine's memory"
+        "attention: eager; activations are recomputed, except matrix products and attention, kept "
+        "in the machine's memory until then"
     )
 
 
@@ -94,14 +94,17 @@ def test_what_is_planned_of_activations_is_what_runs(tmp_path: Path) -> None:
 def test_the_line_says_why() -> None:
     policy = Policy(random_model("qwen3"))
     config = from_dict({"model": "m", "dataset": "d", "reward_funcs": ["accuracy"]}).config
-    assert _kernels(config, policy) == "attention: sdpa, in C where it is plain; activations are kept"
+    assert (
+        _kernels(config, policy)
+        == "attention: sdpa, computed in C for plain causal attention; activations are kept"
+    )
     policy.kernels = TorchKernels()
     assert _kernels(config, policy) == "attention: sdpa; all else by torch's operators; activations are kept"
     policy.attention, policy.has_liger = "flash_attn", True
     policy.keep_activations("full")
     assert _kernels(config, policy) == (
         "attention: flash_attn; norms and gated layers: liger-kernel; all else by torch's operators; "
-        "activations are computed again, layer by layer"
+        "activations are recomputed, layer by layer"
     )
     policy.use_stream("padded")
     assert _kernels(config, policy).startswith("attention: the model's own, on padded rows; ")

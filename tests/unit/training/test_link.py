@@ -67,7 +67,7 @@ def test_what_a_start_left_that_never_began_is_not_believed(agent: dist.TCPStore
     """Two of three come and end; the next three meet each other, and none of those."""
     early = at_once(comes(0, agent, limit_s=0.5), comes(1, agent, limit_s=0.5))
     assert [type(error) for error in early] == [NotThere, NotThere]
-    assert str(early[0]) == "rank 2 did not come"
+    assert str(early[0]) == "rank 2 did not arrive"
     late = at_once(comes(2, agent), comes(0, agent), comes(1, agent))
     assert len({met.name for met in late}) == 1
 

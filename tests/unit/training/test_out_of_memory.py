@@ -75,7 +75,7 @@ def test_what_is_said_of_it(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-6" / "manifest.json").touch()
     edits, seen, cause = explained(tmp_path, OutOfMemoryError(CUDA))
     assert seen == (
-        "rank 1 of 2 ran out of memory of the GPU in update, micro-batch 3 of 4, after step 7; it asked for "
+        "rank 1 of 2 ran out of memory on the GPU in update, micro-batch 3 of 4, after step 7; it asked for "
         "21.47 GB, and 3.329 GB of 84.99 GB were free"
     )
     assert "The forecast was" in cause and "80 GB were free when the run started" in cause

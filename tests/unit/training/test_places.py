@@ -24,7 +24,7 @@ def test_two_ranks_on_one_gpu() -> None:
     # One number on two machines is two GPUs.
     assert two_on_one_gpu([place("a", "H100, 1"), place("a", "H100, 2"), place("b", "H100, 1")]) == []
     (found,) = two_on_one_gpu([place("a", "H100, 1"), place("b", "H100, 1"), place("b", "H100, 1")])
-    assert found.code == "E209" and "anks 1, 2 are on one GPU of host-b" in found.seen
+    assert found.code == "E209" and "anks 1, 2 use the same GPU of host-b" in found.seen
 
 
 def test_a_model_that_is_split_over_two_machines() -> None:
@@ -51,4 +51,6 @@ def test_a_run_directory_that_is_not_shared(monkeypatch: pytest.MonkeyPatch, tmp
     for error in errors:
         assert isinstance(error, ConfigError)
         (found,) = error.problems
-        assert found.code == "E414" and "ank 1 on host1 cannot see what rank 0 on host0" in found.seen
+        assert (
+            found.code == "E414" and "ank 1 on host1 cannot see the files that rank 0 on host0" in found.seen
+        )

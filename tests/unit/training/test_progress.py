@@ -27,7 +27,10 @@ def test_the_same_prompts_go_on() -> None:
 
 @pytest.mark.parametrize(
     ("shift", "text", "words"),
-    [(1, 0, "rows [13, 14, 15, 16], those of the stopped run were [12, 13, 14, 15]"), (0, 1, "other text")],
+    [
+        (1, 0, "rows [13, 14, 15, 16], but in the stopped run they were [12, 13, 14, 15]"),
+        (0, 1, "other text"),
+    ],
     ids=["another place", "other rows"],
 )
 def test_other_prompts_are_named(shift: int, text: int, words: str) -> None:
@@ -57,7 +60,8 @@ def test_another_step_of_the_rollout_is_named(done: int) -> None:
         check_position(resumed, buffer)
     assert (wrong.value.finding.code, wrong.value.finding.step) == ("F126", 12)
     assert (
-        f"2 steps of the rollout were taken, and the resume goes on after {done}" in wrong.value.finding.seen
+        f"2 steps of the rollout were taken, but the resumed run would continue after {done}"
+        in wrong.value.finding.seen
     )
 
 

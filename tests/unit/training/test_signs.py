@@ -62,7 +62,7 @@ def test_repetition_is_said_at_its_step(tmp_path: Path, capsys: Any) -> None:
     assert "F206 at 3 steps" in said
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     event = next(e for e in events if e.get("code") == "F206")
-    assert event["fixes"][0] == {"text": "a learning rate of a third", "edits": {"learning_rate": 3e-4}}
+    assert event["fixes"][0] == {"text": "use a third of the learning rate", "edits": {"learning_rate": 3e-4}}
     report = examine(read_run(run), 0.0)
     assert [(s.finding.code, s.finding.step, s.num_records) for s in report.sightings] == [("F206", 3, 3)]
 

@@ -89,10 +89,10 @@ class Fragments:
             if shape != fragment.shape:
                 raise CheckpointError(
                     tr(
-                        "{key} of the checkpoint is {shape}, and in this run {shape2}",
+                        "{key} has shape {shape} in the checkpoint, but {own} in this run",
                         key=key,
                         shape=shape,
-                        shape2=fragment.shape,
+                        own=fragment.shape,
                     )
                 )
             return fragment.of_rows(saved.read(key, *fragment.rows))

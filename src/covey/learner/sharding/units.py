@@ -227,7 +227,9 @@ def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
         return
     name = copies[0].replace(".modules_to_save.default", "")
     seen = tr("modules_to_save trains {name}, which is in the same layer as LoRA matrices.", name=name)
-    cause = tr("FSDP trains a layer in one dtype; LoRA matrices need float32, and this module a lower one.")
+    cause = tr(
+        "FSDP trains a layer in one dtype, but LoRA matrices need float32 and this module a lower one."
+    )
     raise ConfigError(
         [
             problem(

@@ -82,7 +82,7 @@ class NativeEngine:
         """What the engine goes on without, and why; empty where nothing failed."""
         failure = self._recordings.failure if self._recordings is not None else ""
         return failure and tr(
-            "decoding goes on without CUDA graphs, since one failed: {failure}", failure=failure
+            "decoding continues without CUDA graphs, because one failed: {failure}", failure=failure
         )
 
     # -- protocol
@@ -116,7 +116,10 @@ class NativeEngine:
         """Decode until every request has ended, giving completions as they end."""
         if self._policy.stream == "padded":
             raise ValueError(
-                tr("the native engine needs a policy that runs as a stream; this one is on padded rows")
+                tr(
+                    "the native engine needs a policy that computes packed rows; this one computes "
+                    "padded rows"
+                )
             )
         self._make_room()
         while True:

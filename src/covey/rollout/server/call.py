@@ -142,7 +142,7 @@ class Answer:
         while line := self.response.readline(LINE_BYTES):
             body = parsed(line)
             if not isinstance(body, dict):
-                raise WireError(tr("a line that is no object: {line!r}", line=line[:60]))
+                raise WireError(tr("a line that is not a JSON object: {line!r}", line=line[:60]))
             yield body
 
 
@@ -172,13 +172,13 @@ def address_fault(address: str) -> str | None:
         parts = urlsplit(address)
         port = parts.port
     except ValueError as error:
-        return tr("it is no address: {error}", error=error)
+        return tr("it is not an address: {error}", error=error)
     if parts.username is not None or parts.password is not None:
-        return tr("a user or password has no place in it")
+        return tr("it must not contain a user or password")
     if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in address):
         return tr("it does not have the form http://HOST:PORT")
     if parts.path.rstrip("/") or parts.query or parts.fragment or port == 0:
-        return tr("it has more than http://HOST:PORT")
+        return tr("it has more parts than http://HOST:PORT")
     return None
 
 
@@ -186,14 +186,14 @@ def read_token(path: str) -> str:
     """The token in a file; OSError where it cannot be read, WireError where it holds none."""
     words = Path(path).expanduser().read_text(encoding="ascii", errors="replace").split()
     if len(words) != 1 or not words[0].isprintable():
-        raise WireError(tr("the file holds {num_words} words in place of one token", num_words=len(words)))
+        raise WireError(tr("the file has {num_words} words instead of one token", num_words=len(words)))
     return words[0]
 
 
 def words_of(error: BaseException) -> str:
     """What a failed call says, in words."""
     if isinstance(error, TimeoutError):
-        return tr("it gave no sign in time ({error})", error=error)
+        return tr("it did not respond in time ({error})", error=error)
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, Refused | WireError):
         return text

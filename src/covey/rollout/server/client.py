@@ -206,7 +206,7 @@ class ServerEngine:
         now = time.monotonic()
         for stream in [s for s in self._streams if now - s.sign_at > self._timeout_s]:
             if not stream.is_closed:
-                words = tr("it answered, and computed nothing for {timeout_s:g} s", timeout_s=self._timeout_s)
+                words = tr("it answered, but computed nothing for {timeout_s:g} s", timeout_s=self._timeout_s)
                 self._lose(stream, TimeoutError(words))
 
     def _send(self, server: RolloutServer, asks: Sequence[Ask]) -> None:
@@ -308,7 +308,7 @@ class ServerEngine:
             Finding(
                 code="W180",
                 seen=tr(
-                    "{address} is used no more until the next publish: {said}{moved}",
+                    "{address} is not used again before the next publish: {said}{moved}",
                     address=server.address,
                     said=server.said,
                     moved=moved,

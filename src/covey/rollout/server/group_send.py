@@ -66,12 +66,12 @@ class GroupSender:
 
     def _open(self, status: ServerStatus, device: torch.device) -> None:
         if not status.group_device:
-            self.refused = tr("it takes no process group")
+            self.refused = tr("it does not support a process group")
             return
         both_gpus = device.type == "cuda" and status.group_device != "cpu"
         if both_gpus and status.group_device == device_name(device):
             self.refused = tr(
-                "it uses the GPU of the training process, and NCCL takes no two processes on one"
+                "it uses the GPU of the training process, and NCCL does not support two processes on one GPU"
             )
             return
         backend = NCCL if both_gpus and dist.is_nccl_available() else GLOO
@@ -92,10 +92,10 @@ class GroupSender:
         try:
             self._group = later(join).result(timeout=limit)
         except (RuntimeError, TimeoutError) as error:
-            said = first_line(error) or tr("nothing in {limit:g} s", limit=limit)
+            said = first_line(error) or tr("no answer within {limit:g} s", limit=limit)
             raise GroupFailed(
                 tr(
-                    "no process group with it at {there}, port {port}: {said}",
+                    "the process group with it at {there}, port {port}, could not be started: {said}",
                     there=there,
                     port=self.port,
                     said=said,
@@ -124,7 +124,7 @@ class GroupSender:
             raise GroupFailed(
                 tr("the process group with it failed: {first_line}", first_line=first_line(error))
             ) from error
-        raise TimeoutError(tr("its tensors were not taken in {limit:g} s", limit=limit))
+        raise TimeoutError(tr("it did not receive its tensors within {limit:g} s", limit=limit))
 
     def close(self) -> None:
         """End the group; the next publish makes another."""
@@ -138,7 +138,7 @@ class GroupSender:
             return []
         self._told.add(self.refused)
         seen = tr(
-            "{address} takes the weights without a process group: {refused}",
+            "{address} gets the weights without a process group: {refused}",
             address=self.caller.address,
             refused=self.refused,
         )

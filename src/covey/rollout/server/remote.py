@@ -33,7 +33,7 @@ class State(Enum):
     """Whether a server takes requests: it does, it is being asked whether it can, or it does not until the
     next publish."""
 
-    IN_USE = tr("in use")
+    IN_USE = "in use"
     ASKED = "asked"
     OUT = "out"
 
@@ -173,9 +173,9 @@ class Server:
         if _of(body, "version", int) != version:
             raise WireError(
                 tr(
-                    "it serves version {version} after version {version2} was sent",
+                    "it serves version {version} after version {sent} was sent",
                     version=body["version"],
-                    version2=version,
+                    sent=version,
                 )
             )
         return Receipt(

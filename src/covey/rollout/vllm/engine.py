@@ -93,17 +93,20 @@ class VllmEngine:
 
     def in_words(self) -> str:
         """What it is, in words."""
-        given, where = self._settings, f"a GPU; {UNTRIED}" if self._settings.on_gpu else tr("the CPU")
+        given, where = (
+            self._settings,
+            tr("a GPU ({untried})", untried=UNTRIED) if self._settings.on_gpu else tr("the CPU"),
+        )
         beside = (
-            tr(" beside adapters of rank {highest_rank} at most", highest_rank=given.highest_rank)
+            tr(" and adapters up to rank {highest_rank}", highest_rank=given.highest_rank)
             if given.lora_rank
             else ""
         )
         if self._merges:
-            beside = tr(", adapters added, since vLLM applies none to this model")
+            beside = tr(" with the adapter merged in, because vLLM does not support adapters for this model")
         return tr(
-            "vLLM {version}, on a copy of the weights in {dtype}{beside}, on {where}; side by "
-            "side {max_num_seqs} completions, of {max_model_len} tokens with their prompts",
+            "vLLM {version} on {where}, with a {dtype} copy of the weights{beside}; up to {max_num_seqs} "
+            "completions at a time, each up to {max_model_len} tokens with its prompt",
             version=library.version(),
             dtype=given.dtype,
             beside=beside,
@@ -123,8 +126,8 @@ class VllmEngine:
         if prompt + new > self._settings.max_model_len:
             raise ValueError(
                 tr(
-                    "A prompt of {prompt} tokens with {new} new ones is longer than this vLLM holds: "
-                    "{max_model_len} (--vllm_max_model_len).",
+                    "A prompt of {prompt} tokens plus {new} new ones is longer than this vLLM "
+                    "allows: {max_model_len} (--vllm_max_model_len).",
                     prompt=prompt,
                     new=new,
                     max_model_len=self._settings.max_model_len,
@@ -132,7 +135,7 @@ class VllmEngine:
             )
         if not self._has_weights:
             raise RuntimeError(
-                tr("This vLLM has no weights: nothing was published since it started or slept.")
+                tr("This vLLM has no weights: nothing was published since it started or was put to sleep.")
             )
         self._wake(_WEIGHTS, _CACHE)
         number = self._next_id
@@ -218,11 +221,13 @@ class VllmEngine:
             self._load(self._of_base(weights, base, matrices))
             self._base = base
         elif self._base is None:
-            raise ValueError(tr("an adapter was sent, and this vLLM has no base that it belongs to"))
+            raise ValueError(tr("an adapter was sent, but this vLLM has not received its base model"))
         else:
             matrices |= {name: _on_cpu(tensor) for name, tensor in weights}
             if odd := [name for name in matrices if not is_of_adapter(name)]:
-                raise ValueError(tr("{odd} was sent behind matrices of an adapter", odd=odd[0]))
+                raise ValueError(
+                    tr("{odd} was sent after the matrices of an adapter, and is none of them", odd=odd[0])
+                )
         held = whole(self._llm.collective_rpc("covey_parts"), self._numel)
         fingerprints, unread = dict(held.fingerprints), held.unread
         if matrices:
@@ -266,10 +271,10 @@ class VllmEngine:
             without = (
                 tr("was started without LoRA")
                 if not most
-                else tr("takes adapters of rank {most} at most", most=most)
+                else tr("accepts adapters up to rank {most}", most=most)
             )
             raise ValueError(
-                tr("an adapter of rank {rank} was sent, and this vLLM {without}", rank=rank, without=without)
+                tr("an adapter of rank {rank} was sent, but this vLLM {without}", rank=rank, without=without)
             )
         targets = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in matrices})
         config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
@@ -294,9 +299,12 @@ class VllmEngine:
                 if not self._llm.llm_engine.add_lora(self._adapter):
                     raise RuntimeError(tr("vLLM did not load the adapter {name}.", name=name))
             except ValueError as error:
-                merged = tr("With --vllm_enable_lora false it is added to the weights before they are sent.")
+                merged = tr(
+                    "With --vllm_enable_lora false the adapter is merged into the weights before they "
+                    "are sent."
+                )
                 raise ValueError(
-                    tr("vLLM does not take the adapter: {error} {merged}", error=error, merged=merged)
+                    tr("vLLM does not accept the adapter: {error} {merged}", error=error, merged=merged)
                 ) from error
 
     def _begin(self, version: int) -> None:
@@ -305,8 +313,8 @@ class VllmEngine:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError(
                 tr(
-                    "vLLM kept its prefix cache at the publish of version {version}: requests are "
-                    "still running.",
+                    "vLLM did not clear its prefix cache when version {version} was published: "
+                    "requests are still running.",
                     version=version,
                 )
             )

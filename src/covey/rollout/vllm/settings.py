@@ -54,7 +54,7 @@ class VllmSettings:
         if taken:
             raise ValueError(f"vLLM's {', '.join(taken)} cannot be set as an extra argument")
         if self.lora_rank > LORA_RANKS[-1]:
-            raise ValueError(f"vLLM takes adapters of rank {LORA_RANKS[-1]} at most, not {self.lora_rank}")
+            raise ValueError(f"vLLM accepts adapters up to rank {LORA_RANKS[-1]}, not {self.lora_rank}")
 
     @property
     def highest_rank(self) -> int:

@@ -83,12 +83,12 @@ class Trackers:
             if not self._wait(patience_s, progress):
                 self._say(
                     tr(
-                        "nothing was sent for {patience_s:g} s; the trackers are not waited for any longer",
+                        "nothing was sent for {patience_s:g} s; covey no longer waits for the trackers",
                         patience_s=patience_s,
                     )
                 )
         except KeyboardInterrupt:
-            self._say(tr("interrupted; the trackers are not waited for any longer"))
+            self._say(tr("interrupted; covey no longer waits for the trackers"))
         finally:
             self._give_up(exit_code)
 
@@ -124,11 +124,13 @@ class Trackers:
         for worker, has_ended in zip(self._workers, ended, strict=True):
             self._report(worker)
             if not has_ended:
-                self._say(tr("{name} had not ended; what it had not sent may be lost", name=worker.name))
+                self._say(
+                    tr("{name} had not finished; records that it had not sent may be lost", name=worker.name)
+                )
             if worker.num_lost:
                 self._say(
                     tr(
-                        "{name} lost {num_lost} records; the run's own files hold them all",
+                        "{name} lost {num_lost} records; the files of the run have all of them",
                         name=worker.name,
                         num_lost=worker.num_lost,
                     )
@@ -146,7 +148,7 @@ class Trackers:
             if isinstance(said, Failure):
                 self._say(
                     tr(
-                        "{name} is switched off ({error}); the run goes on",
+                        "{name} is switched off ({error}); the run continues",
                         name=worker.name,
                         error=said.error,
                     )

@@ -107,5 +107,12 @@ def _reference_problem(config: Config, directory: Path, shapes: ModelShapes) -> 
     return (
         None
         if fault is None
-        else ("E384", tr("{directory} covers other modules: {fault}", directory=directory, fault=fault))
+        else (
+            "E384",
+            tr(
+                "{directory} adapts other modules than the adapter that trains: {fault}",
+                directory=directory,
+                fault=fault,
+            ),
+        )
     )

@@ -311,7 +311,7 @@ def _streamed(
     """The facts of the first rows; the others are read as they are needed."""
     real = [s for s in sources if isinstance(s, DataSource)]
     if len(real) < len(sources):
-        words = tr("the built-in task is no stream: leave out --streaming")
+        words = tr("the built-in task cannot be streamed: leave out --streaming")
         raise _Unusable(replace(facts, data_problem=DataProblem(words=words, option="streaming")))
     facts, sets = _eval_rows(facts, config, held, (), live, offline=offline)
     if codec is None:

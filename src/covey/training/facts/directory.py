@@ -35,9 +35,11 @@ def in_the_way(output_dir: Path, step: int) -> tuple[tuple[str, str], ...]:
     for path in sorted(output_dir.iterdir()):
         of_step = checkpoint_step(path.name)
         if path.name in _FILES and not path.is_file():
-            found.append((str(path), tr("is no file, and the run writes a file of that name")))
+            found.append((str(path), tr("is not a file, but the run writes a file with that name")))
         elif path.name in _DIRECTORIES and not path.is_dir():
-            found.append((str(path), tr("is no directory, and the run writes into a directory of that name")))
+            found.append(
+                (str(path), tr("is not a directory, but the run writes into a directory with that name"))
+            )
         elif of_step is not None and of_step > step and (path.is_symlink() or not path.is_dir()):
             kind = "link" if path.is_symlink() else "file"
             found.append(

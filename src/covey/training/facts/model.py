@@ -116,11 +116,9 @@ def with_model(
             facts = _with_fit(facts, directory)
         if not facts.layout.is_here and facts.num_parameters is None:
             words = tr(
-                "{directory} has no weights, and config.json alone says what a model weighs for the ",
+                "{directory} has no weight files; from config.json alone covey knows the size only of the "
+                "families {families}, not of {model_type}",
                 directory=directory,
-            )
-            words += tr(
-                "families {families} only, not for {model_type}",
                 families=", ".join(FAMILIES),
                 model_type=facts.model_type,
             )

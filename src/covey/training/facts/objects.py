@@ -190,7 +190,9 @@ class _Taking:
         try:
             found = locate_model(source, offline=offline).directory if source else None
         except ModelError as error:
-            seen = tr("{whose}, and that of the model cannot be read: {error}.", whose=whose, error=error)
+            seen = tr(
+                "{whose}, and the tokenizer of the model cannot be read: {error}.", whose=whose, error=error
+            )
         else:
             if found is not None and (found / "tokenizer.json").is_file():
                 return found
@@ -206,7 +208,8 @@ class _Taking:
 
     def refuse_tokenizer(self, model: Any) -> None:
         seen = tr(
-            "tokenizer is given, and model is the name {model}: its tokenizer is read from its directory.",
+            "tokenizer is given as an object, but model is the name {model}, and the tokenizer is "
+            "then read from the model's directory.",
             model=model,
         )
         self._problems.append(

@@ -73,13 +73,13 @@ def _of_column(table: PromptTable, column: str) -> list[Prompt]:
         rows = ", ".join(str(p.id + 1) for p in wrong[:_NAMED_ROWS])
         raise DataError(
             tr(
-                "what it holds is no number from 0 to 1 in {num_wrong} rows: {rows}",
+                "its value is not a number from 0 to 1 in {num_wrong} rows: {rows}",
                 num_wrong=len(wrong),
                 rows=rows,
             )
         )
     if rated and all(p.pass_rate is None for p in rated):
-        raise DataError(tr("no row has a number in it"))
+        raise DataError(tr("no row has a number in this column"))
     return rated
 
 
@@ -101,10 +101,10 @@ def _measured(path: Path) -> dict[str, Tally]:
         return tallies_of(iter_jsonl(path / FILE))
     directory = path / "rollouts"
     if not list_rollouts(directory):
-        raise DataError(tr("it holds neither {file} nor rollouts/", file=FILE))
+        raise DataError(tr("it contains neither {file} nor rollouts/", file=FILE))
     found = tally(_samples(directory))
     if not found:
-        raise DataError(tr("its rollouts hold no checksums of prompts, or no rewards"))
+        raise DataError(tr("its rollouts contain no checksums of prompts, or no rewards"))
     return found
 
 

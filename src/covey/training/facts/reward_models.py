@@ -113,7 +113,7 @@ def _described(entry: str, revision: str | None, config: Config, offline: bool) 
         return replace(facts, is_here=False, file_bytes=files.weights_bytes or 0)
     if not any(shape and shape[0] == 1 for shape in shapes.values()):
         words = tr(
-            "{directory} is called a classifier, and among its weights is no head with one row",
+            "config.json of {directory} says classifier, but its weights have no head with one output",
             directory=directory,
         )
         return replace(facts, problem=words, fault="causal")
@@ -150,7 +150,7 @@ def _prompt(config: Config) -> tuple[str | None, list[str]]:
             "judge_prompt names a file, {value}, that cannot be read: {error}", value=value, error=error
         ), []
     if text == value and value.endswith((".txt", ".md")) and len(value.split()) == 1:
-        return tr("judge_prompt names a file, {value}, which is not there", value=value), []
+        return tr("judge_prompt names a file, {value}, which does not exist", value=value), []
     names = placeholders(text)
     if "completion" not in names:
         return tr("judge_prompt has no {{completion}}: {text!r}", text=text[:80]), names

@@ -213,13 +213,13 @@ def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
     except (OSError, ValueError) as error:
         return replace(facts, replay_problem=tr("{path} cannot be read: {error}", path=named, error=error))
     wrong = [
-        tr("rollout {number} holds {size}", number=number, size=size)
+        tr("rollout {number} has {size}", number=number, size=size)
         for number, size in sizes.items()
         if size != wanted
     ]
     if wrong:
         text = tr(
-            "{named}: a rollout of this configuration is {wanted} completions, and {wrong}",
+            "{named}: a rollout of this configuration has {wanted} completions, but {wrong}",
             named=named,
             wanted=wanted,
             wrong=joined(", ", wrong[:3]),
