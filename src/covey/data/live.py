@@ -54,7 +54,7 @@ def _all_rows(value: Any) -> list[dict[str, Any]]:
                 tr("is a DataFrame that is no table: {splitlines}", splitlines=str(error).splitlines()[0])
             ) from error
     if _is_of("datasets", "Dataset", value):
-        return tables.rows_of(tables.plain(value), None)
+        return tables.rows_of(tables.plain(value))
     if not isinstance(value, list | tuple):
         raise DataError(
             tr("is of type {name}, which holds no rows that covey reads", name=type(value).__name__)
