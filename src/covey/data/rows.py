@@ -27,8 +27,8 @@ from covey.texts import packed, tr, unpacked
 from covey.types import Origin, Prompt
 
 _CHUNK = 2_000
-# Rows that are tokenised at a time, each of which takes many times what its tokens do.
-_ENCODED = 250
+# Rows that are tokenised and written at a time: then a token takes 40 times what it does in a table.
+_PART = 200
 # Rows from which on a table is worth a file.
 _SHARED_ROWS = 1_000
 _NAMED_ROWS = 5
@@ -177,13 +177,11 @@ class _TableBuilder:
     def chunks(
         self, rows: Sequence[Mapping[str, Any]], progress: Callable[[int, int], None] | None
     ) -> Iterator[list[Prompt]]:
-        """The usable prompts of 2,000 rows at a time."""
+        """The usable prompts, those of 200 rows at a time."""
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
-            prompts: list[Prompt] = []
-            for part in range(0, len(chunk), _ENCODED):
-                prompts += self._prompts(chunk[part : part + _ENCODED], self._first_id + start + part)
-            yield prompts
+            for part in range(0, len(chunk), _PART):
+                yield [*self._prompts(chunk[part : part + _PART], self._first_id + start + part)]
             if progress is not None:
                 progress(start + len(chunk), len(rows))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -212,9 +212,15 @@ def _golds(config: Config, prompts: PromptTable | None) -> GoldFacts | None:
         read = {i for name in readers for i in fields_of(rows_of(config, name, prompts).entries, "id")}
         numbers = [number for number, i in enumerate(fields_of(prompts.entries, "id")) if i in read]
         prompts = replace(prompts, entries=chosen(prompts.entries, numbers))
-    golds = [gold_of(columns) for columns in fields_of(prompts.entries, "columns")]
-    report = check_golds(golds, budget_s=_GOLD_BUDGET_S)
-    absent = [(i, "", tr("there is none")) for i, gold in enumerate(golds) if gold is None]
+    absent: list[tuple[int, str, str]] = []
+
+    def golds() -> Iterator[Any]:
+        for number, columns in enumerate(fields_of(prompts.entries, "columns")):
+            if (gold := gold_of(columns)) is None:
+                absent.append((number, "", tr("there is none")))
+            yield gold
+
+    report = check_golds(golds(), budget_s=_GOLD_BUDGET_S)
     bad = sorted([*report.bad, *absent])
     return GoldFacts(
         num_checked=report.num_checked + len(absent),
