@@ -61,7 +61,7 @@ def write_model(directory: Path) -> None:
     special = ["<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=2_500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=4_000, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([" ".join(["", *words])], trainer)
     directory.mkdir(parents=True)

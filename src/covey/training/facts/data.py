@@ -81,6 +81,9 @@ def with_data(
         return _rendered(facts, config, codec, rows, sets)
     except _Unusable as unusable:
         return unusable.facts, Data()
+    except DataError as error:
+        # A file that has changed since it was opened.
+        return replace(facts, data_problem=data_problem(error)), Data()
 
 
 def _sources(facts: Facts, texts: Sequence[str], live: Live) -> list[DataSource | str]:
