@@ -72,7 +72,8 @@ class JsonLines(LazyRows):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = _signature(path)
-        digest, places, columns = hashlib.blake2b(digest_size=16), array("q"), set()
+        columns: set[str] = set()
+        digest, places = hashlib.blake2b(digest_size=16), array("q")
         for start, line, row in jsonl.iter_lines(path):
             places.extend((start, len(line)))
             digest.update(line)

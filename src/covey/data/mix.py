@@ -35,14 +35,14 @@ def mix(
     random = np.random.Generator(np.random.PCG64(seed))
     edges = np.cumsum(interleave_prob)[:-1]
     taken = [0] * len(tables)
-    tables_of, numbers = array("i"), array("q")
+    tables_of, rows = array("i"), array("q")
     while True:
         source = int(np.searchsorted(edges, random.random(), side="right"))
         tables_of.append(source)
-        numbers.append(taken[source])
+        rows.append(taken[source])
         taken[source] += 1
         if taken[source] == len(tables[source]):
-            return Picked(tables, tables_of, numbers)
+            return Picked(tables, tables_of, rows)
 
 
 def _check_probabilities(probabilities: Sequence[float], num_sources: int) -> None:
