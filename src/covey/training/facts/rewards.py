@@ -174,7 +174,7 @@ def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[B
         return ()
     entries = list(dict.fromkeys(config.rewards))
     claims = [i for i, e in enumerate(entries) if (known := built_in_of(e)) is not None and known.parses_gold]
-    by_task: dict[str, Sequence[int]] = {}
+    by_task: dict[str, array[int]] = {}
     for number, task in enumerate(fields_of(prompts.entries, "task")):
         by_task.setdefault(task if config.task_rewards is not None else "", array("q")).append(number)
     found = []
