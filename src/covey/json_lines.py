@@ -20,12 +20,15 @@ LineFault = Literal["", "json", "encoding", "object"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line: its number from 1 and its object, `{}` where it has none, with the fault and why.
+    """One line: its number from 1, the byte at which it begins, its bytes, and its object, `{}` where it has
+    none, with the fault and why.
 
     `is_whole` is False for a last line without its line break: who wrote it may have been ended in it.
     """
 
     number: int
+    start: int
+    content: bytes
     record: dict[str, Any]
     is_whole: bool
     fault: LineFault = ""
@@ -42,12 +45,20 @@ def read_lines(lines: Iterable[bytes]) -> Iterator[Line]:
 
     `[line.record for line in read_lines([b'{"a": 1}\\n'])]` is `[{"a": 1}]`.
     """
+    start = 0
     for number, content in enumerate(lines, start=1):
-        if not content.strip():
-            continue
-        fault, why, record = _parsed(content, "utf-8-sig" if number == 1 else "utf-8")
-        is_whole = content.endswith(b"\n")
-        yield Line(number=number, record=record, is_whole=is_whole, fault=fault, why=why)
+        if content.strip():
+            fault, why, record = _parsed(content, "utf-8-sig" if number == 1 else "utf-8")
+            yield Line(
+                number=number,
+                start=start,
+                content=content,
+                record=record,
+                is_whole=content.endswith(b"\n"),
+                fault=fault,
+                why=why,
+            )
+        start += len(content)
 
 
 def _parsed(content: bytes, encoding: str) -> tuple[LineFault, str, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,11 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 
 def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a file in its order; DataError names the file and the line."""
+    return (row for _, _, row in iter_lines(path))
+
+
+def iter_lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+    """Rows of a file, each with the byte at which its line begins and the line; lines of spaces aside."""
     number = 0
     try:
         with opened(path) as lines:
@@ -27,7 +33,7 @@ def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 number = line.number
                 if line.fault:
                     raise _bad(path, line)
-                yield line.record
+                yield line.start, line.content, line.record
     except UNREADABLE as error:
         raise DataError(
             tr(
@@ -35,6 +41,13 @@ def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             ),
             subject=path,
         ) from error
+
+
+def row_at(descriptor: int, start: int, size: int) -> dict[str, Any]:
+    """The row of a line that `iter_lines` has given."""
+    line = os.pread(descriptor, size, start)
+    row: dict[str, Any] = json.loads(line.decode("utf-8-sig" if start == 0 else "utf-8"))
+    return row
 
 
 def iter_json(path: Path) -> Iterator[dict[str, Any]]:
@@ -62,14 +75,31 @@ def iter_json(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """The items of a list, or values that only spaces part."""
-    if text.lstrip()[:1] == "[":
-        yield from json.loads(text)
+    """The items of a list, or values that only spaces part, one at a time."""
+    decoder, position = json.JSONDecoder(), _behind_spaces(text, 0)
+    if text.startswith("[", position):
+        yield from _items(text, position + 1)
         return
-    decoder, position = json.JSONDecoder(), 0
     while (position := _behind_spaces(text, position)) < len(text):
         value, position = decoder.raw_decode(text, position)
         yield value
+
+
+def _items(text: str, position: int) -> Iterator[Any]:
+    """The items of a list, whose first may stand at a position."""
+    decoder, position = json.JSONDecoder(), _behind_spaces(text, position)
+    is_empty = text.startswith("]", position)
+    while not is_empty:
+        value, position = decoder.raw_decode(text, position)
+        yield value
+        position = _behind_spaces(text, position)
+        if not text.startswith(",", position):
+            break
+        position = _behind_spaces(text, position + 1)
+    if not text.startswith("]", position):
+        raise json.JSONDecodeError("Expecting ',' delimiter", text, position)
+    if (position := _behind_spaces(text, position + 1)) < len(text):
+        raise json.JSONDecodeError("Extra data", text, position)
 
 
 def _behind_spaces(text: str, position: int) -> int:

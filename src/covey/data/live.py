@@ -57,7 +57,7 @@ def _all_rows(value: Any) -> list[dict[str, Any]]:
                 )
             ) from error
     if _is_of("datasets", "Dataset", value):
-        return tables.rows_of(tables.plain(value), None)
+        return tables.rows_of(tables.plain(value))
     if not isinstance(value, list | tuple):
         raise DataError(tr("is of type {name}, from which covey cannot read rows", name=type(value).__name__))
     for number, row in enumerate(value):

@@ -1,41 +1,48 @@
-"""Several lists of rows made one, one made two, and columns renamed: pure functions."""
+"""Several tables of rows made one, one made two, and columns renamed: pure functions, which hold no row."""
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from covey.data.errors import DataError, nearest
+from covey.data.lazy_rows import Changed, Picked, Row, columns_of, picked
 from covey.texts import tr
-
-Row = Mapping[str, Any]
 
 
 def mix(
     tables: Sequence[Sequence[Row]], *, seed: int, interleave_prob: Sequence[float] | None = None
-) -> list[Row]:
+) -> Sequence[Row]:
     """The sources one after the other, or chosen from by probability until the first is used up.
 
     A source's own order is kept: `mix([[a, b], [c]], seed=0)` is `[a, b, c]`.
     """
+    if interleave_prob is None and len(tables) == 1:
+        return tables[0]
     if interleave_prob is None:
-        return [row for table in tables for row in table]
+        sizes = [len(table) for table in tables]
+        numbers = [np.arange(size) for size in sizes]
+        return Picked(
+            tables, np.repeat(np.arange(len(tables)), sizes), np.concatenate([*numbers, np.arange(0)])
+        )
     _check_probabilities(interleave_prob, len(tables))
     if not all(tables):
         return []
     random = np.random.Generator(np.random.PCG64(seed))
     edges = np.cumsum(interleave_prob)[:-1]
     taken = [0] * len(tables)
-    rows: list[Row] = []
+    tables_of, rows = array("i"), array("q")
     while True:
         source = int(np.searchsorted(edges, random.random(), side="right"))
-        rows.append(tables[source][taken[source]])
+        tables_of.append(source)
+        rows.append(taken[source])
         taken[source] += 1
         if taken[source] == len(tables[source]):
-            return rows
+            return Picked(tables, tables_of, rows)
 
 
 def _check_probabilities(probabilities: Sequence[float], num_sources: int) -> None:
@@ -63,14 +70,14 @@ def _check_probabilities(probabilities: Sequence[float], num_sources: int) -> No
         raise DataError(words, option="interleave_prob")
 
 
-def split_rows(rows: Sequence[Row], ratio: float, *, seed: int) -> tuple[list[Row], list[Row]]:
+def split_rows(rows: Sequence[Row], ratio: float, *, seed: int) -> tuple[Sequence[Row], Sequence[Row]]:
     """Train and validation rows: a share `ratio` of them, at least one, chosen by `seed`; both in their old
     order."""
     if not 0 <= ratio < 1:
         words = tr("split_dataset_ratio is {ratio:g}: it must be a share from 0 to below 1", ratio=ratio)
         raise DataError(words, option="split_dataset_ratio")
     if ratio == 0:
-        return list(rows), []
+        return rows, []
     if len(rows) < 2:
         raise DataError(
             tr(
@@ -82,20 +89,20 @@ def split_rows(rows: Sequence[Row], ratio: float, *, seed: int) -> tuple[list[Ro
         )
     size = min(max(1, round(len(rows) * ratio)), len(rows) - 1)
     chosen = np.random.Generator(np.random.PCG64(seed)).choice(len(rows), size, replace=False)
-    held = {int(i) for i in chosen}
-    train = [row for number, row in enumerate(rows) if number not in held]
-    return train, [row for number, row in enumerate(rows) if number in held]
+    is_held = np.zeros(len(rows), dtype=bool)
+    is_held[chosen] = True
+    return picked(rows, np.flatnonzero(~is_held).tolist()), picked(rows, np.flatnonzero(is_held).tolist())
 
 
-def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
+def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> Sequence[Row]:
     """The rows with columns renamed, old name to new.
 
     DataError where no row has an old name, or where a row has a new name already.
     """
     names = {old: new for old, new in names.items() if old != new}
     if not names:
-        return list(rows)
-    there = {column for row in rows for column in row}
+        return rows
+    there = columns_of(rows)
     for old in names:
         if rows and old not in there:
             raise DataError(
@@ -107,7 +114,9 @@ def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
                 ),
                 option="columns",
             )
-    return [_renamed(row, number, names) for number, row in enumerate(rows)]
+    renamed = Changed(rows, lambda row, number: _renamed(row, number, names), ["renamed", names])
+    renamed.columns()  # reads every row once, which may refuse one
+    return renamed
 
 
 def _renamed(row: Row, number: int, names: Mapping[str, str]) -> Row:

@@ -118,10 +118,10 @@ def bin_of(rate: float) -> int:
     return min(int(rate * NUM_BINS + 1e-9), NUM_BINS - 1)
 
 
-def levels(curriculum: str, prompts: Sequence[Prompt]) -> tuple[int, ...]:
+def levels(curriculum: str, rates: Iterable[float | None]) -> tuple[int, ...]:
     """The levels of an order by pass rate (`Order.levels`), none without a curriculum; a prompt without a
     pass rate stands in the middle."""
     if curriculum == "none":
         return ()
-    bins = [bin_of(0.5 if p.pass_rate is None else p.pass_rate) for p in prompts]
+    bins = [bin_of(0.5 if rate is None else rate) for rate in rates]
     return tuple(NUM_BINS - 1 - b if curriculum == "easy_to_hard" else b for b in bins)

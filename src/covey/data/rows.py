@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal
 
 from covey.data.errors import DataError as DataError
 from covey.data.errors import TemplateError
 from covey.data.kept import KeptCheck
+from covey.data.lazy_rows import identity_of
 from covey.data.prompt import PROMPT_COLUMNS as PROMPT_COLUMNS
 from covey.data.prompt import Rendered, opened, render
+from covey.data.prompts import NO_ORIGIN, NotJson, lengths_of, read_prompts, write_prompts
+from covey.data.shared_files import shared_file
 from covey.data.sources import read_rows as read_rows
 from covey.data.text import TextCodec
-from covey.texts import tr
+from covey.texts import packed, tr, unpacked
 from covey.types import Origin, Prompt
 
 _CHUNK = 2_000
+# Rows that are tokenised and written at a time: then a token takes 40 times what it does in a table.
+_PART = 200
+# Rows from which on a table is worth a file.
+_SHARED_ROWS = 1_000
 _NAMED_ROWS = 5
 
 
@@ -36,7 +48,8 @@ class PromptOptions:
 class PromptTable:
     """Every usable prompt of the data, and how many rows were left out, by reason.
 
-    The tokens of an entry are an array, 4 bytes a token instead of 36; `take` gives a tuple. Reasons are the
+    Entries of a large file of rows are read from a file when they are asked for. The tokens of an entry are
+    an array, 4 bytes a token instead of 36; `take` gives a tuple. Reasons are the
     keys of `plan/reasons.py`, as `no_prompt`, `too_long` or `role`. `left_out_rows` has the numbers of the
     first rows of each, and `details` what stands in the first of them, `roles` the role of
     a lost message there. `media_columns` are the
@@ -46,7 +59,7 @@ class PromptTable:
     that no template touched.
     """
 
-    entries: tuple[Prompt, ...]
+    entries: Sequence[Prompt]
     left_out: Mapping[str, int]
     columns: tuple[str, ...]
     longest_in_data: int
@@ -63,7 +76,7 @@ class PromptTable:
     @property
     def longest(self) -> int:
         """Tokens of the longest usable prompt."""
-        return max((len(p.token_ids) for p in self.entries), default=0)
+        return int(lengths_of(self.entries).max(initial=0))
 
     def take(self, number: int, origin: Origin) -> Prompt:
         """The prompt at `number`, marked with where it is taken."""
@@ -75,7 +88,6 @@ def taken(prompt: Prompt, origin: Origin) -> Prompt:
     return replace(prompt, token_ids=tuple(prompt.token_ids), origin=origin)
 
 
-_NO_ORIGIN = Origin(epoch=-1, rollout=-1)
 _PLAIN = PromptOptions()
 
 
@@ -94,90 +106,166 @@ def prompt_table(
     the chat template. Rows without a prompt, and prompts longer than `max_length` tokens, are left out and
     counted. `progress` is called with (rows done, rows) every 2,000 rows; the first row's number is
     `first_id`.
+
+    Where 1,000 rows or more come from files, the prompts lie in a file that the processes of this machine
+    share: one of them makes it, and calls `progress`. Otherwise the table holds them.
     """
-    table, check = _TableBuilder(), KeptCheck(codec)
-    columns: dict[str, None] = {}
-    for start in range(0, len(rows), _CHUNK):
-        chunk = rows[start : start + _CHUNK]
-        for row in chunk:
-            columns.update(dict.fromkeys(row))
-        rendered = [_render(row, first_id + start + n, codec, check, options) for n, row in enumerate(chunk)]
-        for n, (r, ids) in enumerate(zip(rendered, _encode(rendered, codec), strict=True)):
-            table.add(first_id + start + n, r, ids, codec, max_length, options)
-        if progress is not None:
-            progress(start + len(chunk), len(rows))
-    return PromptTable(
-        entries=tuple(table.entries),
-        left_out={reason: len(numbers) for reason, numbers in table.left_out.items()},
-        left_out_rows={reason: tuple(numbers[:_NAMED_ROWS]) for reason, numbers in table.left_out.items()},
-        columns=tuple(sorted(columns)),
-        longest_in_data=table.longest,
-        details=table.details,
-        roles=table.roles,
-        media_columns=tuple(sorted(table.media)),
-        unread_columns=tuple(sorted(table.unread)),
-        unused_columns=tuple(sorted(table.unused)),
-        read_as=table.read_as,
-        num_cut=table.num_cut,
-        num_raw=table.num_raw,
-    )
+    builder = _TableBuilder(codec, max_length, options, first_id)
+    if len(rows) >= _SHARED_ROWS and (of_rows := identity_of(rows)) is not None:
+        asked = [_made_by(), of_rows, codec.identity(), max_length, asdict(options), first_id]
+        name = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+        table = _shared(f"{name}.arrow", builder, rows, progress)
+        if table is not None:
+            return table
+        builder = _TableBuilder(codec, max_length, options, first_id)
+    entries = [prompt for chunk in builder.chunks(rows, progress) for prompt in chunk]
+    return PromptTable(entries=tuple(entries), **builder.facts())
+
+
+def _shared(
+    name: str,
+    builder: _TableBuilder,
+    rows: Sequence[Mapping[str, Any]],
+    progress: Callable[[int, int], None] | None,
+) -> PromptTable | None:
+    """The table of a file that the processes of this machine share; None where there can be none."""
+
+    def write(path: Path) -> None:
+        write_prompts(path, builder.chunks(rows, progress), lambda: _packed(builder.facts()))
+
+    try:
+        path = shared_file(name, write)
+        if path is None:
+            return None
+        entries, facts = read_prompts(path)
+    except (NotJson, OSError):
+        return None
+    return PromptTable(entries=entries, **_unpacked(facts))
+
+
+@functools.cache
+def _made_by() -> list[str]:
+    """What a file of prompts depends on beside what is asked for: the code, and the libraries."""
+    code = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        code.update(path.read_bytes())
+    return [code.hexdigest(), *(metadata.version(name) for name in ("jinja2", "tokenizers", "pyarrow"))]
 
 
 class _TableBuilder:
-    """The parts of a `PromptTable`, collected row by row."""
+    """The parts of a `PromptTable` but for its entries, collected row by row."""
 
-    def __init__(self) -> None:
-        self.entries: list[Prompt] = []
-        self.left_out: dict[str, list[int]] = {}
-        self.details: dict[str, str] = {}
-        self.roles: dict[str, str] = {}
-        self.media: set[str] = set()
-        self.unread: set[str] = set()
-        self.unused: set[str] = set()
-        self.read_as: Counter[str] = Counter()
-        self.longest = self.num_cut = self.num_raw = 0
-
-    def add(
-        self,
-        number: int,
-        rendered: Rendered,
-        ids: tuple[int, ...],
-        codec: TextCodec,
-        max_length: int | None,
-        options: PromptOptions,
+    def __init__(
+        self, codec: TextCodec, max_length: int | None, options: PromptOptions, first_id: int
     ) -> None:
-        """Keep a prompt, cut, or leave it out with its reason."""
-        self.media.update(rendered.row.media)
-        self.unread.update(rendered.row.unread)
-        self.longest = max(self.longest, len(ids))
-        is_long = max_length is not None and len(ids) > max_length
-        is_cut = is_long and options.truncation_strategy == "left"
+        self._codec = codec
+        self._check = KeptCheck(codec)
+        self._max_length = max_length
+        self._options = options
+        self._first_id = first_id
+        self._columns: set[str] = set()
+        self._left_out: Counter[str] = Counter()
+        self._left_out_rows: dict[str, list[int]] = {}
+        self._details: dict[str, str] = {}
+        self._roles: dict[str, str] = {}
+        self._media: set[str] = set()
+        self._unread: set[str] = set()
+        self._unused: set[str] = set()
+        self._read_as: Counter[str] = Counter()
+        self._longest = self._num_cut = self._num_raw = 0
+
+    def chunks(
+        self, rows: Sequence[Mapping[str, Any]], progress: Callable[[int, int], None] | None
+    ) -> Iterator[list[Prompt]]:
+        """The usable prompts, those of 200 rows at a time."""
+        for start in range(0, len(rows), _CHUNK):
+            chunk = rows[start : start + _CHUNK]
+            for part in range(0, len(chunk), _PART):
+                yield [*self._prompts(chunk[part : part + _PART], self._first_id + start + part)]
+            if progress is not None:
+                progress(start + len(chunk), len(rows))
+
+    def _prompts(self, rows: Sequence[Mapping[str, Any]], first: int) -> Iterator[Prompt]:
+        for row in rows:
+            self._columns.update(row)
+        rendered = [
+            _render(row, number, self._codec, self._check, self._options)
+            for number, row in enumerate(rows, start=first)
+        ]
+        encoded = zip(rendered, _encode(rendered, self._codec), strict=True)
+        for number, (found, ids) in enumerate(encoded, start=first):
+            prompt = self._prompt(number, found, ids)
+            if prompt is not None:
+                yield prompt
+
+    def _prompt(self, number: int, rendered: Rendered, ids: tuple[int, ...]) -> Prompt | None:
+        """A prompt, cut where that is asked for; None for one that is left out, with its reason."""
+        self._media.update(rendered.row.media)
+        self._unread.update(rendered.row.unread)
+        self._longest = max(self._longest, len(ids))
+        most = self._max_length
+        is_long = most is not None and len(ids) > most
+        is_cut = is_long and self._options.truncation_strategy == "left"
         reason = rendered.reason or ("too_long" if is_long and not is_cut else "" if ids else "no_prompt")
         if reason:
-            self.left_out.setdefault(reason, []).append(number)
-            self.details.setdefault(reason, rendered.detail)
-            self.roles.setdefault(reason, rendered.role)
-            return
-        self.unused.update(rendered.row.unused)
-        self.read_as.update(rendered.row.read_as)
+            self._leave_out(reason, number, rendered)
+            return None
+        self._unused.update(rendered.row.unused)
+        self._read_as.update(rendered.row.read_as)
         text = rendered.text
         if is_cut:
-            ids = ids[len(ids) - (max_length or 0) :]
-            text = codec.written_out(ids)
-        self.num_cut += is_cut
-        self.num_raw += rendered.messages is None
-        self.entries.append(
-            Prompt(
-                id=number,
-                messages=rendered.messages,
-                text=text,
-                token_ids=array("i", ids),
-                columns=rendered.row.columns,
-                origin=_NO_ORIGIN,
-                opened=opened(rendered),
-                task=task_of(rendered.row.columns, options.task_column),
-            )
+            ids = ids[len(ids) - (most or 0) :]
+            text = self._codec.written_out(ids)
+        self._num_cut += is_cut
+        self._num_raw += rendered.messages is None
+        return Prompt(
+            id=number,
+            messages=rendered.messages,
+            text=text,
+            token_ids=array("i", ids),
+            columns=rendered.row.columns,
+            origin=NO_ORIGIN,
+            opened=opened(rendered),
+            task=task_of(rendered.row.columns, self._options.task_column),
         )
+
+    def _leave_out(self, reason: str, number: int, rendered: Rendered) -> None:
+        self._left_out[reason] += 1
+        named = self._left_out_rows.setdefault(reason, [])
+        if len(named) < _NAMED_ROWS:
+            named.append(number)
+        self._details.setdefault(reason, rendered.detail)
+        self._roles.setdefault(reason, rendered.role)
+
+    def facts(self) -> dict[str, Any]:
+        """The fields of the table."""
+        return {
+            "left_out": dict(self._left_out),
+            "left_out_rows": {reason: tuple(rows) for reason, rows in self._left_out_rows.items()},
+            "columns": tuple(sorted(self._columns)),
+            "longest_in_data": self._longest,
+            "details": self._details,
+            "roles": self._roles,
+            "media_columns": tuple(sorted(self._media)),
+            "unread_columns": tuple(sorted(self._unread)),
+            "unused_columns": tuple(sorted(self._unused)),
+            "read_as": self._read_as,
+            "num_cut": self._num_cut,
+            "num_raw": self._num_raw,
+        }
+
+
+def _packed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a table as JSON has them."""
+    return {**facts, "details": {reason: packed(text) for reason, text in facts["details"].items()}}
+
+
+def _unpacked(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that `_packed` made this of."""
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    rows = {reason: tuple(numbers) for reason, numbers in facts["left_out_rows"].items()}
+    details = {reason: unpacked(text) for reason, text in facts["details"].items()}
+    return {**found, "left_out_rows": rows, "details": details}
 
 
 def task_of(columns: Mapping[str, Any], column: str | None) -> str:

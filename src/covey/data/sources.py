@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +17,17 @@ import numpy as np
 from covey.config.objects import is_live
 from covey.data import jsonl, modelscope, tables
 from covey.data.errors import DataError
+from covey.data.lazy_rows import JsonLines, Row, picked
 from covey.data.live import LiveRows
+from covey.data.shared_files import shared_file
+from covey.data.table_rows import TableRows
 from covey.texts import tr
 
 _FILE_SUFFIXES = (*jsonl.SUFFIXES, *tables.FORMATS)
 _TEXTS = (".jsonl", ".gz", ".json", ".csv")
 _PATH_STARTS = ("./", "../", "/", "~")
+# Bytes from which on a file is worth a copy in lines.
+_LARGE = 2**20
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
 
@@ -48,7 +55,7 @@ class DataSource:
 class Loaded:
     """The rows of a source, and what is worth saying about how they were taken."""
 
-    rows: list[dict[str, Any]]
+    rows: Sequence[Row]
     notes: tuple[str, ...] = ()
 
 
@@ -98,8 +105,8 @@ def load_source(
 
     With `offline` nothing is asked of the network: what is not on this machine is a DataError.
     """
-    table = _table(source, use_hf=use_hf, offline=offline)
-    limit, size = source.limit, len(table)
+    rows = _rows(source, use_hf=use_hf, offline=offline)
+    limit, size = source.limit, len(rows)
     if limit is None or limit >= size:
         note = tr(
             "{text} asks for {limit} rows but has only {size}: all of them are used",
@@ -108,12 +115,12 @@ def load_source(
             size=size,
         )
         notes = (note,) if limit is not None and limit > size else ()
-        return Loaded(rows=tables.rows_of(table, None), notes=notes)
+        return Loaded(rows=rows, notes=notes)
     numbers = list(range(limit))
     if shuffle:
         chosen = np.random.Generator(np.random.PCG64(seed)).choice(size, limit, replace=False)
         numbers = sorted(int(i) for i in chosen)
-    return Loaded(rows=tables.rows_of(table, numbers))
+    return Loaded(rows=picked(rows, numbers))
 
 
 def stream_rows(
@@ -140,7 +147,7 @@ def stream_rows(
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Rows of one data file, as dicts."""
-    return tables.rows_of(_local_table(path, None, None), None)
+    return [dict(row) for row in _local_rows(path, None, None)]
 
 
 def _exists(path: str) -> bool:
@@ -205,25 +212,46 @@ def _on_hub(text: str, rest: str, hub: str, name: str | None) -> DataSource:
     return DataSource(text=text, hub=known, path=path, subset=subset, split=split, limit=limit, name=name)
 
 
-def _table(source: DataSource, *, use_hf: bool, offline: bool) -> tables.Table:
+def _rows(source: DataSource, *, use_hf: bool, offline: bool) -> Sequence[Row]:
     if source.hub == "local":
-        return _local_table(Path(source.path), source.subset, source.split)
+        return _local_rows(Path(source.path), source.subset, source.split)
     if _is_hf(source, use_hf):
-        return tables.load_hub(source.path, source.subset, source.split, offline=offline)
+        return TableRows(tables.load_hub(source.path, source.subset, source.split, offline=offline))
     directory = modelscope.dataset_directory(source.path, offline=offline)
-    return tables.load_directory(directory, source.subset, source.split, called=source.path)
+    return TableRows(tables.load_directory(directory, source.subset, source.split, called=source.path))
 
 
 def _is_hf(source: DataSource, use_hf: bool) -> bool:
     return source.hub == "hf" or (source.hub == "any" and use_hf)
 
 
-def _local_table(path: Path, subset: str | None, split: str | None) -> tables.Table:
+def _local_rows(path: Path, subset: str | None, split: str | None) -> Sequence[Row]:
     if path.is_dir():
-        return tables.load_directory(path, subset, split, called=str(path))
+        return TableRows(tables.load_directory(path, subset, split, called=str(path)))
     _check_file(path, subset, split)
+    if path.suffix == ".jsonl":
+        return JsonLines(path)
     rows = _of_json(path)
-    return tables.load_file(path) if rows is None else list(rows)
+    return TableRows(tables.load_file(path)) if rows is None else _as_lines(path, rows)
+
+
+def _as_lines(path: Path, rows: Iterator[dict[str, Any]]) -> Sequence[Row]:
+    """The rows of a JSON file that cannot be read from the middle: from lines that are written once, for all
+    processes of this machine, where the file is large."""
+
+    def write(lines: Path) -> None:
+        with lines.open("w", encoding="ascii") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+        if path.stat().st_size >= _LARGE and (lines := shared_file(f"{digest}.jsonl", write)) is not None:
+            return JsonLines(lines)
+    except OSError as error:
+        words = tr("{path} could not be read: {error}", path=path, error=error)
+        raise DataError(words, subject=path) from error
+    return list(_of_json(path) or ())
 
 
 def _of_json(path: Path) -> Iterator[dict[str, Any]] | None:

@@ -17,11 +17,7 @@ from covey.plan.reasons import DataFault
 from covey.texts import tr
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from datasets import Dataset
-
-    Table: TypeAlias = list[dict[str, Any]] | Dataset
 
 FORMATS: Mapping[str, str] = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 
@@ -29,21 +25,38 @@ _CHUNK = 10_000
 _T = TypeVar("_T")
 
 
-def rows_of(table: Table, numbers: Sequence[int] | None) -> list[dict[str, Any]]:
+def rows_of(table: Dataset, numbers: Sequence[int] | None = None) -> list[dict[str, Any]]:
     """The rows of these numbers, or all, as dicts; images and sounds stay undecoded."""
-    if isinstance(table, list):
-        return table if numbers is None else [table[n] for n in numbers]
-    chosen = table if numbers is None else table.select(numbers)
-    has_media = _has_media(chosen.features)
+    numbers = range(len(table)) if numbers is None else numbers
+    if has_media := _has_media(table.features):
+        table = table.with_format("arrow")
     rows: list[dict[str, Any]] = []
-    for start in range(0, len(chosen), _CHUNK):
+    for start in range(0, len(numbers), _CHUNK):
+        part = table[_key(numbers[start : start + _CHUNK])]
         if has_media:
-            rows += chosen.with_format("arrow")[start : start + _CHUNK].to_pylist()
+            rows += part.to_pylist()
             continue
-        part = chosen[start : start + _CHUNK]
         names = list(part)
         rows += [dict(zip(names, values, strict=True)) for values in zip(*part.values(), strict=True)]
     return rows
+
+
+def contents(table: Dataset, start: int, stop: int) -> Any:
+    """The columns and the rows from one number to another, as the bytes of an Arrow stream."""
+    import pyarrow
+
+    part = table.with_format("arrow")[start:stop]
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, part.schema) as stream:
+        stream.write_table(part)
+    return sink.getvalue()
+
+
+def _key(numbers: Sequence[int]) -> slice | list[int]:
+    """What a table is asked with for these rows: a slice, which costs least, where they follow each other."""
+    if isinstance(numbers, range) and numbers.step == 1:
+        return slice(numbers.start, numbers.stop)
+    return list(numbers)
 
 
 def load_file(path: Path) -> Dataset:

@@ -7,10 +7,13 @@ arguments.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,7 @@ class TextCodec:
     `stop_sources` says who asked for each end token; `prefix_ids` is what the tokenizer puts in front of a
     text of its own accord; `template_kwargs` reaches the template on every rendering. `unstoppable` is the
     mark that the template ends an assistant's turn with where no single token stands for it, or "".
+    `template_text` is what `chat_template` was made of.
     """
 
     tokenizer: Tokenizer
@@ -55,6 +59,16 @@ class TextCodec:
     prefix_ids: tuple[int, ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     unstoppable: str = ""
+    template_text: str | None = None
+
+    def identity(self) -> str:
+        """A digest of all that makes prompts of messages: tokenizer, template, and what the template is
+        given."""
+        told = [self.template_text, dict(self.special_tokens), self.prefix_ids, dict(self.template_kwargs)]
+        # Templates write the day, if anything of the time.
+        told += [date.today().isoformat()] if "strftime_now" in (self.template_text or "") else []
+        text = json.dumps([self.tokenizer.to_str(), told], default=repr)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def render(
         self,
@@ -218,6 +232,7 @@ def load_codec(
     codec = TextCodec(
         tokenizer=tokenizer,
         chat_template=None if template is None else compiled(template, whose),
+        template_text=template,
         special_tokens=special,
         stop_token_ids=(),
         prefix_ids=_prefix_ids(tokenizer),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
@@ -16,6 +17,8 @@ from covey.rewards.values import Kind, Value, read
 from covey.texts import tr
 
 _LONGEST_PROSE = 200
+# Golds whose check is remembered: many rows may have the same one.
+_REMEMBERED = 1_000
 _SENTENCES = re.compile(r"\w[.。]\s*[A-Z\u4e00-\u9fff].*\s.*\w[.。]?\s*$", re.DOTALL)
 # Notations that math-verify does not read: equal where they are written alike.
 _AS_TEXT = re.compile(
@@ -51,34 +54,37 @@ def check_golds(golds: Iterable[Any], budget_s: float = 5.0) -> GoldReport:
     """
     ends = math.inf if budget_s > 0 else 0.0
     bad: list[tuple[int, str, str]] = []
-    formulas: list[tuple[int, str, Value]] = []
+    formulas: list[tuple[int, str]] = []
     num_golds = num_checked = 0
-    seen: dict[str, tuple[Value, str | None]] = {}
+    looked_at = functools.lru_cache(_REMEMBERED)(_looked_at)
     for row, column in enumerate(golds):
         if column is None:
             continue
         num_golds += 1
         text = column_text(column)
-        if text not in seen:
-            gold = extract_gold(text)
-            value = read(gold)
-            seen[text] = value, _plain_problem(gold, value)
-        value, why = seen[text]
-        if why is None and _formulas(value):
-            formulas.append((row, text, value))
+        why, has_formulas = looked_at(text)
+        if why is None and has_formulas:
+            formulas.append((row, text))
             continue
         num_checked += 1
         if why is not None:
             bad.append((row, text, why))
-    for row, text, value in sorted(formulas, key=lambda f: zlib.crc32(f[1].encode("utf-8", "replace"))):
+    for row, text in sorted(formulas, key=lambda f: zlib.crc32(f[1].encode("utf-8", "replace"))):
         if time.monotonic() > ends:
             break
         num_checked += 1
-        why = _unread(value)
+        why = _unread(read(extract_gold(text)))
         ends = min(ends, time.monotonic() + budget_s)
         if why is not None:
             bad.append((row, text, why))
     return GoldReport(num_golds=num_golds, num_checked=num_checked, bad=sorted(bad))
+
+
+def _looked_at(text: str) -> tuple[str | None, bool]:
+    """What is wrong with the gold of a column's text, without math-verify, and whether that is to read it."""
+    gold = extract_gold(text)
+    value = read(gold)
+    return _plain_problem(gold, value), bool(_formulas(value))
 
 
 def _plain_problem(gold: str, value: Value) -> str | None:

@@ -22,6 +22,7 @@ from covey.activity import ranks_word
 from covey.checkpoint.manifest import MANIFEST, hash_file
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, stored
 from covey.config.objects import is_live
+from covey.data.prompts import Field, fields_of
 from covey.errors import ConfigError
 from covey.options.schema import Config
 from covey.plan.problem import problem
@@ -172,9 +173,10 @@ def _data(config: Config, found: Survey) -> dict[str, Any]:
 def _of_prompts(prompts: Sequence[Prompt]) -> list[str]:
     """How many there are, and a digest of their tokens and of what rewards are given."""
     found = hashlib.sha256()
-    for prompt in prompts:
-        found.update(array("q", prompt.token_ids).tobytes())
-        beside = [prompt.id, prompt.task, prompt.pass_rate, dict(prompt.columns)]
+    names: tuple[Field, ...] = ("token_ids", "id", "task", "pass_rate", "columns")
+    for token_ids, *told, columns in zip(*(fields_of(prompts, name) for name in names), strict=True):
+        found.update(array("q", token_ids).tobytes())
+        beside = [*told, dict(columns)]
         found.update(json.dumps(beside, sort_keys=True, default=_kind).encode("utf-8", "surrogatepass"))
     return [f"{len(prompts):,}", tr("digest {hexdigest}", hexdigest=found.hexdigest()[:12])]
 

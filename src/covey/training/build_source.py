@@ -9,6 +9,7 @@ from typing import Protocol
 from covey.comm import Comm
 from covey.data.order import Order
 from covey.data.pass_rates import levels
+from covey.data.prompts import fields_of
 from covey.learner.canary import Learner, learners_view
 from covey.models.lora import tied_names
 from covey.options.schema import Config
@@ -46,7 +47,7 @@ def prompt_supply(config: Config, found: Survey, plan: BatchPlan) -> TableSupply
         per_rollout=plan.prompts_per_rollout,
         seed=config.data_seed,
         shuffle=config.dataset_shuffle,
-        levels=levels(config.curriculum, found.prompts.entries),
+        levels=levels(config.curriculum, fields_of(found.prompts.entries, "pass_rate")),
     )
     return TableSupply(prompts=found.prompts, order=order)
 

@@ -40,7 +40,7 @@ class EvalPrompts:
     """A named set of prompts."""
 
     name: str
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

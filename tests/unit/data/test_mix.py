@@ -61,7 +61,7 @@ def test_probabilities_that_are_none(probabilities, words):
 def test_a_split_is_disjoint_complete_and_in_order():
     train, held = split_rows(B, 0.1, seed=5)
     assert len(held) == 100
-    assert sorted(train + held, key=lambda r: int(r["id"][1:])) == B
+    assert sorted([*train, *held], key=lambda r: int(r["id"][1:])) == B
     assert train == [r for r in B if r in train]
     assert held != B[:100]
     assert split_rows(B, 0.1, seed=5) == (train, held)

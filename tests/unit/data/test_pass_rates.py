@@ -109,7 +109,7 @@ def test_the_direction_of_a_curriculum():
     plain = Order(num_prompts=6, per_rollout=3, seed=0, shuffle=False)
 
     def drawn(curriculum: str) -> list[int]:
-        order = replace(plain, levels=levels(curriculum, prompts))
+        order = replace(plain, levels=levels(curriculum, [p.pass_rate for p in prompts]))
         return [n for i in range(2) for n in order.take(i)[1]]
 
     # What nobody measured counts as a half; 1.0 and 0.95 are of one tenth, and stand as in the data.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from covey.data.prompts import fields_of
 from covey.data.rows import PromptTable
 from covey.options.schema import Config
 from covey.plan.facts import Facts, GoldFacts, SandboxFacts
@@ -35,8 +36,8 @@ def _tests(config: Config, prompts: PromptTable | None) -> GoldFacts | None:
     if prompts is None:
         return None
     prompts = rows_of(config, CODE_REWARD, prompts)
-    rows = [(p.columns.get("verification_info"), p.columns.get("test_cases")) for p in prompts.entries]
-    report = check_tests(rows)
+    columns = fields_of(prompts.entries, "columns")
+    report = check_tests((row.get("verification_info"), row.get("test_cases")) for row in columns)
     return GoldFacts(
         num_checked=report.num_checked,
         num_bad=len(report.bad),

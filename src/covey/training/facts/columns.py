@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey.data.forms import PROMPT_COLUMNS, RESPONSES, are_pairs, names_a_prompt, read_row
+from covey.data.lazy_rows import columns_of
 from covey.data.mix import rename_columns
 from covey.options.schema import Config
 from covey.plan.facts import Facts, MissingColumn
@@ -37,7 +38,7 @@ _ABOUT = ("type", "id", "idx", "index", "format", "length", "len", "source", "st
 
 def with_columns(facts: Facts, config: Config, rows: Rows, sets: Sequence[tuple[str, Rows]]) -> Facts:
     """The facts with the names of the columns and of those that the prompts or rewards lack."""
-    columns = {name for row in rows for name in row}
+    columns = set(columns_of(rows))
     made = _made(rows, columns)
     missing = _missing(config, columns, made)
     if missing and are_pairs(sorted(columns)):
@@ -46,7 +47,7 @@ def with_columns(facts: Facts, config: Config, rows: Rows, sets: Sequence[tuple[
     found = tuple(tried.with_rename(m) for m in missing)
     if config.task_rewards is None:
         for name, held in sets:
-            there = {column for row in held for column in row}
+            there = set(columns_of(held))
             lacking = [] if missing else _missing(config, there, _made(held, there))
             found += tuple(replace(m, where=name) for m in lacking)
     return replace(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.data.errors import DataError, TemplateError
+from covey.data.lazy_rows import Changed, columns_of
 from covey.data.live import LiveRows
 from covey.data.mix import mix, rename_columns, split_rows
 from covey.data.prompt import system_text
@@ -80,6 +81,9 @@ def with_data(
         return _rendered(facts, config, codec, rows, sets)
     except _Unusable as unusable:
         return unusable.facts, Data()
+    except DataError as error:
+        # A file that has changed since it was opened.
+        return replace(facts, data_problem=data_problem(error)), Data()
 
 
 def _sources(facts: Facts, texts: Sequence[str], live: Live) -> list[DataSource | str]:
@@ -101,7 +105,7 @@ def _sources(facts: Facts, texts: Sequence[str], live: Live) -> list[DataSource 
     return parsed
 
 
-def _first(rows: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+def _first(rows: Rows, text: str) -> Rows:
     """The rows of the built-in task that `quickstart#N` means; they lie in a random order already."""
     _, mark, number = text.partition("#")
     return rows[: int(number)] if mark else rows
@@ -109,8 +113,8 @@ def _first(rows: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
 
 def _load(
     facts: Facts, config: Config, sources: Sequence[DataSource | str], live: Live, *, offline: bool
-) -> tuple[Facts, list[list[dict[str, Any]]]]:
-    tables: list[list[dict[str, Any]]] = []
+) -> tuple[Facts, list[Rows]]:
+    tables: list[Rows] = []
     unreadable: list[UnreadableFile] = []
     notes = list(facts.data_notes)
     for source in sources:
@@ -140,7 +144,7 @@ def _load(
     return replace(facts, data_notes=tuple(notes)), tables
 
 
-def _table_of(facts: Facts, source: DataSource, live: Live) -> list[dict[str, Any]]:
+def _table_of(facts: Facts, source: DataSource, live: Live) -> Rows:
     """The rows of an object, which has to hold them all; what is said of a stream is said of the objects."""
     rows = live[source.path].rows
     if rows is None:
@@ -148,19 +152,18 @@ def _table_of(facts: Facts, source: DataSource, live: Live) -> list[dict[str, An
     return rows
 
 
-def _named(rows: list[dict[str, Any]], source: DataSource, column: str | None) -> list[dict[str, Any]]:
+def _named(rows: Rows, source: DataSource, column: str | None) -> Rows:
     """The rows, with the name of the source as the task of those that have no such column."""
     if column is None or source.name is None:
         return rows
-    return [row if column in row else {**row, column: source.name} for row in rows]
+    named = {column: source.name}
+    return Changed(rows, lambda row, _: row if column in row else {**row, **named}, ["named", named])
 
 
-def _one_table(
-    facts: Facts, config: Config, tables: Sequence[list[dict[str, Any]]]
-) -> tuple[Facts, Rows, Rows]:
-    """All sources as one list of rows, and the rows that are kept out of training."""
+def _one_table(facts: Facts, config: Config, tables: Sequence[Rows]) -> tuple[Facts, Rows, Rows]:
+    """All sources as one table of rows, and the rows that are kept out of training."""
     try:
-        rows: Rows = mix(tables, seed=config.data_seed, interleave_prob=config.interleave_prob or None)
+        rows = mix(tables, seed=config.data_seed, interleave_prob=config.interleave_prob or None)
         if config.columns:
             rows = rename_columns(rows, config.columns)
         train, held = split_rows(rows, config.split_dataset_ratio, seed=config.data_seed)
@@ -189,7 +192,7 @@ def _eval_rows(
         facts, (rows,) = _load(facts, config, [source], live, offline=offline)
         renamed: Rows = rows
         if config.columns:
-            there = {name for row in rows for name in row}
+            there = columns_of(rows)
             renamed = rename_columns(rows, {k: v for k, v in config.columns.items() if k in there})
         sets.append((eval_name(source), renamed))
     if kept_out:

@@ -10,6 +10,7 @@ from pathlib import Path
 from covey.data.errors import DataError, nearest
 from covey.data.jsonl import iter_jsonl
 from covey.data.pass_rates import FILE, NUM_BINS, Tally, bin_of, checksum, digest, rate_of, tallies_of, tally
+from covey.data.prompts import chosen, fields_of, rated
 from covey.data.rows import PromptTable
 from covey.errors import CoveyError
 from covey.options.schema import Config
@@ -30,35 +31,33 @@ def with_pass_rates(config: Config, table: PromptTable) -> tuple[PromptTable, Pa
     try:
         if config.pass_rates is not None:
             found = _measured(Path(config.pass_rates).expanduser())
-            prompts, sign = _matched(table.entries, found), digest(found)
+            rates, sign = _matched(table.entries, found), digest(found)
         else:
             assert config.pass_rate_column is not None
-            prompts, sign = _of_column(table, config.pass_rate_column), ""
+            rates, sign = _of_column(table, config.pass_rate_column), ""
     except (CoveyError, OSError) as error:
         return table, PassRateFacts(where=where, problem=str(error))
-    rates = [p.pass_rate for p in prompts if p.pass_rate is not None]
     low, high = config.min_pass_rate, config.max_pass_rate
-    kept = tuple(p for p in prompts if p.pass_rate is None or low <= p.pass_rate <= high)
-    bins = Counter(bin_of(rate) for rate in rates)
+    kept = [number for number, rate in enumerate(rates) if rate is None or low <= rate <= high]
+    measured = [rate for rate in rates if rate is not None]
+    bins = Counter(bin_of(rate) for rate in measured)
     facts = PassRateFacts(
         where=where,
         digest=sign,
-        num_rows=len(prompts),
-        num_measured=len(rates),
+        num_rows=len(rates),
+        num_measured=len(measured),
         num_kept=len(kept),
         histogram=tuple(bins[i] for i in range(NUM_BINS)),
     )
-    return replace(table, entries=kept), facts
+    return replace(table, entries=chosen(rated(table.entries, rates), kept)), facts
 
 
-def _matched(prompts: Sequence[Prompt], found: dict[str, Tally]) -> list[Prompt]:
-    tallies = [found.get(checksum(p)) for p in prompts]
-    return [
-        replace(p, pass_rate=None if t is None else t.rate) for p, t in zip(prompts, tallies, strict=True)
-    ]
+def _matched(prompts: Sequence[Prompt], found: dict[str, Tally]) -> list[float | None]:
+    tallies = (found.get(checksum(p)) for p in prompts)
+    return [None if t is None else t.rate for t in tallies]
 
 
-def _of_column(table: PromptTable, column: str) -> list[Prompt]:
+def _of_column(table: PromptTable, column: str) -> list[float | None]:
     if column not in table.columns:
         raise DataError(
             tr(
@@ -67,10 +66,13 @@ def _of_column(table: PromptTable, column: str) -> list[Prompt]:
                 columns=", ".join(table.columns),
             )
         )
-    rated = [replace(p, pass_rate=_number(p.columns.get(column))) for p in table.entries]
-    wrong = [p for p in rated if p.pass_rate is None and p.columns.get(column) not in (None, "")]
+    rates, wrong = [], []
+    for number, columns in enumerate(fields_of(table.entries, "columns")):
+        rates.append(_number(columns.get(column)))
+        if rates[-1] is None and columns.get(column) not in (None, ""):
+            wrong.append(number)
     if wrong:
-        rows = ", ".join(str(p.id + 1) for p in wrong[:_NAMED_ROWS])
+        rows = ", ".join(str(table.entries[number].id + 1) for number in wrong[:_NAMED_ROWS])
         raise DataError(
             tr(
                 "its value is not a number from 0 to 1 in {num_wrong} rows: {rows}",
@@ -78,9 +80,9 @@ def _of_column(table: PromptTable, column: str) -> list[Prompt]:
                 rows=rows,
             )
         )
-    if rated and all(p.pass_rate is None for p in rated):
+    if rates and all(rate is None for rate in rates):
         raise DataError(tr("no row has a number in this column"))
-    return rated
+    return rates
 
 
 def _number(value: object) -> float | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from covey.data.prompts import chosen, fields_of
 from covey.data.rows import PromptTable
 from covey.options.schema import Config
 from covey.plan.facts import Facts, GoldFacts
@@ -154,11 +156,12 @@ def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[B
         return ()
     entries = list(dict.fromkeys(config.rewards))
     claims = [i for i, e in enumerate(entries) if (known := built_in_of(e)) is not None and known.parses_gold]
-    by_task: dict[str, list[Prompt]] = {}
-    for prompt in prompts.entries:
-        by_task.setdefault(prompt.task if config.task_rewards is not None else "", []).append(prompt)
+    by_task: dict[str, array[int]] = {}
+    for number, task in enumerate(fields_of(prompts.entries, "task")):
+        by_task.setdefault(task if config.task_rewards is not None else "", array("q")).append(number)
     found = []
-    for task, rows in by_task.items():
+    for task, numbers in by_task.items():
+        rows = chosen(prompts.entries, numbers)
         own = rewards.tasks.get(task, rewards.names)
         # A weight of 0 is judged by nobody, and so is a reward that does not score the task.
         asked_for = [w if n in own else 0.0 for n, w in zip(rewards.names, weights, strict=True)]
@@ -179,12 +182,19 @@ def _golds(config: Config, prompts: PromptTable | None) -> GoldFacts | None:
     readers = [n for n in config.reward_funcs if (found := built_in_of(n)) is not None and found.parses_gold]
     if prompts is None or not readers:
         return None
-    read = {p.id for name in readers for p in rows_of(config, name, prompts).entries}
-    prompts = replace(prompts, entries=tuple(p for p in prompts.entries if p.id in read))
-    report = check_golds((gold_of(p.columns) for p in prompts.entries), budget_s=_GOLD_BUDGET_S)
-    absent = [
-        (i, "", tr("there is none")) for i, p in enumerate(prompts.entries) if gold_of(p.columns) is None
-    ]
+    if config.task_rewards is not None:
+        read = {i for name in readers for i in fields_of(rows_of(config, name, prompts).entries, "id")}
+        numbers = [number for number, i in enumerate(fields_of(prompts.entries, "id")) if i in read]
+        prompts = replace(prompts, entries=chosen(prompts.entries, numbers))
+    absent: list[tuple[int, str, str]] = []
+
+    def golds() -> Iterator[Any]:
+        for number, columns in enumerate(fields_of(prompts.entries, "columns")):
+            if (gold := gold_of(columns)) is None:
+                absent.append((number, "", tr("there is none")))
+            yield gold
+
+    report = check_golds(golds(), budget_s=_GOLD_BUDGET_S)
     bad = sorted([*report.bad, *absent])
     return GoldFacts(
         num_checked=report.num_checked + len(absent),

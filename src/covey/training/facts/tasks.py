@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from covey.data.prompts import chosen, fields_of
 from covey.data.rows import PromptTable, task_of
 from covey.options.schema import Config
 from covey.plan.check_tasks import MOST_TASKS
@@ -28,18 +29,19 @@ def with_tasks(
     on."""
     if config.task_column is None or config.streaming:
         return facts
-    counts = Counter(p.task for p in used.entries)
+    counts = Counter(fields_of(used.entries, "task"))
     without = []
     for name, table in (("", whole), *sets):
-        rows = [p.id + 1 for p in table.entries if not p.task]
-        if rows:
-            without.append(LeftOut(reason=name, count=len(rows), rows=tuple(rows[:_NAMED_ROWS])))
-    names = {p.task for p in whole.entries}
+        lacking = [number for number, task in enumerate(fields_of(table.entries, "task")) if not task]
+        if lacking:
+            rows = tuple(table.entries[number].id + 1 for number in lacking[:_NAMED_ROWS])
+            without.append(LeftOut(reason=name, count=len(lacking), rows=rows))
+    names = set(fields_of(whole.entries, "task"))
     return replace(
         facts,
         task_column_guess=None if names - {""} else _guess(config.task_column, whole),
-        tasks={task: counts[task] for task in sorted({p.task for p in whole.entries} - {""})},
-        eval_tasks=tuple(sorted({p.task for _, table in sets for p in table.entries} - {""})),
+        tasks={task: counts[task] for task in sorted(names - {""})},
+        eval_tasks=tuple(sorted({t for _, table in sets for t in fields_of(table.entries, "task")} - {""})),
         taskless=tuple(without),
     )
 
@@ -47,7 +49,7 @@ def with_tasks(
 def _guess(column: str, table: PromptTable) -> str | None:
     """The column of a near name that names a task in every row, or None."""
     for near in difflib.get_close_matches(column, [c for c in table.columns if c != column]):
-        tasks = {task_of(p.columns, near) for p in table.entries}
+        tasks = {task_of(columns, near) for columns in fields_of(table.entries, "columns")}
         if "" not in tasks and len(tasks) <= MOST_TASKS:
             return near
     return None
@@ -59,13 +61,16 @@ def rows_of(config: Config, entry: str, prompts: PromptTable) -> PromptTable:
         return prompts
     known = called(config.rewards, ())
     tasks = {t for t, listed in config.task_rewards.items() if entry in {known.get(n) for n in listed}}
-    return replace(prompts, entries=tuple(p for p in prompts.entries if p.task in tasks))
+    asked = [number for number, task in enumerate(fields_of(prompts.entries, "task")) if task in tasks]
+    return replace(prompts, entries=chosen(prompts.entries, asked))
 
 
 def firsts(config: Config, prompts: Sequence[Prompt]) -> list[Prompt]:
     """The prompts to try rewards on: the first, or the first of each task where tasks have rewards of their
     own."""
-    by_task: dict[str, Prompt] = {}
-    for prompt in prompts if config.task_rewards is not None else prompts[:1]:
-        by_task.setdefault(prompt.task, prompt)
-    return list(by_task.values())
+    if config.task_rewards is None:
+        return list(prompts[:1])
+    by_task: dict[str, int] = {}
+    for number, task in enumerate(fields_of(prompts, "task")):
+        by_task.setdefault(task, number)
+    return [prompts[number] for number in by_task.values()]
