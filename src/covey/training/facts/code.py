@@ -21,6 +21,7 @@ def with_code(facts: Facts, config: Config, prompts: PromptTable | None) -> Fact
     """The facts with those that the reward code_reward needs, where it is asked for."""
     if CODE_REWARD not in config.reward_funcs:
         return facts
+    lacks: tuple[str, ...]
     try:
         isolation = isolate(unsafe=config.unsafe_exec)
     except Unisolated as refused:
