@@ -135,14 +135,9 @@ class PlanOptions(VerbOptions):
     json_: bool = option(False, "Print the plan as one JSON object.")
     plan_gpus: int | None = option(
         None,
-        "Number of GPUs of the machine to plan for; the options below describe them and how the "
-        "run is placed on them.",
+        "Number of GPUs of the machine to plan for; deepspeed and fsdp say how the run is placed on them.",
     )
     plan_gpu_memory: str | None = option(None, "Memory of each GPU, with its unit: 96GiB, 80GB.")
-    plan_zero_stage: Literal["0", "1", "2", "3"] = option(
-        "0", "Stage of DeepSpeed's ZeRO, 0 to 3; 0 means DDP."
-    )
-    plan_gpu_memory: str | None = option(None, "Memory of each, with its unit: 96GiB, 80GB.")
     ladder: bool = option(
         False,
         "List the layouts that differ by one change, with the memory of each, and name the cheapest one "

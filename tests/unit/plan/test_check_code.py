@@ -14,9 +14,9 @@ CODE = {"reward_funcs": ["code_reward"]}
 
 CASES = [
     Case(code="E328", option="reward_funcs", options=CODE, left=("W121",), facts=facts(sandbox=OPEN),
-         words="No sandbox works on this machine, so code_reward cannot run programs safely. Tried: bubblewrap is not installed."),
+         words="cannot run programs safely. Tried: bubblewrap is not installed."),
     Case(code="E328", option="reward_funcs", options=CODE, left=("W121",), facts=facts(sandbox=FORBIDDEN),
-         words="No sandbox works on this machine, so code_reward cannot run programs safely. Tried: setting up uid map: Permission denied."),
+         words="cannot run programs safely. Tried: setting up uid map: Permission denied."),
     Case(code="W121", option="unsafe_exec", options={**CODE, "unsafe_exec": True}, facts=facts(sandbox=OPEN),
          words="Programs that the model writes run without: no network, "
                "limits. No sandbox works on this machine"),
