@@ -291,7 +291,7 @@ def _opening(cluster: Cluster, ranks: Sequence[Rank]) -> list[str]:
             ports=_ports(),
             meet=meet,
         )
-    text += tr(" Ray uses pickle between its own processes; covey only passes bytes to it.")
+    text += tr(" Ray pickles what its own processes send to each other; covey only passes bytes to it.")
     return coded(tr("ray"), text)
 
 

@@ -34,7 +34,7 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
     (
         "E418",
         "Checkpoint of another trainer",
-        "The state of its optimizer is a pickle file, which can execute code when it is loaded, so covey "
+        "The state of its optimizer is a pickled file, which can execute code when it is loaded, so covey "
         "cannot use it. A new run can start from its weights.",
     ),
     (

@@ -55,7 +55,7 @@ START: tuple[tuple[str, str, str], ...] = (
         "E380",
         "Adapter that cannot be read",
         "A run that starts from an adapter needs the adapter's config file and its weights as "
-        "safetensors; pickle files can execute code when they are loaded.",
+        "safetensors; pickled files can execute code when they are loaded.",
     ),
     (
         "E381",
@@ -84,7 +84,7 @@ START: tuple[tuple[str, str, str], ...] = (
     (
         "E385",
         "Weights in sharded files of another trainer",
-        "Such shards are pickle files, and each holds only part of the weights; covey reads complete "
+        "Such shards are pickled files, and each holds only part of the weights; covey reads complete "
         "weights as safetensors.",
     ),
     (

@@ -48,7 +48,7 @@ def read_state(path: Path) -> Log:
     if not is_swift:
         notes.append(
             tr(
-                "TRL saves its options only as a pickle, which is not read; this report uses the log in "
+                "TRL saves its options only as a pickled file, which is not read; this report uses the log in "
                 "{name} alone",
                 name=path.name,
             )

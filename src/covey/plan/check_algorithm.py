@@ -317,7 +317,7 @@ def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
             "vllm_importance_sampling_mode": config.vllm_importance_sampling_mode is not None,
         }
         names += [n for n, is_set in masks.items() if is_set]
-    why = dict.fromkeys(names, tr("loss_type {loss_type} does not read it", loss_type=config.loss_type))
+    why = dict.fromkeys(names, tr("loss_type {loss_type} does not use it", loss_type=config.loss_type))
     for name, read_if in unread(config, typed).items():
         why[name] = read_if.why_not(getattr(config, read_if.option))
     if "kl_in_reward" in typed and config.kl_in_reward and not (config.beta or config.beta_end):
