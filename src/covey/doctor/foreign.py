@@ -48,8 +48,8 @@ def read_state(path: Path) -> Log:
     if not is_swift:
         notes.append(
             tr(
-                "TRL saves its options only as a pickled file, which is not read; this report uses the log in "
-                "{name} alone",
+                "TRL saves its options only as a pickled file, which is not read; this report uses the log "
+                "in {name} alone",
                 name=path.name,
             )
         )

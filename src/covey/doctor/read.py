@@ -25,7 +25,7 @@ from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.errors import CheckpointError, ConfigError
 from covey.health.names import MOST_COMMON
 from covey.plan.problem import problem
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Metric, StepRecord
 
 _RESERVED = ("step", "rollout", "pass", "n")
@@ -59,7 +59,7 @@ def _known(log: Log) -> Log:
                 "E409",
                 "RUN",
                 tr("{path} does not contain any step of a run.", path=log.path)
-                + "".join(tr(" {note}.", note=note) for note in log.notes[:-1]),
+                + joined("", [tr(" {note}.", note=note) for note in log.notes[:-1]]),
                 tr("The run ended before its first log line, or the file is damaged."),
                 Fix(
                     text=tr(

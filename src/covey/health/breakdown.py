@@ -30,7 +30,7 @@ def breakdown(h: History) -> Sign | None:
         return None
     name, change = found
     return Sign(
-        seen=tr("{name} {words}; {other}", name=name, words=change.words, other=", ".join(other)),
+        seen=tr("{name} {words}; {other}", name=name, words=change.words, other=joined(", ", other)),
         cause=tr("The updates are too large: the learning rate is too high for this model and batch."),
         fixes=(h.slower(), back_to_before()),
         badness=change.badness,

@@ -12,7 +12,7 @@ from covey.health.history import History
 from covey.health.names import CUT, ENDED, ENTROPY, LENGTH, PAID_LENGTH, REPETITIVE
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix
 
 
@@ -41,7 +41,7 @@ def _no_better(h: History) -> str:
     """In what the run is no better."""
     parts = fallen_parts(h)
     if parts:
-        return ", ".join(tr("{name} {words}", name=name, words=change.words) for name, change in parts)
+        return joined(", ", [tr("{name} {words}", name=name, words=change.words) for name, change in parts])
     return tr("the reward has not risen") if not h.has_risen() else tr("the held-out reward has fallen")
 
 

@@ -12,7 +12,7 @@ from covey.health.history import History
 from covey.health.names import NO_SPREAD
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix
 
 _WATCHED = ("loss", "grad_norm", "reward", "kl", "entropy")
@@ -249,7 +249,7 @@ def not_finite(h: History) -> Sign | None:
     if not bad:
         return None
     return Sign(
-        seen=", ".join(tr("{name} is {value}", name=name, value=h.value(name)) for name in bad),
+        seen=joined(", ", [tr("{name} is {value}", name=name, value=h.value(name)) for name in bad]),
         cause=tr(
             "Possible causes: a division by 0 because every token of a batch is masked, an "
             "overflow, or weights that are not finite already."

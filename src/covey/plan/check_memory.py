@@ -11,7 +11,7 @@ from covey.plan.ladder import ladder_fixes, typed_as
 from covey.plan.memory import MemoryPlan, memory_plan, processes_sharing
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import faults, shape_of
-from covey.texts import counted, tr
+from covey.texts import counted, joined, tr
 from covey.types import Fix, Problem
 
 # Of what a run takes that did not fit: the most that is proposed for it.
@@ -112,8 +112,8 @@ def _seen_states(plan: MemoryPlan, facts: Facts) -> str:
     phase = plan.largest_states
     parts = sorted(phase.states.items(), key=lambda part: -part[1])
     each = tr("each with ") if processes_sharing(facts) > 1 else ""
-    words = each + ", ".join(
-        tr("{name} {size}", name=name, size=size(num_bytes)) for name, num_bytes in parts if num_bytes
+    words = each + joined(
+        ", ", [tr("{name} {size}", name=name, size=size(num_bytes)) for name, num_bytes in parts if num_bytes]
     )
     needed, free = size(_states_bytes(plan, facts)), size(plan.free_bytes or 0)
     return tr(

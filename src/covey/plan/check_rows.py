@@ -9,7 +9,7 @@ from covey.plan.facts import Facts, LeftOut, MissingColumn
 from covey.plan.problem import problem, warning
 from covey.plan.reasons import REASONS, REFUSED
 from covey.plan.words import flags
-from covey.texts import counted, joined, plural, tr
+from covey.texts import capital, counted, joined, plural, tr
 from covey.types import Fix, Problem
 
 _COUNTED_ELSEWHERE = ("too_long", "cut", "media", *REFUSED)
@@ -113,7 +113,7 @@ def _refused(config: Config, left_out: LeftOut) -> Problem:
         others = "" if left_out.count == 1 else tr("; {rows} have an unknown role", rows=rows)
         seen = tr(
             "{first}{whose} has a message of the unknown role {detail!r}{others}.",
-            first=first.capitalize(),
+            first=capital(first),
             whose=whose,
             detail=left_out.detail,
             others=others,

@@ -12,7 +12,7 @@ from covey.plan.layout import computes_low
 from covey.plan.problem import problem, warning
 from covey.plan.publish import is_here, takes_group
 from covey.plan.server_line import start_line
-from covey.texts import counted, tr
+from covey.texts import counted, joined, tr
 from covey.types import Fix, Problem
 
 _OPTION = "rollout_servers"
@@ -167,8 +167,8 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
     differ = [(name, own, its) for name, own, its in pairs if own is not None and its and own != its]
     if not differ:
         return []
-    words = ", ".join(
-        tr("{name} {its} (the run: {own})", name=name, its=its, own=own) for name, own, its in differ
+    words = joined(
+        ", ", [tr("{name} {its} (the run: {own})", name=name, its=its, own=own) for name, own, its in differ]
     )
     line = start_line(config, server.address, facts)
     if differ[-1][0] == "dtype" and "--dtype" not in line:

@@ -43,7 +43,7 @@ from covey.plan.memory import MemoryPlan, memory_plan, recompute_of
 from covey.plan.recompute import KINDS, Recompute
 from covey.plan.shape import COUNTS, shape_of, with_product
 from covey.plan.words import flags
-from covey.texts import joined, tr
+from covey.texts import joined, padded, tr
 from covey.types import Fix
 
 SHORTEST = 16
@@ -124,7 +124,7 @@ class Rung:
 
     def in_words(self) -> str:
         """The layout as one line, without what is typed."""
-        verdict = "fits" if self.fits else tr("does not fit")
+        verdict = tr("fits") if self.fits else tr("does not fit")
         return tr(
             "{size} in {binding}, {share:.0%}: {verdict}",
             size=size(self.peak_bytes),
@@ -160,9 +160,12 @@ class Ladder:
 
     def in_words(self) -> list[str]:
         """Return the layouts as lines, the fastest first."""
-        rungs = [("faster", r) for r in reversed(self.up)] + [(tr("as planned"), self.here)]
+        rungs = [(tr("faster"), r) for r in reversed(self.up)] + [(tr("as planned"), self.here)]
         rungs += [(tr("less memory"), r) for r in self.down]
-        lines = [f"{name:<12}{r.in_words():<45}{flags(r.typed)}".rstrip() for name, r in rungs]
+        lines = [
+            joined("", [padded(name, 12), padded(r.in_words(), 45 if r.typed else 0), flags(r.typed)])
+            for name, r in rungs
+        ]
         if self.here.fits:
             return [*lines, tr("the plan fits as it is")]
         if self.smallest is None:

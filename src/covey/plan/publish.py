@@ -20,7 +20,7 @@ from covey.plan.facts import Facts, ServerFacts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import planned_layout, requests_of
 from covey.plan.memory_vllm import adapter_room, completion_bytes, held_tokens, side_by_side, weight_bytes
-from covey.texts import counted, tr
+from covey.texts import counted, joined, tr
 
 Way = Literal["process", "gpu", "files", "loopback", "network", "gloo", "nccl"]
 
@@ -94,7 +94,7 @@ class PublishPlan:
             if len(self.engines) > _NAMED
             else ""
         )
-        to = (tr("each of ") if len(self.engines) > 1 else "") + ", ".join(self.engines[:_NAMED]) + more
+        to = (tr("each of ") if len(self.engines) > 1 else "") + joined(", ", self.engines[:_NAMED]) + more
         what = tr("the adapter") if self.base_bytes else tr("the weights")
         base = (
             tr(" (the first time also {size} of its base)", size=size(self.base_bytes))

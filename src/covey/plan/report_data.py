@@ -126,7 +126,13 @@ def evaluation_lines(config: Config, facts: Facts) -> list[str]:
         else tr("after each epoch")
     )
     start = tr("before the first step, ") if config.eval_on_start else ""
-    sets = ", ".join(f"{s.name} ({counted(s.num_prompts, 'prompt')})" for s in facts.eval_sets)
+    sets = joined(
+        ", ",
+        [
+            tr("{name} ({prompts})", name=s.name, prompts=counted(s.num_prompts, "prompt"))
+            for s in facts.eval_sets
+        ],
+    )
     each = counted(config.num_generations_eval, "completion")
     heat = f"{config.eval_temperature:g}"
     return [

@@ -139,9 +139,8 @@ def _signs(job: Job) -> list[str]:
     counts = job.rules.counts
     if not counts:
         return []
-    words = ", ".join(
-        tr("{code} in {words}", code=code, words=tr("1 step") if n == 1 else tr("{n:,} steps", n=n))
-        for code, n in counts.items()
+    words = joined(
+        ", ", [tr("{code} in {steps}", code=code, steps=counted(n, "step")) for code, n in counts.items()]
     )
     directory = shlex.quote(str(job.saver.output_dir))
     return [
