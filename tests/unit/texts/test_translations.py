@@ -96,3 +96,39 @@ def test_every_heading_of_the_page_is_chinese() -> None:
     headings = re.findall(r"^#+ (.*)$", markdown_chinese(), re.MULTILINE)
     assert len(headings) > 5
     assert [h for h in headings if not re.search(r"[\u4e00-\u9fff]", h)] == []
+
+
+_MAKERS = {"tr", "plural", "counted", "joined", "capital", "padded", "written", "filled"}
+_OF_STR = {"join", "replace", "format", "capitalize", "upper", "lower", "strip", "rstrip", "lstrip"}
+
+
+def _makes_a_text(node: ast.AST) -> bool:
+    """Whether an expression makes a text that is not put into a language in it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "spoken":
+        return False
+    makes = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _MAKERS
+    return makes or any(map(_makes_a_text, ast.iter_child_nodes(node)))
+
+
+def _flattened(source: str) -> list[int]:
+    """The lines in which methods of str, or an f-string with more in it, leave a text's English alone."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Attribute(value=on, attr=name), args=given) if name in _OF_STR:
+                flattens = _makes_a_text(on) or (name == "join" and any(map(_makes_a_text, given)))
+            case ast.JoinedStr(values=values) if len(values) > 1:
+                flattens = any(map(_makes_a_text, values))
+            case _:
+                continue
+        if flattens:
+            lines.append(node.lineno)
+    return lines
+
+
+def test_texts_are_put_together_as_texts() -> None:
+    """What `str.join` or an f-string makes of a text stays English."""
+    assert _flattened('x = ", ".join(tr("a") for _ in y)') == _flattened("f\"{tr('a')}:\"") == [1]
+    assert not _flattened("joined(', ', [tr('a')]) + f\"{tr('a')}\" + f\"{spoken(tr('a'))}:\"")
+    found = [(path.name, line) for path in ROOT.rglob("*.py") for line in _flattened(path.read_text())]
+    assert not found
