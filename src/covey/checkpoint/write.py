@@ -7,6 +7,7 @@ fails on one rank fails on all of them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -64,11 +65,8 @@ def write_checkpoint(
     the model only. The checkpoint appears under its name once it is whole and on the disk; on any failure the
     temporary directory is removed, and a checkpoint that had the name before stays what it was.
     """
-    if comm is None:
-        from covey.comm import LocalComm
-
-        comm = LocalComm()
-    ranks, is_first = comm, comm.rank == 0
+    ranks = comm or _alone()
+    is_first = ranks.rank == 0
     final = directory / checkpoint_name(step)
     temporary: Path | None = None
 
@@ -88,22 +86,30 @@ def write_checkpoint(
         return {name: [e.size, e.sha256] for name, e in entries.items()}
 
     def seal(entries: Entries) -> None:
-        assert temporary is not None
-        if is_first:
+        if temporary is not None and is_first:
             files = _sealed(temporary, entries)
             store_manifest(temporary, Manifest(step=step, trainer=states is not None, meta=meta, files=files))
             _put_in_place(temporary, final)
 
-    try:
-        temporary = directory / _on_every_rank(ranks, begin)[0]
-        written = _on_every_rank(ranks, write)
-        entries = {n: FileEntry(size=s, sha256=h) for own in written for n, (s, h) in own.items()}
-        _on_every_rank(ranks, lambda: seal(entries))
-    except BaseException:
+    def undo() -> None:
         if is_first and temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+    try:
+        temporary = directory / _on_every_rank(ranks, begin, undo)[0]
+        written = _on_every_rank(ranks, write, undo)
+        entries = {n: FileEntry(size=s, sha256=h) for own in written for n, (s, h) in own.items()}
+        _on_every_rank(ranks, lambda: seal(entries), undo)
+    except BaseException:
+        undo()
         raise
     return final
+
+
+def _alone() -> Comm:
+    from covey.comm import LocalComm
+
+    return LocalComm()
 
 
 def _begin(final: Path) -> Path:
@@ -116,9 +122,12 @@ def _begin(final: Path) -> Path:
     return temporary
 
 
-def _on_every_rank(comm: Comm, work: Callable[[], Any]) -> list[Any]:
-    """Do a part of the work on every rank and return the results of all; where it fails on some, all raise
-    what the first of these raised. Returns after every rank is done with it."""
+def _on_every_rank(comm: Comm, work: Callable[[], Any], undo: Callable[[], None]) -> list[Any]:
+    """Do a part of the work on every rank and return the results of all. Returns after every rank is done.
+
+    Where it fails on some, all ranks `undo` the work, and then raise what the first of these raised: a rank
+    that left earlier could end the others before they are done.
+    """
     own: BaseException | None = None
     result = None
     try:
@@ -131,6 +140,10 @@ def _on_every_rank(comm: Comm, work: Callable[[], Any]) -> list[Any]:
     ]
     if not failed:
         return [outcome["result"] for outcome in outcomes]
+    undo()
+    # A rank that is gone by now is no reason to forget the error.
+    with contextlib.suppress(Exception):
+        comm.gather_json(None)
     rank, described = failed[0]
     raise own if own is not None and rank == comm.rank else _rebuilt(rank, described)
 

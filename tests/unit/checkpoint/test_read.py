@@ -92,7 +92,7 @@ def test_a_directory_without_manifest_is_no_checkpoint(make_checkpoint: Make, tm
     checkpoint = make_checkpoint(40)
     (checkpoint / "manifest.json").unlink()
     for path in (checkpoint, tmp_path / "absent"):
-        with pytest.raises(CheckpointError, match="is no complete checkpoint"):
+        with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
             verify(path)
 
 
@@ -141,7 +141,7 @@ def test_the_newest_is_by_number_and_damaged_ones_are_reported(make_checkpoint: 
     (tmp_path / "checkpoint-100" / "manifest.json").unlink()
     latest = find_latest(tmp_path)
     assert latest.path == tmp_path / "checkpoint-11" and latest.manifest is not None
-    assert [(s.path.name, "no complete" in s.reason) for s in latest.skipped] == [("checkpoint-100", True)]
+    assert [(s.path.name, "not a complete" in s.reason) for s in latest.skipped] == [("checkpoint-100", True)]
     resumable = find_latest(tmp_path, with_trainer=True)
     assert resumable.path == tmp_path / "checkpoint-10"
     assert [s.path.name for s in resumable.skipped] == ["checkpoint-100", "checkpoint-11"]
