@@ -199,7 +199,7 @@ def test_a_server_whose_engine_takes_none_gets_its_weights_over_http(policies: l
         engine = engine_on([server.address], group_ports=free_ports(1))
         assert len(engine.publish(plain_weights(policies[0]), 0).members) == 1
         (notice,) = engine.take_notices()
-        assert notice.code == "W183" and "takes no process group" in notice.seen
+        assert notice.code == "W183" and "does not support a process group" in notice.seen
         engine.close()
 
 

@@ -135,7 +135,7 @@ def test_a_server_that_is_stopped_is_given_up_in_time_and_comes_back(
     assert time.monotonic() - started < 10
     assert list(engine.members) == [first.address]
     said = [notice.seen for notice in engine.take_notices()]
-    assert any(second.address in words and "no sign in time" in words for words in said)
+    assert any(second.address in words and "did not respond in time" in words for words in said)
     second.send(signal.SIGCONT)
     engine.publish(plain_weights(policies[0]), 2)
     assert len(engine.members) == 2

@@ -147,7 +147,7 @@ def test_a_network_that_is_cut_in_the_middle_of_a_publish(
             alone.publish(until_cut(lambda: there.answers(here, does=False)), 3)
         # No answer comes, and nothing says that none will.
         assert time.monotonic() - started < 3 * TIMEOUT_S
-        assert f"{remote}: it gave no sign in time" in str(failed.value)
+        assert f"{remote}: it did not respond in time" in str(failed.value)
         engine.close()
         alone.close()
 

@@ -270,7 +270,7 @@ def test_what_a_run_used_is_read_from_its_output() -> None:
     assert used(said, "").passed
     assert not used(said.replace("prefix", "packed"), "").passed
     assert not used(said.replace("sdpa", "eager"), "").passed
-    assert not used(said + "\ndecoding goes on without CUDA graphs", "").passed
+    assert not used(said + "\ndecoding continues without CUDA graphs", "").passed
     assert not used("", "").passed
 
 

@@ -143,8 +143,8 @@ def test_one_step_is_the_run_with_the_outcome_to_the_bit(tmp_path: Path) -> None
 def test_what_a_trial_cannot_know_stops_at_the_first_rollout(tmp_path: Path) -> None:
     reward = f"{tmp_path / 'prm.py'}:"
     for changes, words in (
-        ({"reward_funcs": [reward + "mixed"]}, "gave lists for"),
-        ({"loss_type": "fipo"}, "gives one number per step,, but loss_type fipo"),
+        ({"reward_funcs": [reward + "mixed"]}, "lists for"),
+        ({"loss_type": "fipo"}, "returns one number per step, but loss_type is fipo"),
     ):
         with pytest.raises(GuardStop) as stop:
             train_and_watch(opts(tmp_path / f"run{len(words)}", reward_trial=False, **changes))

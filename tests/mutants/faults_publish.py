@@ -198,7 +198,7 @@ def _one(
 
 
 MUTANTS: Sequence[Mutant] = (
-    _one("a tensor is not sent", "F151", 1, _LosesATensor, f"with other bits: {_ONE}"),
+    _one("a tensor is not sent", "F151", 1, _LosesATensor, f"held with different values: {_ONE}"),
     _one(
         "a tensor under another name",
         "F151",
@@ -207,11 +207,11 @@ MUTANTS: Sequence[Mutant] = (
         f"missing: {_ONE}; held although not sent: {_ONE}_packed",
     ),
     _one("a tied head kept old", "F151", 1, _KeepsItsHead, "lm_head.weight (tied to model.embed_tokens"),
-    _one("a tied head kept old, and not named", "F152", 1, _HidesItsHead, "away from the learner's"),
-    _one("an adapter is not applied", "F152", 1, _DropsTheAdapter, "away from the learner's", LORA),
-    _one("a prefix cache is not reset", "F152", 1, _KeepsItsCache, "away from the learner's"),
-    _one("an engine that started again", "F154", 1, _StartsAgain, "sampled by version none"),
-    _one("one that hides it", "F152", 1, _StartsAgainUnderItsVersion, "away from the learner's"),
+    _one("a tied head kept old, and not named", "F152", 1, _HidesItsHead, "from the learner's"),
+    _one("an adapter is not applied", "F152", 1, _DropsTheAdapter, "from the learner's", LORA),
+    _one("a prefix cache is not reset", "F152", 1, _KeepsItsCache, "from the learner's"),
+    _one("an engine that started again", "F154", 1, _StartsAgain, "sampled with no version"),
+    _one("one that hides it", "F152", 1, _StartsAgainUnderItsVersion, "from the learner's"),
     _one("a version that is not served", "F150", 1, _KeepsItsVersion, "it serves version 0"),
     _one("two publishes cross", "F155", 1, _TakesAnotherRuns, "it serves version 41"),
     _one(
@@ -221,8 +221,8 @@ MUTANTS: Sequence[Mutant] = (
         _MixesTwoRuns,
         "held with different values: lm_head.weight (tied to model.embed_tokens.weight), model.emb",
     ),
-    _one("a cast to bfloat16 on the way", "F151", 0, _RoundsOnTheWay, "with other bits"),
-    _one("a bfloat16 cast done twice", "F151", 0, _RoundsTwice, "with other bits"),
+    _one("a cast to bfloat16 on the way", "F151", 0, _RoundsOnTheWay, "held with different values"),
+    _one("a bfloat16 cast done twice", "F151", 0, _RoundsTwice, "held with different values"),
     _one("tokens of another noise", "F153", 0, _DrawsByAnotherSeed, "with the same noise, draws"),
 )
 
@@ -257,7 +257,7 @@ _FSDP = {"fsdp": "full_shard"}
 RANKS: Sequence[Mutant] = (
     _of_ranks("its engine loses a tensor", "F151", 1, _LosesATensor, "the engine of rank 1: 50 tensors"),
     _of_ranks("its engine loses a tensor, sharded", "F151", 1, _LosesATensor, _ONE, **_FSDP),
-    _of_ranks("its engine hides its head", "F152", 1, _HidesItsHead, "away from the learner's"),
+    _of_ranks("its engine hides its head", "F152", 1, _HidesItsHead, "from the learner's"),
     _of_ranks("its engine hides its head, sharded", "F152", 1, _HidesItsHead, "away from", **_FSDP),
     _of_ranks("its engine hides its head, ZeRO-3", "F152", 1, _HidesItsHead, deepspeed="zero3"),
     _of_ranks("its engine drops the adapter, sharded", "F152", 1, _DropsTheAdapter, **{**LORA, **_FSDP}),

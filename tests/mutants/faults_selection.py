@@ -54,7 +54,7 @@ MUTANTS = [
         1,
         _collected(lambda found: replace(found, stale=frozenset(range(len(found.groups))))),
         REPLAYED,
-        says="that is no older one",
+        says="which is not an older one",
     ),
     Mutant("shifts old logprobs beside replayed groups", "F116", 2, _shifted, REPLAYED),
     Mutant("takes replayed rows of a forward pass for fresh", "F116", 2, _unmarked, REPLAYED),

@@ -112,7 +112,7 @@ def test_a_server_that_is_stopped_is_given_up_and_comes_back(three: list[Served]
     assert list(engine.publish(other.weights(), 1).members) == [first.address]
     assert time.monotonic() - started < 8 * TIMEOUT_S
     said = [notice.seen for notice in engine.take_notices()]
-    assert said and all(second.address in words and "no sign in time" in words for words in said)
+    assert said and all(second.address in words and "did not respond in time" in words for words in said)
     second.process.send_signal(signal.SIGCONT)
     wait_for(lambda: second.status(), second.process, second.said, 60)
     assert len(engine.publish(other.weights(), 2).members) == 2

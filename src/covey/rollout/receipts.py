@@ -72,7 +72,7 @@ def check_receipt(
     parts = [
         tr("{what}: {listed}", what=what, listed=_listed([_with_tie(n, known.get(n, n)) for n in own]))
         for what, own in (
-            ("missing", missing),
+            (tr("missing"), missing),
             (tr("held although not sent"), extra),
             (tr("held with different values"), differing),
         )
@@ -132,7 +132,7 @@ def _cause(
 
 def _refuse_version(engine: str, served: int, version: int, before: Sent | None) -> None:
     if before is None or served in (before.version, -1):
-        was = tr("no version") if served < 0 else tr("version {served}", served=served)
+        was = _named(served)
         raise _stop(
             "F150",
             engine,
@@ -153,16 +153,20 @@ def _refuse_version(engine: str, served: int, version: int, before: Sent | None)
     )
 
 
+def _named(version: int) -> str:
+    return tr("no version") if version < 0 else tr("version {version}", version=version)
+
+
 def check_sampled_by(engine: str, versions: set[int], version: int) -> None:
     """Raise GuardStop (F154) where the canary was sampled by another version than was just published."""
     others = sorted(versions - {version})
     if others:
-        was = joined(", ", [tr("no version") if v < 0 else str(v) for v in others])
+        was = joined(", ", [_named(v) for v in others])
         raise _stop(
             "F154",
             engine,
             version,
-            tr("it confirmed the weights, but then sampled with version {was}", was=was),
+            tr("it confirmed the weights, but then sampled with {was}", was=was),
             tr("Its process was restarted with its initial weights."),
             Fix(
                 text=tr(
