@@ -30,9 +30,10 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
     [
         ("train --num_generation 8", ["E101"], ["--num_generations 8"]),
         ("train --num_generations 1 --temperature 0 --async_generate true", ["E102", "E302", "E201", "E110"],
-         ["no other one of its prompt", "greedy", "then trains on it", "5 problems"]),
+         ["a prompt has no second completion", "greedy", "then trains on it", "5 problems"]),
         ("train --temperature 0", ["E110"], ["--temperature 1"]),
-        ("train --num_generations 7", ["E202"], ["no multiple of num_generations 7", "--num_generations 8"]),
+        ("train --num_generations 7", ["E202"],
+         ["not a multiple of num_generations 7", "--num_generations 8"]),
         ("train --loss_type dapp --beta -1", ["E104", "E109"], ["--loss_type dapo"]),
         ("train absent.yaml", ["E107"], ["absent.yaml"]),
         ("quickstart --num_generations 7", ["E202"], ["E202 num_generations"]),

@@ -124,12 +124,16 @@ def test_files_that_cannot_be_opened() -> None:
 @pytest.mark.parametrize(
     ("numbers", "seen", "can_be_typed"),
     [
-        ({"train_micro_batch_size_per_gpu": 4}, "train_micro_batch_size_per_gpu is 4; this run has 8.", True),
-        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2; this run has 1.", True),
-        ({"train_batch_size": 128}, "train_batch_size is 128; this run has 64.", True),
+        (
+            {"train_micro_batch_size_per_gpu": 4},
+            "train_micro_batch_size_per_gpu is 4, but this run has 8.",
+            True,
+        ),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2, but this run has 1.", True),
+        ({"train_batch_size": 128}, "train_batch_size is 128, but this run has 64.", True),
         (
             {"train_batch_size": 128, "train_micro_batch_size_per_gpu": 4},
-            "train_batch_size is 128 and train_micro_batch_size_per_gpu is 4; this run has 64 and 8.",
+            "train_batch_size is 128 and train_micro_batch_size_per_gpu is 4, but this run has 64 and 8.",
             True,
         ),
         # Three numbers that contradict each other on eight GPUs, and one that no passes add up to.
@@ -139,10 +143,10 @@ def test_files_that_cannot_be_opened() -> None:
                 "train_micro_batch_size_per_gpu": 8,
                 "gradient_accumulation_steps": 1,
             },
-            "train_batch_size is 32; this run has 64.",
+            "train_batch_size is 32, but this run has 64.",
             False,
         ),
-        ({"train_batch_size": 100}, "train_batch_size is 100; this run has 64.", False),
+        ({"train_batch_size": 100}, "train_batch_size is 100, but this run has 64.", False),
     ],
 )
 def test_a_batch_that_is_not_the_runs(

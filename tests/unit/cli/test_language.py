@@ -68,8 +68,8 @@ def test_the_word_is_stronger_than_the_locale(
     ("words", "code", "got"),
     [
         (["plan", "--lang", "fr"], "E104", "fr"),
-        (["plan", "--lang"], "E103", "nothing"),
-        (["plan", "--lang", "--seed", "1"], "E103", "nothing"),
+        (["plan", "--lang"], "E103", "no value"),
+        (["plan", "--lang", "--seed", "1"], "E103", "no value"),
     ],
 )
 def test_another_language_is_refused(words: list[str], code: str, got: str) -> None:
@@ -160,11 +160,15 @@ def test_a_guard_that_stops_a_run_says_so_in_chinese(
 
 def test_a_sentence_without_a_counterpart_stays_and_the_rest_is_chinese() -> None:
     english = problem(
-        "E201", "num_generations", "A sentence of tomorrow.", "", Fix(text="one process", edits={"seed": 3})
+        "E201",
+        "num_generations",
+        "A sentence of tomorrow.",
+        "",
+        Fix(text="use another loss", edits={"seed": 3}),
     )
     chinese = in_chinese(english)
     assert chinese.seen == "A sentence of tomorrow."
-    assert chinese.fixes == (Fix(text="一个进程", edits={"seed": 3}),)
+    assert chinese.fixes == (Fix(text="换用另一种损失", edits={"seed": 3}),)
     assert problem_text(english, "zh").splitlines()[:2] == [
         "E201 num_generations：每组少于两条回答",
         "  现象      A sentence of tomorrow.",
@@ -174,8 +178,8 @@ def test_a_sentence_without_a_counterpart_stays_and_the_rest_is_chinese() -> Non
 
 
 def test_a_reason_of_its_own_is_not_that_of_the_code() -> None:
-    found = Finding(code="F101", seen="s", why="Completions without a reward are left out of their groups. "
-                    "Nothing was scored 0.", cause="c", step=None)  # fmt: skip
+    found = Finding(code="F101", seen="s", why="Completions without a reward are left out of their groups; "
+                    "none was scored 0.", cause="c", step=None)  # fmt: skip
     assert in_chinese(found).why == "没有奖励的回答从组里剔除。没有任何回答被记 0 分。"
 
 

@@ -155,7 +155,7 @@ def test_words_that_are_no_layout(words: list[str], code: str, option: str) -> N
     assert [(p.code, p.option) for p in got.problems] == [(code, option)]
     assert not got.layout.zero_stage
     assert not (option.startswith("plan") and got.layout.is_known)
-    assert got.problems[0].fixes and got.problems[0].cause
+    assert got.problems[0].fixes
 
 
 @pytest.mark.parametrize("word", ["plan_gpus", "plan_gpu_memory", "ladder"])
@@ -174,7 +174,7 @@ def test_names_that_only_the_plan_had_are_answered(
     """With the option that a run has for it."""
     assert main([verb, "--model", "quickstart", *SMALL, "--learning_rate", "1e-4", *typed]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert codes_in(error) == ["E102"] and "and type --deepspeed zero" in error
+    assert codes_in(error) == ["E102"] and "and use --deepspeed zero" in error
 
 
 def test_vllm_that_is_not_here_is_asked_for_here_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +224,7 @@ def test_a_model_of_which_only_the_configuration_is_here(
 def test_what_does_not_fit_is_shown_and_refused(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert main(["plan", "--model", str(model), *RUN, *GPUS, "--ladder"]) == 2
     done = capsys.readouterr()
-    assert "the most in update: moments " in done.out
+    assert "the largest phase is update: moments " in done.out
     assert "the smallest change that fits: --deepspeed zero2_offload" in done.out
     assert codes_in(done.err) == ["E211"]
     assert "--deepspeed zero2_offload" in done.err
@@ -261,7 +261,8 @@ def test_a_family_without_a_closed_form_is_said(capsys: pytest.CaptureFixture[st
     described = {**QWEN_32B, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
     (model / "config.json").write_text(json.dumps(described), encoding="utf-8")
     assert main(["plan", "--model", str(model), *RUN, *GPUS]) == 2
-    assert "llama, mistral, qwen2, qwen3 only, not for gemma2" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "only of the families llama, mistral, qwen2, qwen3, not of gemma2" in said
 
 
 def test_weights_are_needed_for_this_machine(capsys: pytest.CaptureFixture[str], model: Path) -> None:

@@ -94,7 +94,7 @@ def test_on_24_gb_each_no_own_engine_fits(capsys: pytest.CaptureFixture[str]) ->
     done = capsys.readouterr()
     assert codes_in(done.err) == ["E211"]
     error = " ".join(done.err.split())
-    assert "gathered weights" in error and "whole copy of the weights in each process" in error
+    assert "gathered weights" in error and "a full copy of the weights in each process" in error
     assert "use a model of at most about" in error
     _, plan, _ = planned(capsys, [*words, *machine])
     assert plan["memory"]["binding"] == "rollout" and plan["works"]["today"] is None

@@ -48,7 +48,7 @@ def test_help_has_every_option_with_its_default_and_other_names(verb: str) -> No
     for alias, name in ALIASES.items():
         assert (f"--{alias}" in text) == (name in names)
     parts = ["default: 1024", "default: 1e-6, or 1e-5", "default: all 1", "default: not set", "required"]
-    parts += ["auto|float32|bfloat16", "[true|false]", "Batch: every number counts completions, not prompts"]
+    parts += ["auto|float32|bfloat16", "[true|false]", "Batch: all numbers count completions, not prompts"]
     for part in parts:
         assert part in text
     assert ("--async_generate" in text) == (verb == "plan")
