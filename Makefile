@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_H
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test translations test-slow vllm-env test-vllm mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
+.PHONY: help install test-install quickstart test test-whole test-all translations test-slow vllm-env test-vllm mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -35,8 +35,15 @@ quickstart: install ## train the built-in model on the built-in task (about a mi
 # goes on in another worker.
 HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart 1
 
-test: test-install lint types ## linters, type checker, tests: two at a time, on one thread each
-	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(HANGS)
+PYTEST = $(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(HANGS)
+
+test: test-install lint types ## linters, type checker, tests but those of whole runs: two at a time, about ten minutes
+	@$(PYTEST)
+
+test-whole: test-install ## the tests of whole runs: processes, machines, servers, documents, the contract (about ten minutes)
+	@$(PYTEST) -m 'whole and not slow'
+
+test-all: test test-whole test-slow ## every test that needs neither a GPU nor vLLM
 
 mutants: test-install ## plant every known fault and print what names it, when and how fast
 	@$(THREADS) $(VENV)/bin/python tests/mutants/table.py

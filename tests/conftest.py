@@ -16,6 +16,16 @@ import torch
 for _name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(_name, None)
 
+# Whole runs in processes of their own, and the snippets of the documents: run by `make test-whole`.
+_WHOLE = (
+    *("contract/", "torture/", "docs/test_documents.py::test_snippets_run", "invariance/test_gpu_bench.py"),
+    *("mutants/test_ranks.py", "journeys/test_disk.py", "journeys/test_engine_memory.py"),
+    *("journeys/test_launchers.py", "journeys/test_live_objects.py", "journeys/test_memory.py"),
+    *("journeys/test_processes.py", "journeys/test_ray.py", "journeys/test_reward_models.py"),
+    *("journeys/test_trackers.py", "learning/", "faults/test_endings.py", "faults/test_failures.py"),
+    *("faults/test_hangs.py", "faults/test_machines.py", "faults/test_programs.py", "faults/test_ranks.py"),
+    *("faults/test_restarts.py", "faults/test_server", "faults/test_signs.py"),
+)
 # Seconds from which a part of a test is named with its time.
 _LONG_S = 30.0
 
@@ -36,6 +46,13 @@ class _NamesFailures:
         if report.failed:
             self._terminal.ensure_newline()
             self._terminal.write_line(f"FAILED {what}\n{report.longreprtext[-3000:]}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(_WHOLE):
+            item.add_marker(pytest.mark.whole)
 
 
 @pytest.hookimpl(trylast=True)
