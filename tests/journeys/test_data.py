@@ -44,7 +44,7 @@ def test_streaming_goes_on_where_it_stopped(tmp_path: Path) -> None:
     held = write_jsonl(tmp_path / "held.jsonl", rows(3, start=50))
     options = small("d.jsonl", "whole", **plan, val_dataset=[held])
     done = succeed("train", *flags(options))
-    assert "data      read as it is needed" in done.out
+    assert "data      read when it is needed" in done.out
     succeed("train", *flags({**options, "output_dir": "cut"}), "--stop_after_steps", "2")
     succeed("train", "cut/config.yaml", "--resume_from_checkpoint", "latest")
     assert_same_run(tmp_path / "cut", tmp_path / "whole", 4)

@@ -95,7 +95,7 @@ def test_too_few_draws_are_said_once(tmp_path: Path) -> None:
     assert [m["frac_reward_zero_std"] for m in metrics] == [m["select/without_signal"] / 8 for m in metrics]
     assert [len(records) for records in rollouts(output)] == [32] * 3
     (said,) = [e for e in events(output, "finding") if e["code"] == "F220"]
-    assert f"{metrics[0]['select/without_signal']} of 8 groups have no signal" in said["seen"]
+    assert f"{metrics[0]['select/without_signal']} of 8 groups still have no signal" in said["seen"]
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def line(place: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         done = succeed(*shlex.split(LINE.format(model="model", file="train.jsonl")), *CUT)
-    assert "asks for 5000 rows and has 300: all are taken" in done.out
+    assert "asks for 5000 rows but has only 300: all of them are used" in done.out
     assert "done      3 steps" in done.out
     return place / "output"
 

@@ -99,7 +99,7 @@ MUTANTS = (
         0,
         nothing,
         reward("sleeps", reward_timeout_s=1),
-        says="gave no answer within 1 s",
+        says="returned nothing within 1 s",
     ),
     Mutant(
         "reward whose exception is swallowed", "F108", 0, nothing, reward("swallows"), says="swallows is 0"

@@ -141,7 +141,7 @@ MUTANTS = (
         "F107",
         0,
         nothing,
-        "all of them of rank 1: gave no answer within 1 s",
+        "all of them of rank 1: returned nothing within 1 s",
         **reward("sleeps", reward_timeout_s=1, max_steps=1),
     ),
 )

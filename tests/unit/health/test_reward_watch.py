@@ -122,7 +122,7 @@ def test_one_value_that_is_no_number_stops_at_once(message: str) -> None:
 
 
 def test_an_error_or_a_timeout_of_one_row_does_not() -> None:
-    late = ScorePart(name="judge", value=None, status=Status.TIMEOUT, message="gave no answer within 60 s")
+    late = ScorePart(name="judge", value=None, status=Status.TIMEOUT, message="returned nothing within 60 s")
     silent = ScorePart(name="judge", value=None)
     groups = [group(0, GOOD, ERROR, late, silent, *[GOOD] * 4)]
     refuse_no_numbers(groups, 0)
