@@ -116,7 +116,7 @@ def test_a_rollout_that_is_begun_keeps_its_steps(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as refused:
             train(from_dict(given, 1))
         (problem,) = [p for p in refused.value.problems if p.code == "E405"]
-        assert "inside a rollout, after 1 step" in problem.cause
+        assert "in the middle of a rollout, after 1 step" in problem.cause
         assert "16 completions" in problem.cause and "steps of 8" in problem.cause
         (fix,) = problem.fixes
         assert fix.edits["per_device_train_batch_size"] == 16 and "allow_changes" not in fix.edits

@@ -151,7 +151,7 @@ def test_a_refused_name_says_in_one_line_what_to_type() -> None:
         (problem,) = take_mapping({name: "x"}, "argument").problems
         (fix,) = problem.fixes
         instead = INSTEAD.get(name) or INSTEAD.get(name.removesuffix("zzz"))
-        assert fix.text == f"leave out --{name} and type {instead}" if instead else "nothing" in fix.text
+        assert fix.text == f"leave out --{name} and use {instead}" if instead else "nothing" in fix.text
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_warnings_and_notes_follow_the_plan(capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert codes_in(out) == ["W108", "W103"]
     assert out.index("batch     ") < out.index("W103      ")
-    assert "          --learning_rate 1e-06: the default" in out
+    assert "          --learning_rate 1e-06: use the default" in out
 
 
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:

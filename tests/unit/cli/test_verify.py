@@ -137,7 +137,7 @@ def _other_state(checkpoint: Path) -> None:
 INSIDE: dict[str, tuple[Callable[[Path], None], str]] = {
     "rows of a rank": (_rows_lost, "rank-00001.safetensors is missing"),
     "a shard": (_shard_lost, "model-00002-of-00002.safetensors is missing"),
-    "a tensor of the index": (_tensor_lost, "and it is not there"),
+    "a tensor of the index": (_tensor_lost, "but it is not there"),
     "a shape": (_other_shape, "but config.json says"),
     "a state": (_other_state, "lists for 'rollout'"),
 }
@@ -172,7 +172,7 @@ def test_an_index_that_names_no_files(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "config.json").write_text("{")
     code, (found,) = verify(capsys, tmp_path)
     said = "; ".join(found["faults"])
-    assert code == 1 and "index.json names no files" in said and "config.json is missing" in said
+    assert code == 1 and "index.json lists no weight files" in said and "config.json is missing" in said
 
 
 def test_shards_are_read_whatever_config_json_is(checkpoint: Path, capsys: Any) -> None:
@@ -181,7 +181,7 @@ def test_shards_are_read_whatever_config_json_is(checkpoint: Path, capsys: Any) 
     sealed_again(checkpoint)
     code, (found,) = verify(capsys, checkpoint)
     said = "; ".join(found["faults"])
-    assert code == 1 and "config.json is missing or cannot be read" in said and "and it is not there" in said
+    assert code == 1 and "config.json is missing or cannot be read" in said and "but it is not there" in said
 
 
 def test_a_file_without_tensors_is_not_called_absent(tmp_path: Path, capsys: Any) -> None:

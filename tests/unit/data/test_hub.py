@@ -162,7 +162,7 @@ def test_hf_hub_offline_is_honoured(cache, monkeypatch, hub):
     put(cache, "owner/tiny", SMALL)
     assert locate_model("owner/tiny").revision == COMMIT
     text = words(locate_model, "owner/other")
-    assert "in the cache" in text and "HF_HUB_OFFLINE is set" in text
+    assert "from the cache" in text and "HF_HUB_OFFLINE is set" in text
     assert hub.asked == []
 
 
@@ -182,7 +182,7 @@ def test_a_cache_that_holds_part_of_a_model(cache):
     put(cache, "owner/tiny", {"tokenizer.json": b"{}"})
     assert "(config.json is missing)" in words(locate_model, "owner/tiny", offline=True)
     put(cache, "owner/pickled", {**SMALL, "pytorch_model.bin": b""})
-    assert "convert to safetensors" in words(fetch_weights, "owner/pickled", offline=True)
+    assert "convert them to safetensors" in words(fetch_weights, "owner/pickled", offline=True)
     index = json.dumps({"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}).encode()
     put(cache, "owner/part", {**SMALL, "model.safetensors.index.json": index, "m-1.safetensors": WEIGHTS})
     assert "(m-2.safetensors is missing)" in words(fetch_weights, "owner/part", offline=True)

@@ -49,7 +49,7 @@ def test_other_rows_have_another_name() -> None:
 
 
 def test_a_column_of_several_types_is_no_table() -> None:
-    with pytest.raises(DataError, match="no table"):
+    with pytest.raises(DataError, match="cannot be converted to a table"):
         live_rows(pandas.DataFrame([{"question": 3}, {"question": "x"}]))
 
 
@@ -74,7 +74,7 @@ def test_a_stream_is_read_anew_each_time() -> None:
         (7, "is of type int"),
         ({"question": ["a"]}, "is of type dict"),
         ([ROWS[0], "What is 1+1?"], "a str at position 1"),
-        ([{1: "a"}], "the column 1"),
+        ([{1: "a"}], "column name 1 is not text"),
         (datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}), "with the splits train"),
     ],
 )

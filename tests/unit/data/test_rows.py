@@ -234,7 +234,7 @@ def test_a_directory_with_half_a_pair_is_refused_with_its_line(name, tmp_path):
     assert load_source(source, use_hf=True, seed=0, shuffle=False).rows == whole
     with (tmp_path / name).open("a") as file:
         file.write("\n" + json.dumps({"question": "\ud83d", "solution": "1"}))
-    with pytest.raises(DataError, match=rf"{name}, line 2: holds half"):
+    with pytest.raises(DataError, match=rf"{name}, line 2: the text contains half of a surrogate pair"):
         load_source(source, use_hf=True, seed=0, shuffle=False)
-    with pytest.raises(DataError, match=rf"{name}, line 2: holds half"):
+    with pytest.raises(DataError, match=rf"{name}, line 2: the text contains half of a surrogate pair"):
         list(stream_rows([source], use_hf=True)())

@@ -208,7 +208,7 @@ def test_images_are_not_decoded(tmp_path):
 
 @pytest.mark.parametrize("tail", ["@test", ":main"])
 def test_a_file_has_no_splits_or_subsets(tail, file):
-    with pytest.raises(DataError, match=f"leave {tail} out"):
+    with pytest.raises(DataError, match=f"remove {tail}"):
         load(f"{file}{tail}")
 
 
@@ -226,7 +226,7 @@ def test_a_saved_table(tmp_path):
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "d")
     assert load(tmp_path / "d").rows == ROWS
     assert list(stream_rows([parse_source(str(tmp_path / "d"))], use_hf=True)()) == ROWS
-    with pytest.raises(DataError, match="leave @test out"):
+    with pytest.raises(DataError, match="remove @test"):
         load(f"{tmp_path / 'd'}@test")
 
 
@@ -270,7 +270,7 @@ def test_subsets(tmp_path):
         DataError, match=r"has subsets: choose one, as in .*:main; the subsets are: main, socratic"
     ):
         load(tmp_path)
-    with pytest.raises(DataError, match=r"no subset mian \(nearest: main\); there are: main, socratic"):
+    with pytest.raises(DataError, match=r"no subset mian \(nearest: main\); the subsets are: main, socratic"):
         load(f"{tmp_path}:mian")
 
 

@@ -44,7 +44,7 @@ def test_what_needs_one_number_per_completion_stops_the_run() -> None:
     check_steps([rollout(1.0, 0.0)], refused, 1)
     with pytest.raises(GuardStop) as stop:
         check_steps([rollout([1.0], [0.0])], refused, 1)
-    assert "one number per step, and advantage_estimator is rloo" in stop.value.finding.seen
+    assert "one number per step, but advantage_estimator is rloo" in stop.value.finding.seen
     assert [fix.edits for fix in stop.value.finding.fixes] == [
         {"advantage_estimator": "grpo"},
         {"loss_type": "dapo"},

@@ -198,7 +198,7 @@ def test_two_processes_sum_their_gradients(tmp_path):
         assert found["none"] is None
         for fault, seen, cause in (
             ("averaged", "is 0.5 times", "averaging over the 2 ranks"),
-            ("twice", "rounding explains", "counted twice"),
+            ("twice", "rounding explains", "counted it twice"),
         ):
             assert found[fault][:2] == ["F127", 1]
             assert seen in found[fault][2]

@@ -147,7 +147,7 @@ def test_the_base_may_have_moved(tmp_path):
 def test_an_existing_directory_is_left_alone(tmp_path):
     base = base_of("qwen2", tmp_path / "base")
     (tmp_path / "out").mkdir()
-    with pytest.raises(CoveyError, match="there already"):
+    with pytest.raises(CoveyError, match="out exists already; name a directory"):
         export(base, tmp_path / "out", merge=False)
     assert not list((tmp_path / "out").iterdir())
 

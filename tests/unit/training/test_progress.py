@@ -29,7 +29,7 @@ def test_the_same_prompts_go_on() -> None:
     ("shift", "text", "words"),
     [
         (1, 0, "rows [13, 14, 15, 16], but in the stopped run they were [12, 13, 14, 15]"),
-        (0, 1, "other text"),
+        (0, 1, "the text of the next prompts (rows [12, 13, 14, 15]) differs"),
     ],
     ids=["another place", "other rows"],
 )

@@ -66,7 +66,7 @@ def test_a_whole_one(whole: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "fault", "words"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "causal", "is a LlamaForCausalLM, which writes text"),
+        ({"architectures": ["LlamaForCausalLM"]}, "causal", "is a LlamaForCausalLM, which generates text"),
         (
             {"architectures": ["LlamaModel"]},
             "not_classifier",
@@ -87,7 +87,7 @@ def test_a_policy_that_is_called_a_classifier_has_no_head(copy: Path) -> None:
     weights = load_file(copy / "model.safetensors")
     del weights["score.weight"]
     save_file(weights, copy / "model.safetensors", {"format": "pt"})
-    assert "among its weights is no head with one row" in str(described(copy).problem)
+    assert "but its weights have no head with one output" in str(described(copy).problem)
     assert described(MODEL_DIR).fault == "causal"
 
 
@@ -138,7 +138,7 @@ def test_a_question_of_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     other = with_judge(Facts(columns=("question",)), config(**usual)).judge
     assert other is not None and other.unknown == ("gold",)
-    for prompt, words in (("gone.md", "but it does not exist"), ("Rate it.", "no {completion}")):
+    for prompt, words in (("gone.md", "gone.md, which does not exist"), ("Rate it.", "no {completion}")):
         judge = with_judge(facts, config(**{**usual, "judge_prompt": prompt})).judge
         assert judge is not None and words in str(judge.prompt_problem)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

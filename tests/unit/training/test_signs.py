@@ -59,7 +59,7 @@ def test_repetition_is_said_at_its_step(tmp_path: Path, capsys: Any) -> None:
     assert findings(run) == [("F107", 0), ("F206", 3)]
     said = capsys.readouterr().out
     assert "F206" in said and "50% of 8 completions repeat one token or one phrase" in " ".join(said.split())
-    assert "F206 at 3 steps" in said
+    assert "F206 in 3 steps" in said
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     event = next(e for e in events if e.get("code") == "F206")
     assert event["fixes"][0] == {"text": "use a third of the learning rate", "edits": {"learning_rate": 3e-4}}
