@@ -97,7 +97,7 @@ def test_a_moving_reference_moves_at_its_syncs_and_only_there() -> None:
         for step in range(9, 15):
             watch.check(step, LocalComm())
     assert "reference w2" in stopped.value.finding.seen
-    assert "between two syncs" in stopped.value.finding.cause
+    assert "reference model changed between two of its updates" in stopped.value.finding.cause
     watch.record_reference()
     for step in range(9, 15):
         watch.check(step, LocalComm())

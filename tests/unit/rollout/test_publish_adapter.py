@@ -156,7 +156,7 @@ def test_an_adapter_that_is_not_applied():
     setting.engine.update = lambda name: 0.0
     setting.step()
     found = setting.stopped(1)
-    assert found.code == "F152" and "an adapter that is not applied" in found.cause
+    assert found.code == "F152" and "an adapter is not applied" in found.cause
 
 
 def test_an_adapter_that_stays():

@@ -175,7 +175,9 @@ def test_a_fleet_is_held_to_them_one_by_one():
     setting.engine.members["s1"].take = lambda name, weight: None
     found = setting.stopped(1)
     assert found.code == "F151"
-    assert found.seen.startswith("publish of version 1 to server s1: 30 tensors were sent; held with other")
+    assert found.seen.startswith(
+        "publish of version 1 to server s1: 30 tensors were sent; held with different values"
+    )
     assert found.seen.endswith(" and 27 more")
 
 
@@ -239,9 +241,9 @@ def test_tensors_of_no_version_of_this_run():
     setting.step()
     real = setting.engine.take
     setting.engine.take = lambda name, weight: real(name, weight * (2 if name == UP else 1))
-    assert setting.stopped(1).cause.startswith("They are of no version of this run")
+    assert setting.stopped(1).cause.startswith("They belong to no version of this run")
     setting.engine.take = lambda name, weight: real(name, weight * 2)
-    assert setting.stopped(1).cause.startswith("The engine holds another dtype")
+    assert setting.stopped(1).cause.startswith("The engine has the weights in another dtype")
 
 
 @pytest.mark.parametrize(("served", "code"), [(-1, "F150"), (0, "F150"), (1, None), (2, "F155")])

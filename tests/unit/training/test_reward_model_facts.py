@@ -147,4 +147,4 @@ def test_a_question_of_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (lacking,) = [p for p in checks(config(**usual), without) if p.code == "E116"]
     assert "`pip install 'covey[judge]'`" in lacking.fixes[0].text
     judge = with_judge(facts, config(**usual, judge_regex="(")).judge
-    assert judge is not None and "no regular expression" in str(judge.regex_problem)
+    assert judge is not None and "is not a valid regular expression: missing )" in str(judge.regex_problem)
