@@ -421,7 +421,7 @@ def test_any_directory_is_loaded(bases, rows, tmp_path):
     ("settings", "words"),
     [
         (replace(LORA, rank=8, alpha=16), "another adapter"),
-        (replace(LORA, alpha=16), "scaling 2, this one 4"),
+        (replace(LORA, alpha=16), "scaling 2, but this one has 4"),
         (replace(LORA, target_modules=("q_proj",)), "another adapter"),
         (KINDS["dora"], "another adapter"),
     ],

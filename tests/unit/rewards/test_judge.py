@@ -135,10 +135,10 @@ def test_an_answer_without_a_reward_makes_its_row_invalid() -> None:
         ("Reward: 1.2.3", "finds '1.2.3', which is not a number"),
         ("Reward: +" + "9" * 400, "which is not a finite number"),
         (None, "contains no text"),
-        ({"choices": []}, "no chat completion: IndexError"),
-        ({}, "no chat completion: KeyError"),
-        ([1], "no chat completion: TypeError"),
-        (b"<html>", "no chat completion: JSONDecodeError"),
+        ({"choices": []}, "is not a chat completion: IndexError"),
+        ({}, "is not a chat completion: KeyError"),
+        ([1], "is not a chat completion: TypeError"),
+        (b"<html>", "is not a chat completion: JSONDecodeError"),
         ({"choices": [{"message": {"content": [{"text": "Reward: 1"}]}}]}, "contains no text"),
     ]
     texts = [str(i) for i in range(len(cases))]

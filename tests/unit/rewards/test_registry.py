@@ -177,7 +177,7 @@ def test_trls_accuracy_has_its_gold_in_the_column_solution(scored):
     assert [s.total for s in score_rows(rewards, [1.0], rows)] == [1.0, 0.0]
     (fault,) = rewards.missing(["answer"])
     assert (fault.reward, fault.kind) == ("accuracy_reward", "signature")
-    assert "demands solution" in fault.words
+    assert "needs the argument solution" in fault.words
 
 
 def test_a_reward_reads_what_the_prompt_has_opened(scored):
