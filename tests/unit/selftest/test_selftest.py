@@ -49,7 +49,7 @@ def test_a_failure_ends_with_3(capsys: pytest.CaptureFixture[str], monkeypatch: 
     said = capsys.readouterr()
     assert [x.split("  ")[0] for x in said.out.splitlines() if x.endswith("FAIL")] == [NAME]
     assert said.out.splitlines()[-1] == f"FAILED: 1 of {len(BOUNDS)} checks"
-    assert said.err.startswith("F120\n  seen   packing: gradient is 1, at most 5.0e-01 is right.")
+    assert said.err.startswith("F120\n  seen   packing: gradient is 1, but at most 5.0e-01 is allowed.")
     for part in ("why", "cause", "do", "or"):
         assert f"\n  {part}  " in said.err
     assert BOUNDS[NAME].reason in " ".join(said.err.split())
