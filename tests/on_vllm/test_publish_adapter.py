@@ -110,7 +110,7 @@ def test_an_adapter_that_is_not_applied(
         engine._llm.llm_engine, "add_request", lambda *a, **k: real(*a, **{**k, "lora_request": None})
     )
     found = stopped(publisher)
-    assert found.code == "F152" and "an adapter that is not applied" in found.cause
+    assert found.code == "F152" and "an adapter is not applied" in found.cause
     monkeypatch.undo()
     assert publish(publisher).canary_gap < 1e-4
 
