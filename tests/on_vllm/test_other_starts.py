@@ -48,7 +48,7 @@ def test_adapters(start, learner: Learner) -> None:
     requests = [request_of(p, i) for i, p in enumerate(prompts())]
     with start(lora_rank=RANK) as engine:
         assert engine.capabilities.adapter_rank == 8 and engine.held_base() == ""
-        with pytest.raises(ValueError, match="no base"):
+        with pytest.raises(ValueError, match="has not received its base model"):
             engine.publish(iter(adapter(learner, 1).items()), 0)
         assert learner.agrees_with(engine.publish(learner.weights(), 0))
         base = engine.held_base()
@@ -72,7 +72,7 @@ def test_adapters(start, learner: Learner) -> None:
         assert [n.partition(".")[0] for n in names] == ["covey@1", "covey@2", "covey@2"]
         assert [d.exists() for d in directories] == [False, False, True]
         assert engine._llm.llm_engine.list_loras() == {engine._adapter.lora_int_id}
-        with pytest.raises(ValueError, match=r"model.norm.weight was sent behind"):
+        with pytest.raises(ValueError, match=r"model.norm.weight was sent after the matrices of an adapter"):
             engine.publish(chain(matrices.items(), [("model.norm.weight", torch.ones(2))]), 3)
         too_high = {n: t.repeat(3, 1) if "_A" in n else t.repeat(1, 3) for n, t in matrices.items()}
         with pytest.raises(ValueError, match="rank 12 was sent, but this vLLM accepts adapters up to rank 8"):
