@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +28,9 @@ from covey.rollout.server.wire import TensorSpec
 GLOO, NCCL = "gloo", "nccl"
 SERVER, RUN = 0, 1
 """The ranks of a group."""
+
+CLOSING_S = 2.0
+"""How long the end of a group is waited for."""
 
 _ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 # Clean up; the default ends the process.
@@ -79,9 +82,11 @@ class Group:
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
 
-    def abort(self) -> None:
-        """End it; what waits on it ends too, with gloo at its time limit."""
-        later(self.process_group.abort)
+    def abort(self, patience_s: float = 0.0) -> None:
+        """End it; what waits on it ends too, with gloo at its time limit. Returns when it has ended, after
+        `patience_s` at the latest: a thread that comes back from native code while Python ends aborts the
+        process."""
+        wait((later(self.process_group.abort),), patience_s)
 
 
 def join_group(
@@ -233,7 +238,7 @@ class GroupHost:
     def _close(self, keeps: tuple[str, int] | None) -> None:
         made, self._group, self._run, self._name = self._group, None, "", ""
         if made is not None and made.done() and made.exception() is None:
-            made.result().abort()
+            made.result().abort(CLOSING_S)
         if self._store is not None and self._store[:2] != keeps:
             # torch closes it with the last of its users.
             self._store = None

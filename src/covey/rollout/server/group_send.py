@@ -126,10 +126,10 @@ class GroupSender:
             ) from error
         raise TimeoutError(tr("it did not receive its tensors within {limit:g} s", limit=limit))
 
-    def close(self) -> None:
-        """End the group; the next publish makes another."""
+    def close(self, patience_s: float = 0.0) -> None:
+        """End the group, which is waited for so long; the next publish makes another."""
         if self._group is not None:
-            self._group.abort()
+            self._group.abort(patience_s)
         self._group = None
 
     def take_notices(self, step: int) -> list[Finding]:

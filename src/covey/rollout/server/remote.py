@@ -20,6 +20,7 @@ from torch import Tensor
 
 from covey.rollout.server.bucket import Bucket
 from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
+from covey.rollout.server.group import CLOSING_S
 from covey.rollout.server.group_send import GroupSender
 from covey.rollout.server.wire import WHOLE, ServerStatus, WireError, fingerprints_of, names_of, request_body
 from covey.texts import tr
@@ -141,7 +142,7 @@ class Server:
             self._attending.close()
             self._attending = None
         if self.group is not None:
-            self.group.close()
+            self.group.close(CLOSING_S)
 
     def begin(self, version: int, form: str = WHOLE) -> str:
         """Open a publish, and return its id; what still runs for the former version is ended."""
