@@ -258,7 +258,7 @@ RANKS: Sequence[Mutant] = (
     _of_ranks("its engine loses a tensor", "F151", 1, _LosesATensor, "the engine of rank 1: 50 tensors"),
     _of_ranks("its engine loses a tensor, sharded", "F151", 1, _LosesATensor, _ONE, **_FSDP),
     _of_ranks("its engine hides its head", "F152", 1, _HidesItsHead, "from the learner's"),
-    _of_ranks("its engine hides its head, sharded", "F152", 1, _HidesItsHead, "away from", **_FSDP),
+    _of_ranks("its engine hides its head, sharded", "F152", 1, _HidesItsHead, "from the learner's", **_FSDP),
     _of_ranks("its engine hides its head, ZeRO-3", "F152", 1, _HidesItsHead, deepspeed="zero3"),
     _of_ranks("its engine drops the adapter, sharded", "F152", 1, _DropsTheAdapter, **{**LORA, **_FSDP}),
     _of_ranks("its publish breaks off, sharded", "F114", 1, _Fails, "breaks off", **_FSDP),
