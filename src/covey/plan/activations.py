@@ -16,19 +16,16 @@ from covey.plan.recompute import Recompute
 from covey.plan.shape import tokens_per_pass
 
 FLOAT = 4
-HEAD_BLOCK = {"cpu": (2048, 1 << 21), "gpu": (4096, 1 << 26)}
+HEAD_CELLS = {"cpu": 1 << 21, "gpu": 1 << 26}
 PREFILL_TOKENS = 16384
 MAX_ROWS = 256
 FLAT_PROMPT = 64
-NOISE_BLOCK = 512
 CACHE_SHARE = 0.3
-STRIDE, MOST_RECORDINGS = 8, 48
-STEP_FAMILIES, MOST_COPIED = frozenset({"llama", "mistral", "qwen2", "qwen3"}), 1 << 29
-SENT_TOGETHER = 64 << 20
-"""The limits of kernels/protocol.py, kernels/gpu, kernels/llama, rollout/noise.py, rollout/native/{engine,
-caches,budget}.py and rollout/server/wire.py; a test holds them to these."""
+"""Limits of kernels/protocol.py and rollout/native/{engine,caches,budget}.py; a test holds them to these."""
 
 _QUERY_NORMS = frozenset({"qwen3"})
+# Blocks of logits that are there at once.
+_HEAD_BLOCKS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +34,6 @@ class PassSize:
 
     tokens   of the stream; siblings share their prompt
     trained  tokens that are predicted
-    keys     that attention gathers: every row has its prompt's beside its own
     cells    query-key pairs of the completions' masks
     later    whether an earlier pass of the same step has left gradients
     shared   tokens of a prompt that several passes go on from: its keys and values are kept for them
@@ -45,7 +41,6 @@ class PassSize:
 
     tokens: int
     trained: int
-    keys: int
     cells: int
     later: bool
     shared: int = 0
@@ -86,7 +81,6 @@ def fullest_pass(config: Config, facts: Facts, prompt: int) -> PassSize:
     return PassSize(
         tokens=prompts * prompt + rows * completion,
         trained=rows * completion,
-        keys=prompts * prompt + rows * (prompt + completion),
         cells=rows * completion * (prompt + completion),
         shared=0 if whole else prompt,
         later=of_step > rows,
@@ -132,7 +126,7 @@ def layer_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
 
     Norms keep their input in float32, and what they give where their weight is trained; linear layers their
     input where they are trained, an adapter a float32 copy of it; a gated MLP three outputs; attention the
-    queries, its output and a log-sum-exp, and of every row the keys and values of its prompt beside its own.
+    queries, keys and values, its output and a log-sum-exp.
     """
     e = training.element
     query, key = model.heads * model.head_width, model.kv_heads * model.head_width
@@ -143,7 +137,7 @@ def layer_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
         per_token += (2 * model.hidden + query + model.intermediate) * e
     for width, out in (_linears(model)[name] for name in _adapted(model) if not training.full):
         per_token += FLOAT * (width + training.rank + (2 * out if training.dora else 0))
-    return size.tokens * per_token + 2 * size.keys * key * e
+    return size.tokens * (per_token + 2 * key * e)
 
 
 def _linears(model: ModelSizes) -> dict[str, tuple[int, int]]:
@@ -170,8 +164,7 @@ def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     e = training.element
     query, key = model.heads * model.head_width, model.kv_heads * model.head_width
     mlp = size.tokens * (2 * model.hidden + 3 * model.intermediate) * e
-    attention = size.tokens * (2 * model.hidden + 4 * query + 2 * key) * e
-    attention += 2 * size.keys * key * e
+    attention = size.tokens * (2 * model.hidden + 4 * query + 4 * key) * e
     # Each product dequantizes its weight.
     return max(mlp, attention) + (model.hidden * model.intermediate * e if training.packed_bits else 0)
 
@@ -182,21 +175,8 @@ def weight_bytes(model: ModelSizes, training: Training) -> int:
     return training.element * (model.parameters - packed) + int(training.packed_bits * packed / 8)
 
 
-@dataclass(frozen=True, slots=True)
-class HeadBlock:
-    """The logits that the head holds at once: of `tokens` tokens and `words` words of the vocabulary."""
-
-    tokens: int
-    words: int
-
-    @property
-    def num_bytes(self) -> int:
-        """One block in float32."""
-        return self.tokens * self.words * FLOAT
-
-
-def head_block(model: ModelSizes, trained: int, *, cuda: bool) -> HeadBlock:
-    """Return the block that models/head.py chooses for so many trained tokens."""
-    tokens, cells = HEAD_BLOCK["gpu" if cuda else "cpu"]
-    tokens = max(1, min(trained, max(tokens, cells // model.vocabulary)))
-    return HeadBlock(tokens, min(model.vocabulary, max(1, cells // tokens)))
+def head_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
+    """Return what the head works with: blocks of logits in float32, and the gradient of the hidden states."""
+    cells = min(size.trained * model.vocabulary, HEAD_CELLS["gpu" if training.cuda else "cpu"])
+    low = training.element if training.element != FLOAT else 0
+    return _HEAD_BLOCKS * FLOAT * cells + size.trained * model.hidden * (FLOAT + low)

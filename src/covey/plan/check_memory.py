@@ -17,7 +17,7 @@ from covey.types import Fix, Problem
 # Of what a run takes that did not fit: the most that is proposed for it.
 _LESS = 0.85
 # Parts of a rollout that no offloading takes away.
-_BESIDE_STATES = ("communication", tr("KV cache"), "sampling", "recordings", "engine")
+_BESIDE_STATES = ("communication", tr("KV cache"), "sampling", "engine")
 
 
 def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:

@@ -53,7 +53,7 @@ TIGHT = 0.9
 _COMMUNICATION = 1_000_000_000
 _SHOWN = 0.02
 # The phases between a rollout and the next one.
-_AFTER = ("annotate", "update", "step", "save")
+_AFTER = ("annotate", "update", "step")
 # Of a reward model's forward pass: its tokens (`covey.rewards.apart`), and the outputs of one layer that are
 # there at a time, as wide as the model and as its MLP.
 _REWARD_TOKENS, _WIDTHS, _MLP_WIDTHS = 8192, 6, 3
@@ -297,8 +297,6 @@ def _phases(
     add("step", step_parts(config, model, how, held, layout))
     if layout.engine != "own" or not facts.layout.is_here:
         add("publish", publish_parts(model, how, layout))
-    whole = {"gathered tensor": FLOAT * model.vocabulary * model.hidden} if layout.zero_stage else {}
-    add("save", whole)
     return tuple(phases)
 
 

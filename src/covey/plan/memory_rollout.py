@@ -10,12 +10,7 @@ from covey.plan.activations import (
     FLAT_PROMPT,
     FLOAT,
     MAX_ROWS,
-    MOST_COPIED,
-    MOST_RECORDINGS,
-    NOISE_BLOCK,
     PREFILL_TOKENS,
-    STEP_FAMILIES,
-    STRIDE,
     PassSize,
     Training,
     weight_bytes,
@@ -25,13 +20,8 @@ from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
 from covey.plan.memory_vllm import engine_bytes, held_tokens
 
-# Of a sampled row: logits, scaled logits and what their sum of exp takes; and of a block of the vocabulary
-# token ids, their noise in two int64 arrays, and scores. What draws in C has the logits alone.
-_SAMPLING_BYTES, _NOISE_BYTES = 3 * FLOAT, 3 * 8 + 2 * FLOAT
-_TABLE_BYTES = 8
-# What a GPU keeps of each kernel of a recording (an estimate until it is measured), and kernels of a decoding
-# step: of a layer by the short step and by transformers' modules, and of sampling.
-_KERNEL_KEPT, _SHORT_KERNELS, _MODULE_KERNELS, _SAMPLING_KERNELS = 2048, 36, 60, 130
+# Of a sampled row: logits, scaled logits and what their sum of exp takes.
+_SAMPLING_BYTES = 3 * FLOAT
 
 
 def planned_layout(facts: Facts) -> Layout:
@@ -66,19 +56,12 @@ def rollout_parts(
     own = config.max_completion_length + (prompt if prompt <= FLAT_PROMPT else 0)
     cache = {"KV cache": key * (rows * own + slots * prompt)}
     prefill = min(slots * prompt, max(PREFILL_TOKENS, prompt))
-    alone = PassSize(tokens=prefill, trained=0, keys=prefill, cells=0, later=False)
-    low = how.element if how.element != FLOAT else 0
-    sampling = rows * (model.vocabulary * (_SAMPLING_BYTES + low) + NOISE_BLOCK * _NOISE_BYTES)
-    sampling += model.vocabulary * _TABLE_BYTES
-    work = {"sampling": max(sampling, working_bytes(model, alone, how))}
+    alone = PassSize(tokens=prefill, trained=0, cells=0, later=False)
+    work = {"sampling": max(rows * model.vocabulary * _SAMPLING_BYTES, working_bytes(model, alone, how))}
     if not how.full and how.element == FLOAT and not how.packed_bits:
         work["merged weights"] = FLOAT * model.adapted_parameters
     if missing:
         work["gathered weights"] = missing
-    # Recordings of a GPU go on reading the copies.
-    (cache if how.cuda else work).update(_copies(config, model, how))
-    if how.cuda and config.engine == "native" and config.kernels != "torch":
-        cache["recordings"] = sampling + _recordings(model)
     return cache, work
 
 
@@ -86,24 +69,6 @@ def row_bytes(config: Config, how: Training, model: ModelSizes, prompt: int) -> 
     """Return the keys and values of the longest prompt with its completion."""
     key = 2 * model.layers * model.kv_heads * model.head_width * how.element
     return key * (prompt + config.max_completion_length)
-
-
-def _recordings(model: ModelSizes) -> int:
-    """What a GPU keeps of the recordings of decoding strides, beside the memory that they all work in."""
-    of_layer = _SHORT_KERNELS if model.family in STEP_FAMILIES else _MODULE_KERNELS
-    return MOST_RECORDINGS * STRIDE * (model.layers * of_layer + _SAMPLING_KERNELS) * _KERNEL_KEPT
-
-
-def _copies(config: Config, model: ModelSizes, how: Training) -> dict[str, int]:
-    """What the native engine copies of a small model's weights, to have them side by side: not beside an
-    adapter that is not merged."""
-    columns = (model.heads + 2 * model.kv_heads) * model.head_width + 2 * model.intermediate
-    copied = model.layers * model.hidden * columns * how.element
-    is_beside = not how.full and (how.element != FLOAT or how.packed_bits > 0)
-    is_short = config.engine == "native" and config.kernels != "torch" and model.family in STEP_FAMILIES
-    if not is_short or is_beside or copied > MOST_COPIED:
-        return {}
-    return {"weights side by side": copied}
 
 
 def requests_of(config: Config, facts: Facts) -> list[tuple[int, int]]:

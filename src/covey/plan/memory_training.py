@@ -13,10 +13,9 @@ from covey.config.start import reference_adapter
 from covey.options.schema import Config
 from covey.plan.activations import (
     FLOAT,
-    SENT_TOGETHER,
     PassSize,
     Training,
-    head_block,
+    head_bytes,
     kept_bytes,
     layer_bytes,
     mask_bytes,
@@ -31,9 +30,6 @@ from covey.plan.memory_rollout import planned_layout
 LOW = 2
 """Bytes of a number of lower precision."""
 
-_HEAD_BLOCKS = 3
-# How often a CPU counts activations: its allocator keeps many of the blocks that were freed.
-_ON_CPU = 2
 # DeepSpeed's reduce_bucket_size, twice, since the next one fills while one is reduced.
 _BUCKET, _BUCKETS = 500_000_000, 2
 # What goes with the weights where these are offloaded.
@@ -97,27 +93,17 @@ def _moving(how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
 
 
 def load_parts(model: ModelSizes, how: Training, held: Mapping[str, int], layout: Layout) -> dict[str, int]:
-    """The fullest moment of the load: the model as it was saved beside its copies, which DeepSpeed makes part
-    by part; of the rows that prove the layout the head alone gets a gradient. Of FSDP's shards a whole copy
-    is made to prove it."""
+    """The fullest moment of the load. Of FSDP's shards a whole copy is made to prove the layout of rows; on a
+    CPU the base of an adapter is read in float32."""
     if layout.fsdp:
-        whole = {"gathered weights": how.element * model.parameters}
-        return dict(held) | gathered_layer(model, how, layout) | whole
-    if layout.zero_stage:
-        return {name: held[name] for name in ("weights", "masters", "reference") if name in held}
-    if how.packed_bits:
-        # Each tensor is quantized as soon as it is read; the embedding, which is not, is cast after.
-        largest = FLOAT * max(_units(model)[0], model.hidden * model.intermediate)
-        return dict(held) | {"tensor in float32": largest, "probe": _of_head(model, how, how.element)}
-    start = {"weights in float32": FLOAT * model.parameters, "probe": _of_head(model, how, how.element)}
-    if not how.full:
-        # The base of an adapter is cast tensor by tensor, in the machine's memory, before it goes to a GPU.
-        return dict(held) | {"probe": start["probe"]} if how.cuda else start | {"adapters": held["adapters"]}
-    if "reference" in held:
-        start["reference in float32"] = FLOAT * model.parameters
-    if how.element != FLOAT:
-        start["weights"] = how.element * model.parameters
-    return start
+        return (
+            dict(held)
+            | gathered_layer(model, how, layout)
+            | {"gathered weights": how.element * model.parameters}
+        )
+    if how.full or how.cuda or how.packed_bits or layout.zero_stage:
+        return dict(held)
+    return dict(held) | {"weights": FLOAT * model.parameters}
 
 
 def gathered_layer(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
@@ -150,15 +136,10 @@ def bucket_parts(model: ModelSizes, how: Training, weights: Weights, layout: Lay
 
 
 def publish_parts(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
-    """What brings new weights to the engine: vLLM gets one tensor after the other, and is awake for it; to
-    servers some go together, from main memory."""
+    """What brings new weights to the engine, one tensor after the other: vLLM is awake for it."""
     if layout.engine == "own":
         return {}
-    largest = how.element * model.vocabulary * model.hidden
-    parts = {"gathered tensor": largest}
-    if layout.engine == "server" and not how.cuda:
-        # A copy, and the message that it is put into.
-        parts["weights on their way"] = 2 * max(largest, min(SENT_TOGETHER, how.element * model.parameters))
+    parts = {"gathered tensor": how.element * model.vocabulary * model.hidden}
     if layout.engine_sleeps:
         parts["engine"] = LOW * model.parameters // layout.engine_parallel
     return parts
@@ -204,8 +185,7 @@ def step_parts(
 
 def annotation_parts(model: ModelSizes, size: PassSize, how: Training) -> dict[str, int]:
     """A forward pass of which nothing is kept."""
-    block = head_block(model, size.trained, cuda=how.cuda)
-    work = max(working_bytes(model, size, how), _HEAD_BLOCKS * block.num_bytes)
+    work = max(working_bytes(model, size, how), head_bytes(model, size, how))
     return {"forward pass": mask_bytes(size, how) + work}
 
 
@@ -218,24 +198,22 @@ def update_parts(
     *,
     adds_up: bool = False,
 ) -> dict[str, int]:
-    """The fullest moment of a backward pass: at its start all activations are held, at its end all
-    gradients, of which FSDP `adds_up` whole ones until the last pass has reduced them."""
-    held = FLOAT * weights.trained
-    before = (held if adds_up else layout.on_gpu(held, "gradients")) if size.later else 0
-    of_head = _of_head(model, how, how.element)
-    kept = (1 if how.cuda else _ON_CPU) * kept_bytes(model, size, how)
+    """The fuller end of a backward pass: at its start all activations are held, at its end all gradients, of
+    which FSDP `adds_up` whole ones until the last pass has reduced them."""
+    whole = FLOAT * weights.trained
+    before = (whole if adds_up else layout.on_gpu(whole, "gradients")) if size.later else 0
     layer = working_bytes(model, size, how)
     if how.recompute != "none":
         layer += layer_bytes(model, size, how)
     if how.offload:
         layer += mask_bytes(size, how)
-    start = {"gradients": before, "activations": kept, "head": of_head + _head(model, size, how)}
-    inside = {"gradients": before + of_head, "activations": kept + layer}
+    start = {
+        "gradients": before,
+        "activations": kept_bytes(model, size, how) + max(layer, head_bytes(model, size, how)),
+        "gradient of the head": _of_head(model, how),
+    }
     end = {"gradients": max(before, _gradients(how, weights, layout))}
-    # Of a tied head the gradient waits for that of the embedding, and both are added to that of a master.
-    adding = model.vocabulary * model.hidden * FLOAT if weights.low else 0
-    end["head"] = of_head * (2 if before and not weights.low else 1) + adding
-    return max((start, inside, end), key=lambda parts: sum(parts.values()))
+    return max((start, end), key=lambda parts: sum(parts.values()))
 
 
 def _gradients(how: Training, weights: Weights, layout: Layout) -> int:
@@ -245,21 +223,7 @@ def _gradients(how: Training, weights: Weights, layout: Layout) -> int:
     return layout.on_gpu(FLOAT * weights.trained, "gradients") + lower
 
 
-def _head(model: ModelSizes, size: PassSize, how: Training) -> int:
-    """The head's backward pass: blocks of logits, the gradient of the hidden states, and of its own a block
-    as it comes and as a sum."""
-    block = head_block(model, size.trained, cuda=how.cuda)
-    low = how.element if how.element != FLOAT else 0
-    num_bytes = _HEAD_BLOCKS * block.num_bytes + size.trained * model.hidden * (FLOAT + low)
-    if _trains_head(model, how):
-        num_bytes += block.words * model.hidden * (FLOAT + how.element)
-    return num_bytes
-
-
-def _trains_head(model: ModelSizes, how: Training) -> bool:
-    return how.full or (bool(model.saved_parameters) and not model.tied)
-
-
-def _of_head(model: ModelSizes, how: Training, element: int) -> int:
-    """The gradient of the head."""
-    return model.vocabulary * model.hidden * element if _trains_head(model, how) else 0
+def _of_head(model: ModelSizes, how: Training) -> int:
+    """The gradient of the head, where it is trained."""
+    is_trained = how.full or (bool(model.saved_parameters) and not model.tied)
+    return model.vocabulary * model.hidden * how.element if is_trained else 0

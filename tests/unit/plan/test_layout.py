@@ -91,7 +91,7 @@ def test_stage_3_gathers_what_it_works_with() -> None:
 def test_a_colocated_engine_holds_its_share_until_it_sleeps() -> None:
     awake = replace(OFFLOADED, engine="colocate", engine_share=0.4, engine_parallel=4)
     share = int(0.4 * 96 * GIB)
-    for name in ("rollout", "update", "step", "publish", "save"):
+    for name in ("rollout", "update", "step", "publish"):
         assert parts(awake, name)["engine"] == share
     assert not {"KV cache", "sampling", "gathered weights"} & set(parts(awake, "rollout"))
     asleep = replace(awake, engine_sleeps=True)
@@ -120,7 +120,7 @@ def test_32_billion_parameters_on_eight_gpus_of_96_gib() -> None:
 @pytest.mark.parametrize("layout", [EIGHT, SHARDED])
 def test_every_phase_is_there(layout: Layout) -> None:
     names = [p.name for p in plan(layout, beta=0.1).phases]
-    assert names == ["load", "rollout", "annotate", "update", "step", "publish", "save"]
+    assert names == ["load", "rollout", "annotate", "update", "step", "publish"]
 
 
 def test_ddp_elsewhere_is_ddp_here() -> None:

@@ -56,7 +56,7 @@ def test_the_largest_group(groups: int | None, share: float) -> None:
 
 
 def test_a_reference_is_there_while_it_annotates() -> None:
-    assert set(held(parts(beta=0.1), "reference")) >= {"rollout", "annotate", "update", "step", "save"}
+    assert set(held(parts(beta=0.1), "reference")) >= {"rollout", "annotate", "update", "step"}
     assert held(parts(beta=0.1, offload_reference=True), "reference") == {"annotate": 2}
     moving = parts(beta=0.1, offload_reference=True, sync_ref_model=True)
     assert held(moving, "reference in float32") == {"annotate": 4}
@@ -65,7 +65,7 @@ def test_a_reference_is_there_while_it_annotates() -> None:
 def test_a_rollout_has_the_memory_of_what_it_does_not_need() -> None:
     phases = parts(beta=0.1, offload_model=True)
     for name in ("masters", "moments", "reference"):
-        assert set(held(phases, name)) == {"annotate", "update", "step", "save"}
+        assert set(held(phases, name)) == {"annotate", "update", "step"}
     assert held(phases, "weights")["rollout"] == 2
     sharded = replace(GPU, layout=Layout(num_gpus=2, gpu_bytes=80 * 10**9, zero_stage=3, fsdp=True))
     assert set(held(parts(sharded, offload_model=True), "masters")) >= {"update", "step"}

@@ -12,19 +12,12 @@ import pytest
 from covey.plan.activations import (
     CACHE_SHARE,
     FLAT_PROMPT,
-    HEAD_BLOCK,
+    HEAD_CELLS,
     MAX_ROWS,
-    MOST_COPIED,
-    MOST_RECORDINGS,
-    NOISE_BLOCK,
     PREFILL_TOKENS,
-    SENT_TOGETHER,
-    STEP_FAMILIES,
-    STRIDE,
     PassSize,
     Training,
     fullest_pass,
-    head_block,
     kept_bytes,
     kept_of_layer,
     layer_bytes,
@@ -42,9 +35,6 @@ MODEL = replace(
     adapted_parameters=300,
     adapter_parameters=50,
 )
-# What 4 rows sample in; 48 recordings of 8 steps, of 36 kernels a layer and 130 others, 2,048 bytes each.
-SAMPLED = 4 * (100 * 12 + 512 * 32) + 100 * 8
-RECORDINGS = SAMPLED + 48 * 8 * (2 * 36 + 130) * 2048
 FACTS = facts(model_sizes=MODEL, longest_prompt=10, cuda=False, free_memory_bytes=10**10)
 RUN = {
     "num_generations": 2,
@@ -58,7 +48,7 @@ RUN = {
 FULL = Training(element=4, full=True, recompute="none", rank=3, dora=False, cuda=False, offload=False)
 LORA = replace(FULL, full=False)
 # Two prompts of 10 and four completions of 6; each completion attends to its prompt and to itself.
-SIZE = PassSize(tokens=44, trained=24, keys=84, cells=4 * 6 * 16, later=False)
+SIZE = PassSize(tokens=44, trained=24, cells=4 * 6 * 16, later=False)
 
 
 def plan(given: Facts = FACTS, **options: Any) -> MemoryPlan:
@@ -81,7 +71,7 @@ def test_the_fullest_pass() -> None:
 def test_passes_that_go_on_from_a_prompt() -> None:
     """Of 4 completions of 6 two fit beside a prompt of 10 in 22 tokens."""
     size = fullest_pass(config(**{**RUN, "num_generations": 4, "max_tokens_per_micro_batch": 22}), FACTS, 10)
-    assert size == PassSize(tokens=22, trained=12, keys=10 + 2 * 16, cells=2 * 6 * 16, later=True, shared=10)
+    assert size == PassSize(tokens=22, trained=12, cells=2 * 6 * 16, later=True, shared=10)
     # Of its prompt keys and values, and their gradients, of 4 numbers each, in two layers.
     alone = kept_bytes(MODEL, replace(size, shared=0), FULL)
     assert kept_bytes(MODEL, size, FULL) == alone + 2 * 10 * 2 * 4 * (4 + 4)
@@ -93,14 +83,15 @@ def test_passes_that_go_on_from_a_prompt() -> None:
 
 
 # Full: two norms 2 x 8 x (4 + 4), inputs of the linear layers 4 x (8 + 8 + 8 + 16), gate, silu and up
-# 3 x 16 x 4, queries and output of attention 2 x 8 x 4 and its log-sum-exp 2 x 4: 552 bytes a token.
-FULL_LAYER = 44 * 552 + 84 * 2 * 4 * 4
+# 3 x 16 x 4, queries and output of attention 2 x 8 x 4, its keys and values 2 x 4 x 4 and its log-sum-exp
+# 2 x 4: 584 bytes a token.
+FULL_LAYER = 44 * 584
 # What is added to the scores of 384 cells in float32, once for all layers, with its mask and its ages.
 MASK = 384 * (4 + 1 + 8)
 
 
 def test_a_layer() -> None:
-    assert layer_bytes(MODEL, SIZE, FULL) == FULL_LAYER == 26976
+    assert layer_bytes(MODEL, SIZE, FULL) == FULL_LAYER
 
 
 def test_what_makes_a_layer_larger_or_smaller() -> None:
@@ -122,8 +113,8 @@ def assert_grows(*num_bytes: int) -> None:
     assert list(num_bytes) == sorted({*num_bytes})
 
 
-# 3 blocks of 24 x 100, the gradient of 24 hidden states, and that of the weight.
-HEAD = 3 * 9600 + 24 * 8 * 4 + 100 * 8 * (4 + 4) + 100 * 8 * 4
+# 3 blocks of 24 x 100, and the gradient of 24 hidden states.
+HEAD = 3 * 9600 + 24 * 8 * 4
 # Beside the layers: the mask, the last norm and the hidden states that the head reads.
 LAST = MASK + 44 * 8 * 8 + 24 * 8 * 4
 
@@ -143,55 +134,28 @@ def test_offloaded_activations_leave_the_gpu() -> None:
     assert phases(activation_offloading=True) == phases()
 
 
-@pytest.mark.parametrize("cuda", [False, True])
-@pytest.mark.parametrize("trained", [1, 24, 700, 5000])
-def test_blocks_are_those_of_the_head(trained: int, cuda: bool) -> None:
-    import torch
-
-    from covey.kernels.protocol import HeadSpec
-    from covey.kernels.torch_.kernels import TorchKernels
-    from covey.models.head import _Head
-
-    for vocabulary in (100, 32_768, 151_936):
-        device = torch.device("meta" if cuda else "cpu")
-        weight = torch.empty(vocabulary, 1, device=device)
-        head = _Head.over(trained, weight, None, HeadSpec(), TorchKernels())
-        first = [blocks[0].stop for blocks in (head.context_blocks, head.vocab_blocks)]
-        block = head_block(replace(MODEL, vocabulary=vocabulary), trained, cuda=cuda)
-        assert [block.tokens, block.words] == first
-
-
 def test_phases_of_full_training_in_float32() -> None:
     found = phases()
-    assert list(found) == ["load", "rollout", "update", "step", "save"]
-    assert found["load"] == {"weights in float32": 4000, "probe": 100 * 8 * 4}
+    assert list(found) == ["load", "rollout", "update", "step"]
+    assert found["load"] == {"weights": 4000}
     # 2 layers x 1 key head x 4 x 2 tensors x 4 bytes for 2 prompts of 10 and 4 completions of 6, each with
     # room for its prompt
     held = {"weights": 4000, "moments": 8000, "KV cache": 64 * (4 * 16 + 2 * 10)}
     assert {n: found["rollout"][n] for n in held} == held
     assert found["step"] == held | {"gradients": 4000}
-    assert found["save"] == held
-    # At the start of the backward pass: the activations, and of the head 3 blocks of logits, the gradient of
-    # the hidden states, a block of its own gradient as it comes and as a sum, and all of that.
-    work = {"gradients": 0, "activations": 2 * (2 * FULL_LAYER + LAST), "head": HEAD}
+    # At the start of the backward pass: the activations, what the head works with, and its gradient.
+    work = {"gradients": 0, "activations": 2 * FULL_LAYER + LAST + HEAD, "gradient of the head": 3200}
     assert found["update"] == held | work
-    # A GPU counts its activations once.
-    work["activations"] //= 2
-    there = phases(replace(FACTS, cuda=True), torch_dtype="float32")["update"]
-    assert there == held | work | {"weights side by side": 3072, "recordings": RECORDINGS}
+    # A GPU computes the same.
+    assert phases(replace(FACTS, cuda=True), torch_dtype="float32")["update"] == found["update"]
 
 
 def test_what_is_computed_again_holds_one_layer_more_than_it_keeps() -> None:
     """Its backward pass is fullest inside the first layer that is computed again, or in the head."""
-    found = phases(gradient_checkpointing="true")["update"]
-    kept = 2 * (2 * 44 * 8 * 4 + LAST)  # a CPU counts it twice
-    # the layer, and what its attention works with: 8 x 2 + 8 x 4 + 4 x 2 elements a token, and keys
-    working = 44 * (2 * 8 + 4 * 8 + 2 * 4) * 4 + 84 * 2 * 4 * 4
-    mlp = 44 * (2 * 8 + 3 * 16) * 4
-    inside = {"gradients": 100 * 8 * 4, "activations": kept + FULL_LAYER + max(working, mlp)}
-    head = {"gradients": 0, "activations": kept, "head": HEAD}
-    expected = max(inside, head, key=lambda parts: sum(parts.values()))
-    assert {name: found[name] for name in expected} == expected
+    # the layer, and what its attention works with: 8 x 2 + 8 x 4 + 4 x 4 elements a token
+    working = max(44 * (2 * 8 + 4 * 8 + 4 * 4) * 4, 44 * (2 * 8 + 3 * 16) * 4)
+    most = 2 * 44 * 8 * 4 + LAST + max(FULL_LAYER + working, HEAD)
+    assert phases(gradient_checkpointing="true")["update"]["activations"] == most
 
 
 def test_auto_gives_up_as_little_speed_as_fits() -> None:
@@ -225,52 +189,47 @@ def test_gradients_of_earlier_passes_are_held() -> None:
 def test_phases_in_bfloat16() -> None:
     """Weights in 2 bytes, their masters in 4; the gradient of the step is the masters'."""
     found = phases(torch_dtype="bfloat16")
-    probe = 100 * 8 * 2
-    assert found["load"] == {"weights in float32": 4000, "weights": 2000, "probe": probe}
+    assert found["load"] == {"weights": 2000, "masters": 4000}
     held = {"weights": 2000, "masters": 4000, "moments": 8000, "KV cache": 32 * 84}
-    assert found["save"] == held
     assert found["step"] == held | {"gradients": 4000}
-    there = phases(replace(FACTS, cuda=True), torch_dtype="bfloat16")["save"]
-    sampled = 2 * 4 * 100  # logits in bfloat16 first
-    assert there == held | {"weights side by side": 1536, "recordings": RECORDINGS + sampled}
+    assert phases(replace(FACTS, cuda=True), torch_dtype="bfloat16")["step"] == found["step"]
 
 
 def test_auto_is_bfloat16_on_a_gpu() -> None:
-    assert "masters" not in phases(torch_dtype="auto")["save"]
-    assert "masters" in phases(replace(FACTS, cuda=True), torch_dtype="auto")["save"]
+    assert "masters" not in phases(torch_dtype="auto")["step"]
+    assert "masters" in phases(replace(FACTS, cuda=True), torch_dtype="auto")["step"]
 
 
 def test_lora_trains_little_and_merges_for_rollouts() -> None:
     found = phases(tuner_type="lora")
-    assert found["save"] == {"weights": 4000, "adapters": 200, "moments": 400, "KV cache": 64 * 84}
+    held = {"weights": 4000, "adapters": 200, "moments": 400, "KV cache": 64 * 84}
+    assert found["step"] == held | {"gradients": 200}
     assert found["rollout"]["merged weights"] == 1200
-    assert found["step"]["gradients"] == 200
     # A frozen head has no gradient.
-    assert found["load"]["probe"] == 0
-    assert found["update"]["head"] == 3 * 9600 + 768
+    assert found["update"]["gradient of the head"] == 0
     assert "merged weights" not in phases(tuner_type="lora", torch_dtype="bfloat16")["rollout"]
 
 
 def test_a_reference_is_held_where_the_loss_has_one() -> None:
     found = phases(beta=0.04)
-    assert found["load"] == {"weights in float32": 4000, "reference in float32": 4000, "probe": 3200}
+    assert found["load"] == {"weights": 4000, "reference": 4000}
     assert "annotate" in found
-    assert all(found[name]["reference"] == 4000 for name in ("rollout", "annotate", "update", "step", "save"))
+    assert all(found[name]["reference"] == 4000 for name in ("rollout", "annotate", "update", "step"))
     assert phases(beta=0.0, beta_end=0.04) == found
-    assert "reference" not in phases(beta=0.04, tuner_type="lora")["save"]
+    assert "reference" not in phases(beta=0.04, tuner_type="lora")["step"]
 
 
 def test_a_moving_reference_is_kept_in_float32() -> None:
     """Of 1,000 weights, in bfloat16 beside the copy that computes; of an adapter's 50 always."""
     sync = {"sync_ref_model": True, "beta": 0.04}
     low, lora = {"torch_dtype": "bfloat16"}, {"tuner_type": "lora"}
-    for name in ("rollout", "annotate", "update", "step", "save"):
+    for name in ("rollout", "annotate", "update", "step"):
         assert phases(**sync)[name] == phases(beta=0.04)[name]
         assert phases(**sync, **low)[name] == phases(beta=0.04, **low)[name] | {"reference in float32": 4000}
         for dtype in ({}, low):
             still = phases(beta=0.04, **lora, **dtype)[name]
             assert phases(**sync, **lora, **dtype)[name] == still | {"reference adapter": 200}
-    assert phases(sync_ref_model=True, beta=0.0, beta_end=0.1, **lora)["save"]["reference adapter"] == 200
+    assert phases(sync_ref_model=True, beta=0.0, beta_end=0.1, **lora)["step"]["reference adapter"] == 200
 
 
 def test_old_logprobs_are_annotated_where_a_rollout_trains_twice() -> None:
@@ -292,7 +251,7 @@ def test_rows_of_the_cache() -> None:
     """At most 256 rows, and those for which 0.3 of the memory that is free is enough."""
     many = {"per_device_train_batch_size": 1000, "num_generations": 2}
     run = config(**{**RUN, **many})
-    cache = {p.name: p.parts for p in memory_plan(run, FACTS).phases}["save"]["KV cache"]
+    cache = {p.name: p.parts for p in memory_plan(run, FACTS).phases}["step"]["KV cache"]
     assert cache == 64 * (256 * 16 + 256 * 10)
     # 0.3 x (24,000 - 4,000) = 6,000 bytes are 5 rows of 64 x 16 bytes
     tight = {p.name: p.parts for p in memory_plan(run, replace(FACTS, free_memory_bytes=24_000)).phases}
@@ -300,32 +259,19 @@ def test_rows_of_the_cache() -> None:
 
 
 def test_a_long_prompt_is_in_the_cache_once() -> None:
-    assert phases(replace(FACTS, longest_prompt=65))["save"]["KV cache"] == 64 * (4 * 6 + 2 * 65)
+    assert phases(replace(FACTS, longest_prompt=65))["step"]["KV cache"] == 64 * (4 * 6 + 2 * 65)
 
 
 def test_an_evaluation_may_need_the_larger_cache() -> None:
     given = replace(FACTS, eval_sets=(EvalSet(name="v", num_prompts=30),))
-    assert phases(given, val_dataset=["v.jsonl"])["save"]["KV cache"] == 64 * 30 * 26
-    assert phases(given, val_dataset=["v.jsonl"], eval_strategy="no")["save"]["KV cache"] == 64 * 84
+    assert phases(given, val_dataset=["v.jsonl"])["step"]["KV cache"] == 64 * 30 * 26
+    assert phases(given, val_dataset=["v.jsonl"], eval_strategy="no")["step"]["KV cache"] == 64 * 84
 
 
 def test_the_cache_of_generate_does_not_stay() -> None:
     found = phases(engine="generate")
     assert found["rollout"]["KV cache"] == 64 * 4 * 26
-    assert "KV cache" not in found["save"]
-
-
-def test_a_small_model_has_its_weights_side_by_side() -> None:
-    # 2 layers of 8 x ((2 + 2 x 1) x 4 + 2 x 16) weights
-    assert phases()["rollout"]["weights side by side"] == 4 * 2 * 8 * 48
-    assert "weights side by side" not in phases()["update"]
-    on_gpu = replace(FACTS, cuda=True)
-    assert phases(on_gpu, torch_dtype="bfloat16")["update"]["weights side by side"] == 2 * 2 * 8 * 48
-    assert "weights side by side" not in phases(engine="generate")["rollout"]
-    others = replace(FACTS, model_sizes=replace(MODEL, family="gemma2"))
-    assert "weights side by side" not in phases(others)["rollout"]
-    large = replace(FACTS, model_sizes=replace(MODEL, layers=400_000), free_memory_bytes=10**13)
-    assert "weights side by side" not in phases(large)["rollout"]
+    assert "KV cache" not in found["step"]
 
 
 def test_nothing_is_sampled_where_rollouts_are_replayed() -> None:
@@ -347,7 +293,7 @@ def test_a_stream_takes_the_cap_for_its_longest_prompt() -> None:
 def test_words() -> None:
     given = replace(FACTS, model_sizes=replace(MODEL, parameters=10**9))
     assert plan(given).in_words() == [
-        "load 4 GB, rollout 12 GB, update 16 GB, step 16 GB, save 12 GB",
+        "load 4 GB, rollout 12 GB, update 16 GB, step 16 GB",
         "the largest phase is update: moments 8 GB + weights 4 GB + gradients 4 GB",
         "about 16.5 GB with Python and its libraries; 10 GB are free",
     ]
@@ -368,29 +314,21 @@ def test_report() -> None:
 
 def test_limits_are_those_of_the_code() -> None:
     from covey.kernels import protocol
-    from covey.kernels.gpu import kernels, recordings
-    from covey.kernels.llama import decoder, weights
-    from covey.rollout import noise
     from covey.rollout.native import budget, caches, engine
-    from covey.rollout.server import wire
 
-    assert wire.BUCKET_BYTES == SENT_TOGETHER
-    assert protocol._BLOCK == HEAD_BLOCK
+    assert {device: cells for device, (_, cells) in protocol._BLOCK.items()} == HEAD_CELLS
     assert engine._PREFILL_TOKENS == PREFILL_TOKENS
-    assert (weights._FAMILIES, decoder._MOST_COPIED) == (STEP_FAMILIES, MOST_COPIED)
     assert caches._FLAT_PROMPT == FLAT_PROMPT
-    assert noise._BLOCK == NOISE_BLOCK
     assert budget._SHARE == CACHE_SHARE
-    assert (kernels.GpuKernels.stride, recordings.MOST_HELD) == (STRIDE, MOST_RECORDINGS)
     assert engine.NativeEngine.__init__.__kwdefaults__["max_rows"] == MAX_ROWS
 
 
 def test_the_base_of_an_adapter_is_cast_before_it_goes_to_the_gpu() -> None:
     gpu = replace(FACTS, cuda=True, has_bfloat16=True)
     low = {"tuner_type": "lora", "torch_dtype": "bfloat16"}
-    assert phases(gpu, **low)["load"] == {"weights": 2000, "adapters": 200, "probe": 0}
+    assert phases(gpu, **low)["load"] == {"weights": 2000, "adapters": 200}
     # On a CPU it is cast where it was loaded.
-    assert phases(**low)["load"] == {"weights in float32": 4000, "adapters": 200, "probe": 0}
+    assert phases(**low)["load"] == {"weights": 4000, "adapters": 200}
 
 
 @pytest.mark.parametrize("gigabytes", [22, 39, 47])
