@@ -14,7 +14,7 @@ import torch.distributed as dist
 from covey.activity import PHASES, Activity, ranks_word
 from covey.codes import CODES
 from covey.errors import GuardStop, OtherRankFailed, RunFailed
-from covey.texts import joined, tr
+from covey.texts import joined, packed, packed_in, tr, unpacked, unpacked_in
 from covey.types import Finding, Fix, Severity
 
 
@@ -148,22 +148,25 @@ def raise_on_all_ranks(comm: Comm, error: Exception | None) -> None:
         finding = _finding(told["finding"])
         stop = GuardStop(finding) if told["order"] == 0 else RunFailed(finding, told["exit_code"])
         raise stop from error
-    raise error or OtherRankFailed(tr("rank {rank} failed: {words}", rank=rank, words=told["words"]))
+    raise error or OtherRankFailed(
+        tr("rank {rank} failed: {words}", rank=rank, words=unpacked(told["words"]))
+    )
 
 
 def _told(error: Exception) -> dict[str, Any]:
     """What the other ranks are told of an error."""
-    words = f"{type(error).__name__}: {error}"
-    found: dict[str, Any] = {"order": 2, "finding": None, "exit_code": 1, "words": words}
+    words = joined(": ", [type(error).__name__, str(error)])
+    found: dict[str, Any] = {"order": 2, "finding": None, "exit_code": 1, "words": packed(words)}
     if isinstance(error, GuardStop | RunFailed):
         order = 0 if isinstance(error, GuardStop) else 1
-        found |= {"order": order, "finding": asdict(error.finding)}
+        found |= {"order": order, "finding": packed_in(asdict(error.finding))}
     if isinstance(error, RunFailed):
         found["exit_code"] = error.exit_code
     return found
 
 
-def _finding(values: dict[str, Any]) -> Finding:
+def _finding(told: dict[str, Any]) -> Finding:
+    values = unpacked_in(told)
     fixes = tuple(Fix(**fix) for fix in values["fixes"])
     return Finding(**{**values, "fixes": fixes, "severity": Severity(values["severity"])})
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import timeit
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from covey.activity import PHASES, Activity, moment_words
 from covey.comm import LocalComm, check_plans, raise_on_all_ranks
-from covey.errors import GuardStop, OtherRankFailed, RunFailed
+from covey.errors import CheckpointError, GuardStop, OtherRankFailed, RunFailed
+from covey.texts import has_value, tr
 from covey.types import Finding, Fix
 
 
@@ -117,6 +120,21 @@ def test_every_rank_raises_the_same_finding() -> None:
     with pytest.raises(RunFailed) as failed:
         raise_on_all_ranks(_First(_of(RunFailed(FINDING, 7))), None)
     assert (failed.value.finding, failed.value.exit_code) == (FINDING, 7)
+
+
+def test_what_another_rank_says_stays_a_text() -> None:
+    """So it can be said in another language on every rank; an option may be called like a part of a text."""
+    seen = tr("{option} is {value!r}.", option="beta", value=Decimal(3))
+    told = replace(FINDING, seen=seen, fixes=(Fix(text=tr("leave it out"), edits={"template": None}),))
+    with pytest.raises(GuardStop) as stop:
+        raise_on_all_ranks(_First(_of(GuardStop(told))), None)
+    found = stop.value.finding
+    assert found == told and found.seen.template == seen.template  # type: ignore[attr-defined]
+    assert found.fixes[0].text.template == "leave it out"  # type: ignore[attr-defined]
+    with pytest.raises(OtherRankFailed) as failed:
+        raise_on_all_ranks(_First(_of(CheckpointError(seen))), None)
+    assert str(failed.value) == "rank 1 failed: CheckpointError: beta is Decimal('3')."
+    assert has_value(str(failed.value), "beta")
 
 
 def test_what_is_no_finding_is_raised_where_it_was() -> None:

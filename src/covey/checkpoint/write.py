@@ -34,7 +34,7 @@ from covey.checkpoint.registry import State
 from covey.checkpoint.staging import hidden_sibling, store_manifest, sync_directory, sync_file, tidy
 from covey.checkpoint.tensor_file import write_tensors, write_text
 from covey.errors import CheckpointError, OtherRankFailed
-from covey.texts import tr
+from covey.texts import packed, tr, unpacked
 
 if TYPE_CHECKING:
     from covey.comm import Comm
@@ -153,7 +153,7 @@ def _described(error: BaseException) -> dict[str, Any]:
         path = None if error.filename is None else str(error.filename)
         return {"kind": "OSError", "number": error.errno, "words": error.strerror or str(error), "path": path}
     kind = "CheckpointError" if isinstance(error, CheckpointError) else type(error).__name__
-    return {"kind": kind, "words": str(error)}
+    return {"kind": kind, "words": packed(str(error))}
 
 
 def _rebuilt(rank: int, error: Mapping[str, Any]) -> Exception:
@@ -161,13 +161,13 @@ def _rebuilt(rank: int, error: Mapping[str, Any]) -> Exception:
     if error["kind"] == "OSError":
         return OSError(error["number"], error["words"], error["path"])
     if error["kind"] == "CheckpointError":
-        return CheckpointError(error["words"])
+        return CheckpointError(unpacked(error["words"]))
     return OtherRankFailed(
         tr(
             "rank {rank} could not write its part: {kind}: {words}",
             rank=rank,
             kind=error["kind"],
-            words=error["words"],
+            words=unpacked(error["words"]),
         )
     )
 

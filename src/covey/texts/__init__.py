@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 Kept = TypeVar("Kept", bound="Text")
 
+# What `packed` has of a text.
+_PACKED = {"template", "values", "plural", "number", "english", "width"}
 # The longest that a value is which is neither a text nor a number, on its way through JSON.
 _LONGEST = 1000
 
@@ -162,6 +164,23 @@ def unpacked(value: Any) -> str:
         english=value["english"],
         width=value["width"],
     )
+
+
+def packed_in(value: Any) -> Any:
+    """Return a value of JSON with each of its texts `packed`."""
+    if isinstance(value, Mapping):
+        return {name: packed_in(of) for name, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [packed_in(of) for of in value]
+    return packed(value) if isinstance(value, str) else value
+
+
+def unpacked_in(value: Any) -> Any:
+    """Return what `packed_in` made this of."""
+    if isinstance(value, Mapping):
+        is_text = value.keys() == _PACKED
+        return unpacked(value) if is_text else {name: unpacked_in(of) for name, of in value.items()}
+    return [unpacked_in(of) for of in value] if isinstance(value, list) else value
 
 
 class _Shown(str):

@@ -27,7 +27,7 @@ from covey.errors import ConfigError
 from covey.options.schema import Config
 from covey.plan.problem import problem
 from covey.telemetry.rollouts import list_rollouts
-from covey.texts import capital, joined, plural, tr
+from covey.texts import Text, capital, joined, packed_in, plural, tr, unpacked_in
 from covey.training.facts import Survey
 from covey.types import Fix, Problem, Prompt
 from covey.weight_files import StoredTensor, stored_tensors
@@ -76,7 +76,12 @@ def refuse_differences(config: Config, found: Survey, comm: Comm) -> None:
     """ConfigError on every rank (E378) where the ranks do not agree. Collective."""
     if comm.world == 1:
         return
-    if problems := disagreement(comm.gather_json(values_of(config, found, os.environ))):
+    own = values_of(config, found, os.environ)
+    of_ranks = unpacked_in(comm.gather_json(packed_in(own)))
+    # JSON has made plain strings of the names.
+    told = of_ranks[comm.rank]
+    of_ranks[comm.rank] = {kind: {name: told[kind][name] for name in values} for kind, values in own.items()}
+    if problems := disagreement(of_ranks):
         raise ConfigError(problems)
 
 
@@ -145,22 +150,22 @@ def _exists(path: str) -> bool:
 def _data(config: Config, found: Survey) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if found.prompts is not None:
-        values["prompts"] = _of_prompts(found.prompts.entries)
+        values[tr("prompts")] = _of_prompts(found.prompts.entries)
     for name, table in found.eval_sets:
         values[tr("prompts of the dataset {name}", name=name)] = _of_prompts(table.entries)
     if found.stream is not None:
-        values["files of the data set"] = [_size(text.partition("#")[0]) for text in config.dataset]
+        values[tr("files of the data set")] = [_size(text.partition("#")[0]) for text in config.dataset]
     if found.facts.pass_rates is not None:
-        values["pass rates"] = found.facts.pass_rates.digest
+        values[tr("pass rates")] = found.facts.pass_rates.digest
     if found.facts.resume is not None:
         path = Path(found.facts.resume.path)
-        values["checkpoint"] = [
+        values[tr("checkpoint")] = [
             tr("step {step}", step=found.facts.resume.step),
             _digest_of_file(path / MANIFEST),
         ]
     if config.replay_rollouts is not None:
         files = list_rollouts(Path(config.replay_rollouts)).values()
-        values["recorded rollouts"] = [(path.name, path.stat().st_size) for path in files]
+        values[tr("recorded rollouts")] = [(path.name, path.stat().st_size) for path in files]
     for model in found.facts.reward_models:
         values[tr("reward model {name}", name=model.name)] = [
             model.parameters,
@@ -197,7 +202,7 @@ def _model(model_dir: str | None) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: _digest_of_file(directory / name) for name in _MODEL_FILES if (directory / name).is_file()
     }
-    values["tensors of the weights"] = _of_tensors(stored_tensors(directory))
+    values[tr("tensors of the weights")] = _of_tensors(stored_tensors(directory))
     return values
 
 
@@ -224,7 +229,7 @@ def _packages(versions: Iterable[tuple[str, str]]) -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return {**found, "covey's source": tr("digest {source}", source=_source())}
+    return {**found, tr("covey's source"): tr("digest {source}", source=_source())}
 
 
 def _source() -> str:
@@ -266,7 +271,10 @@ def _differences(of_ranks: Sequence[Values]) -> list[Difference]:
     """By kind; where live objects differ, these alone, since what is read from them differs too."""
     found = []
     for kind in FIXES:
-        for name in dict.fromkeys(name for values in of_ranks for name in values.get(kind, {})):
+        names: dict[str, str] = {}
+        for name in (name for values in of_ranks for name in values.get(kind, {})):
+            names[name] = name if isinstance(name, Text) else names.get(name, name)
+        for name in names.values():
             values = [values.get(kind, {}).get(name) for values in of_ranks]
             if any(value != values[0] for value in values):
                 found.append(Difference(kind, name, _words(kind, name, values)))
@@ -303,7 +311,7 @@ def _words(kind: str, name: str, values: Sequence[Any]) -> str:
 
 def _in_words(kind: str, value: Any) -> str:
     if value is None:
-        return {"package": tr("not installed"), "environment": tr("not set")}.get(kind, "none")
+        return {"package": tr("not installed"), "environment": tr("not set")}.get(kind, tr("none"))
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)
+        return joined(", ", [v if isinstance(v, str) else str(v) for v in value]) if value else tr("none")
+    return value if isinstance(value, str) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
+from covey.texts.catalogue import catalogue
 from covey.training.agreement import FIXES, Values, disagreement, refuse_differences, values_of
 from covey.training.facts import survey
 
@@ -165,7 +167,9 @@ class Two(LocalComm):
     world = 2
 
     def gather_json(self, value: Any) -> list[Any]:
+        value = json.loads(json.dumps(value))
         other = {**value, "package": {**value["package"], "transformers": "5.17.0"}}
+        other["data"] = {**value["data"], "prompts": ["17", other["data"]["prompts"][1]]}
         return [value, other]
 
 
@@ -176,5 +180,11 @@ def test_a_difference_ends_every_rank(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as refused:
             refuse_differences(config, found, Two())
         (problem,) = refused.value.problems
-        assert problem.seen == f"Rank 1: transformers 5.17.0; rank 0: {installed}."
+        *_, digest = values_of(config, found, {})["data"]["prompts"]
+        assert problem.seen == (
+            f"Rank 1: prompts 17, {digest}; rank 0: 16, {digest}. "
+            f"Rank 1: transformers 5.17.0; rank 0: {installed}."
+        )
+        chinese = catalogue("zh").said(problem.seen)
+        assert "prompts" not in chinese and "digest" not in chinese and digest.split()[1] in chinese
         refuse_differences(config, replace(found), LocalComm())
