@@ -21,6 +21,8 @@ import sys
 from collections.abc import Iterator
 from typing import IO
 
+from covey.texts import tr
+
 LONGEST_FORMULA = 1000
 _DEEPEST = 24
 _LARGEST_POWER = 1_000_000
@@ -155,7 +157,9 @@ class Algebra:
         assert child.stdout is not None
         if child.stdout.readline().strip() != "ready":
             self._end(child)
-            raise RuntimeError("the process that compares formulas did not start: is math-verify installed?")
+            raise RuntimeError(
+                tr("the process that compares formulas did not start: is math-verify installed?")
+            )
         return child
 
     def _end(self, child: subprocess.Popen[str]) -> None:

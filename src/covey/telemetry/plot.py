@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from covey.errors import CoveyError
 from covey.telemetry.files import read_metrics
 from covey.telemetry.line import format_number
+from covey.texts import tr
 from covey.types import StepRecord
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
     records = read_metrics(metrics_path)
     reward = series(records, "reward")
     if not reward.steps:
-        raise CoveyError(f"{metrics_path} has no step with a reward; there is nothing to draw")
+        raise CoveyError(
+            tr("{path} has no step with a reward, so there is nothing to plot.", path=metrics_path)
+        )
     parts = part_series(records, reward)
     style: Any = {
         "font.family": _fonts(),

@@ -28,6 +28,7 @@ from covey.learner.sharding.room import computing_dtypes
 from covey.learner.sharding.rows import ReadRows
 from covey.learner.sharding.units import join_group
 from covey.models.policy import Policy
+from covey.texts import tr
 from covey.types import MicroBatch, TokenStats
 
 Settings = Mapping[str, Any]
@@ -171,7 +172,7 @@ class ZeroEngine:
             master.grad = None
         self._engine.step()
         if self._optimizer.overflow:
-            raise NonFiniteGradient("DeepSpeed found a gradient that is not finite, and has not stepped")
+            raise NonFiniteGradient(tr("DeepSpeed found a gradient that is not finite, and took no step"))
         self._forget()
 
     def discard(self) -> None:

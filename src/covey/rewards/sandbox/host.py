@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.errors import CoveyError
+from covey.texts import tr
 
 # What a program finds in its environment, always the same; libraries of numbers start no threads.
 ENVIRONMENT: Mapping[str, str] = {
@@ -164,7 +165,7 @@ def _started(way: Way, job: Mapping[str, Any]) -> Iterator[tuple[subprocess.Pope
             assert process.stdout is not None
             process.stdout.close()
     except OSError as error:
-        raise SandboxError(f"the sandbox could not be started: {error}") from error
+        raise SandboxError(tr("the sandbox could not be started: {error}", error=error)) from error
     finally:
         os.close(given)
         os.close(errors)
