@@ -9,6 +9,7 @@ from typing import Any
 from covey.data.errors import RowFault
 from covey.data.messages import Message, messages_of, parsed, tools_of, written_messages
 from covey.data.plain import is_encodable, plain_columns
+from covey.texts import joined, plural, tr
 from covey.types import GOLD_COLUMNS
 
 # Where a prompt is looked for, in this order.
@@ -127,7 +128,8 @@ class _Reading:
         history = self._history()
         turns = written_messages(value) if isinstance(value, str) else None
         if turns is not None:
-            self._say(f"prompts: the column {self.column}, a text that is a list of messages")
+            column = _in_words([self.column])
+            self._say(tr("prompts: {column}, a text that is a list of messages", column=column))
             value = turns
         if isinstance(value, str) and (name in _LISTS or "<image>" in value):
             raise RowFault("wrong_type" if name in _LISTS else "media")
@@ -137,12 +139,12 @@ class _Reading:
         if isinstance(value, str):
             content = self._with_input(name, value)
             if history or name in ("instruction", "input") or self.column != name:
-                self._say(f"prompts: {self._used_in_words()}")
+                self._say(tr("prompts: {columns}", columns=self._used_in_words()))
             messages = [*history, {"role": "user", "content": content}]
         else:
             messages = messages_of(value)
             if name.startswith("conversation") or self.column != name:
-                self._say(f"prompts: the column {self.column}")
+                self._say(tr("prompts: {columns}", columns=_in_words([self.column])))
         self._others()
         return self._conversation(messages, system)
 
@@ -165,9 +167,9 @@ class _Reading:
             if content:
                 messages.insert(0, {"role": "system", "content": content})
         elif own is not None and own != messages[0]["content"]:
-            self._say("the system message of the messages is used, not that of the column system")
+            self._say(tr("the system message of the messages is used, not that of the column system"))
         elif system and own is None and system != messages[0]["content"]:
-            self._say("the system message of the messages is used, not --system")
+            self._say(tr("the system message of the messages is used, not --system"))
         return self._done(messages=tuple(messages), answer=answer)
 
     def _done(
@@ -195,21 +197,22 @@ class _Reading:
         if named is not None:
             if self._names[named] == named:
                 return {}
-            self._say(f"gold answers: the column {self._names[named]}")
+            self._say(tr("gold answers: {where}", where=_in_words([self._names[named]])))
             return {named: self._value(named)}
         if isinstance(self._value("label"), bool):  # a verdict on the answer, which may be a wrong one
             return {}
-        where, value = self._response() or ("the last turn of the assistant", _behind_thoughts(answer))
+        where, value = self._response() or (tr("the last turn of the assistant"), _behind_thoughts(answer))
         if value is None or value == "":
             return {}
-        self._say(f"gold answers: {where}")
+        self._say(tr("gold answers: {where}", where=where))
         return {"solution": value}
 
     def _response(self) -> tuple[str, Any] | None:
         model = self._value("reward_model")
         model = parsed(model) if isinstance(model, str) else model
         if isinstance(model, Mapping) and model.get("ground_truth") is not None:
-            return f"ground_truth in the column {self._names['reward_model']}", model["ground_truth"]
+            where = tr("ground_truth in the column {column}", column=self._names["reward_model"])
+            return where, model["ground_truth"]
         there = [n for n in RESPONSES if not _is_empty(self._value(n))]
         if len(there) != 1:
             return None
@@ -218,7 +221,7 @@ class _Reading:
             value = value[0].get("content") if isinstance(value[0], Mapping) else value[0]
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             return None
-        return f"the column {self._names[there[0]]}", _behind_thoughts(value)
+        return _in_words([self._names[there[0]]]), _behind_thoughts(value)
 
     def _history(self) -> list[dict[str, Any]]:
         """The turns before a prompt that is one text."""
@@ -256,7 +259,8 @@ class _Reading:
         there = (n for n in (*PROMPT_COLUMNS, "history") if not _is_empty(self._value(n)))
         others = [self._names[n] for n in there if self._names[n] not in self._used]
         if others:
-            self._say(f"prompts: {self._used_in_words()}; not used for them: {', '.join(others)}")
+            used = self._used_in_words()
+            self._say(tr("prompts: {used}; not used for them: {others}", used=used, others=", ".join(others)))
 
     def _of_templates(self) -> tuple[str, ...]:
         """The columns that only a template could write."""
@@ -264,8 +268,7 @@ class _Reading:
         return tuple(self._names[n] for n in there)
 
     def _used_in_words(self) -> str:
-        used = [column for column in self._columns if column in self._used]
-        return f"the column{'s' if len(used) > 1 else ''} {' and '.join(used)}"
+        return _in_words([column for column in self._columns if column in self._used])
 
     def _value(self, name: str) -> Any:
         return self._columns.get(self._names[name]) if name in self._names else None
@@ -275,6 +278,11 @@ class _Reading:
 
     def _say(self, words: str) -> None:
         self._read_as.append(words)
+
+
+def _in_words(columns: Sequence[str]) -> str:
+    names = joined(tr(" and "), columns)
+    return plural(len(columns), "the column {columns}", "the columns {columns}", columns=names)
 
 
 def _is_empty(value: Any) -> bool:

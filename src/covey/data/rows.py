@@ -257,7 +257,8 @@ class _TableBuilder:
 
 def _packed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a table as JSON has them."""
-    return {**facts, "details": {reason: packed(text) for reason, text in facts["details"].items()}}
+    details = {reason: packed(text) for reason, text in facts["details"].items()}
+    return {**facts, "details": details, "read_as": [[packed(t), n] for t, n in facts["read_as"].items()]}
 
 
 def _unpacked(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +266,8 @@ def _unpacked(facts: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
     rows = {reason: tuple(numbers) for reason, numbers in facts["left_out_rows"].items()}
     details = {reason: unpacked(text) for reason, text in facts["details"].items()}
-    return {**found, "left_out_rows": rows, "details": details}
+    read_as = {unpacked(text): count for text, count in facts["read_as"]}
+    return {**found, "left_out_rows": rows, "details": details, "read_as": read_as}
 
 
 def task_of(columns: Mapping[str, Any], column: str | None) -> str:

@@ -182,7 +182,7 @@ def _typed_fixes(config: Config, facts: Facts, fault: RewardFault) -> list[Fix]:
     """Return the fixes that are option values: the nearest name, or a renamed column."""
     near = None
     if fault.kind == "unknown":
-        near = nearest(fault.reward, facts.rewards_available or ())
+        near = nearest(fault.reward, facts.rewards_available or ()) or fault.near or None
     elif fault.near and ".py:" in fault.reward:
         near = f"{fault.reward.rpartition(':')[0]}:{fault.near}"
     if near is not None:

@@ -223,9 +223,8 @@ def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, A
     )
     target = "question" if missing.needed_by == "every prompt" else missing.column.split(" or ")[0]
     if missing.rename is not None:
-        fixes = [
-            Fix(text=tr("rename {rename} to {target}", rename=missing.rename[0], target=target), edits=edits)
-        ]
+        old, new = missing.rename
+        fixes = [Fix(text=tr("rename {rename} to {target}", rename=old, target=new), edits=edits)]
     else:
         example = flags({"columns": {"NAME": target}})
         fixes = [

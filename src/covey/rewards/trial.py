@@ -59,21 +59,34 @@ class Tried:
     of_steps: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What the comparison of gold answers with others found: rewards that do not tell them apart, and those
+    that failed on one of them."""
+
+    blind: list[BlindReward]
+    faults: list[RewardFault]
+
+
 def trial(rewards: RewardSet, rows: Sequence[Scored]) -> Tried:
     """What was seen when every reward was called on these rows, once per reward and row.
 
     Rows of one prompt come in one call, so that a function that gives one value for all of them shows. A slow
     reward is no fault.
     """
-    judged = rewards.score(rows, TrainerState(max_steps=1))
-    of_steps = {p.name for said in judged.rows for p in said.parts if p.steps is not None}
-    faults = [
+    judged = rewards.score(rows, TrainerState(max_steps=1)).rows
+    of_steps = {p.name for said in judged for p in said.parts if p.steps is not None}
+    named = tuple(name for name in rewards.names if name in of_steps)
+    return Tried(faults=_faults(rows, judged), of_steps=named)
+
+
+def _faults(rows: Sequence[Scored], judged: Sequence[JudgedRow]) -> list[RewardFault]:
+    return [
         _fault(row, part, cause)
-        for row, said in zip(rows, judged.rows, strict=True)
+        for row, said in zip(rows, judged, strict=True)
         for part, cause in zip(said.parts, said.causes, strict=True)
         if part.status not in (Status.OK, Status.TIMEOUT)
     ]
-    return Tried(faults=faults, of_steps=tuple(name for name in rewards.names if name in of_steps))
 
 
 def answered(prompt: Prompt, text: str, sibling: int) -> Scored:
@@ -92,12 +105,13 @@ def answered(prompt: Prompt, text: str, sibling: int) -> Scored:
 
 def blind(
     rewards: RewardSet, weights: Sequence[float], prompts: Sequence[Prompt], claims: Collection[int] = ()
-) -> list[BlindReward]:
+) -> Compared:
     """The rewards that name a gold column and, called once on some rows, do not see it.
 
     Each row is answered with nothing, with its gold and with the gold of another row, both in several forms.
-    Where no form of the gold scores more (times its weight) than the other, the row is not told apart. A row
-    that scores None or fails is not judged, nor is a gold that is no plain text, nor a weight of 0. Where
+    Where no form of the gold scores more (times its weight) than the other, the row is not told apart. A
+    reward that fails on one of them is a fault, the first row of which is named, and no reward is judged
+    then. A row that scores None is not judged, nor is a gold that is no plain text, nor a weight of 0. Where
     every single reward sees it, the weighted total has to score the gold above nothing. The rewards numbered
     in `claims` read golds as answers, and have to see each form that they say they read.
     """
@@ -113,7 +127,10 @@ def blind(
         if len(tries) < _FEWEST_ROWS:
             continue
         flat = [row for rows in tries for row in rows]
-        judged = iter(rewards.score(flat, TrainerState(max_steps=1)).rows)
+        scored = rewards.score(flat, TrainerState(max_steps=1)).rows
+        if faults := _faults(flat, scored):
+            return Compared(blind=[], faults=list({f.reward: f for f in reversed(faults)}.values()))
+        judged = iter(scored)
         said = [[next(judged) for _ in rows] for rows in tries]
         for i in (i for i, name in readers.items() if name == column):
             values = [[_value(row, i, weights[i]) for row in rows] for rows in said]
@@ -124,7 +141,7 @@ def blind(
         if not blind_rewards:
             totals = [[total(row.parts, weights).total for row in rows] for rows in said]
             blind_rewards += [b for b in _judged(totals, "", column, 1.0) if b.compared == "empty"]
-    return blind_rewards
+    return Compared(blind=blind_rewards, faults=[])
 
 
 def _judged(

@@ -103,7 +103,7 @@ def looked_at(
     prompts = [scored("", number=n, solution=gold, level="hard").prompt for n, gold in enumerate(golds)]
     with RewardSet.start(entries, workers=2) as rewards:
         assert rewards.faults == ()
-        return blind(rewards, weights or [1.0] * len(names), prompts)
+        return blind(rewards, weights or [1.0] * len(names), prompts).blind
 
 
 def test_healthy_rewards_are_not_suspected(scored, tmp_path):
@@ -181,6 +181,23 @@ def test_each_form_that_a_reward_claims_to_read_is_tried(scored, tmp_path):
     path.write_text(HEALTHY)
     prompts = [scored("", number=n, solution=gold).prompt for n, gold in enumerate(GOLDS)]
     with RewardSet.start(["accuracy", f"{path}:tagged"], workers=1) as rewards:
-        assert blind(rewards, [1.0, 1.0], prompts, claims=[0]) == []
-        (found,) = blind(rewards, [1.0, 1.0], prompts, claims=[0, 1])
+        assert blind(rewards, [1.0, 1.0], prompts, claims=[0]).blind == []
+        (found,) = blind(rewards, [1.0, 1.0], prompts, claims=[0, 1]).blind
     assert (found.reward, found.form, found.num_told_apart) == ("tagged", "\\boxed{GOLD}", 0)
+
+
+RAISING = """
+def boxed(completions, solution, **kwargs):
+    return [float(s.strip() in c) if "boxed" in c else 0.0 for c, s in zip(completions, solution)]
+"""
+
+
+def test_a_reward_that_fails_on_a_form_of_the_gold_is_a_fault(scored, tmp_path):
+    """It gives 0 where it does not look at the gold, and fails where it does."""
+    path = tmp_path / "mine.py"
+    path.write_text(RAISING)
+    prompts = [scored("", number=n, solution=n).prompt for n in range(6)]
+    with RewardSet.start([f"{path}:boxed"], workers=1) as rewards:
+        found = blind(rewards, [1.0], prompts)
+    (fault,) = found.faults
+    assert found.blind == [] and fault.reward == "boxed" and "AttributeError" in fault.words

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from covey.config.names import nearest
 from covey.data.forms import PROMPT_COLUMNS, RESPONSES, are_pairs, names_a_prompt, read_row
 from covey.data.lazy_rows import columns_of
 from covey.data.mix import rename_columns
@@ -22,6 +23,8 @@ Rows = Sequence[Mapping[str, Any]]
 _TRIED = 200
 _GOLD_BUDGET_S = 1.0
 _FEW_BAD = 0.05
+# A column whose name is so near to one that covey reads is that one, misspelt.
+_ALIKE = 0.8
 _FEW = 5
 # What other data sets call the two columns, beside names that are merely near.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
@@ -89,8 +92,9 @@ class _Trial:
         """What lacks, with the first column that works under its name; the next trial has it renamed."""
         wanted = missing.column.split(" or ")
         is_prompt = missing.needed_by == "every prompt"
-        target = "question" if is_prompt else wanted[0]
-        for old in self._candidates(target, wanted, is_prompt=is_prompt):
+        usual = "question" if is_prompt else wanted[0]
+        for old in self._candidates(usual, wanted, is_prompt=is_prompt):
+            target = (nearest(old, wanted, cutoff=_ALIKE) or usual) if is_prompt else usual
             renamed = [dict(row) for row in rename_columns(self._rows, {old: target})]
             is_known = _plain(old) in _ELSEWHERE.get(target, ())
             works = (

@@ -30,7 +30,7 @@ from covey.training.facts.reward_models import (
     with_reward_models,
 )
 from covey.training.facts.tasks import firsts, rows_of
-from covey.types import BlindReward, Prompt
+from covey.types import BlindReward, Prompt, RewardFault
 
 _GOLD_BUDGET_S = 1.0
 _SHOWN = 3
@@ -79,7 +79,8 @@ def with_rewards(
         faults, of_steps = tried.faults, tried.of_steps
         # Every further question costs money, and without all parts there is no total.
         is_whole = not untried and not refused and facts.judge is None
-        unseen = _unseen(rewards, config, prompts) if is_whole and not faults else ()
+        if is_whole and not faults:
+            unseen, faults = _unseen(rewards, config, prompts)
     facts = replace(
         facts,
         faulty_rewards=tuple(replace(f, reward=_typed(f.reward, config)) for f in faults),
@@ -149,27 +150,31 @@ def _typed(name: str, config: Config) -> str:
     return next((n for n in config.rewards if n.rstrip("/").endswith(name)), name)
 
 
-def _unseen(rewards: RewardSet, config: Config, prompts: PromptTable) -> tuple[BlindReward, ...]:
-    """The rewards that do not tell a gold answer from none, or from another row's."""
+def _unseen(
+    rewards: RewardSet, config: Config, prompts: PromptTable
+) -> tuple[tuple[BlindReward, ...], list[RewardFault]]:
+    """The rewards that do not tell a gold answer from none, or from another row's; and those that fail on
+    one."""
     weights = config.reward_weights or [1.0] * len(rewards.names)
     if len(weights) != len(rewards.names):
-        return ()
+        return (), []
     entries = list(dict.fromkeys(config.rewards))
     claims = [i for i, e in enumerate(entries) if (known := built_in_of(e)) is not None and known.parses_gold]
     by_task: dict[str, array[int]] = {}
     for number, task in enumerate(fields_of(prompts.entries, "task")):
         by_task.setdefault(task if config.task_rewards is not None else "", array("q")).append(number)
-    found = []
+    found: list[BlindReward] = []
     for task, numbers in by_task.items():
         rows = chosen(prompts.entries, numbers)
         own = rewards.tasks.get(task, rewards.names)
         # A weight of 0 is judged by nobody, and so is a reward that does not score the task.
         asked_for = [w if n in own else 0.0 for n, w in zip(rewards.names, weights, strict=True)]
-        found += blind(rewards, asked_for, rows, claims)
-    return tuple(
-        replace(b, reward=_typed(b.reward, config)) if b.reward else b
-        for b in {b.reward: b for b in reversed(found)}.values()
-    )
+        compared = blind(rewards, asked_for, rows, claims)
+        if compared.faults:
+            return (), compared.faults
+        found += compared.blind
+    unseen = {b.reward: b for b in reversed(found)}.values()
+    return tuple(replace(b, reward=_typed(b.reward, config)) if b.reward else b for b in unseen), []
 
 
 def _trial_rows(prompt: Prompt) -> list[Scored]:
