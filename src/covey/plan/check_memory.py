@@ -8,7 +8,7 @@ from covey.options.schema import Config
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder_fixes, typed_as
-from covey.plan.memory import MemoryPlan, memory_plan, processes_sharing
+from covey.plan.memory import PARTS, MemoryPlan, memory_plan, processes_sharing
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import faults, shape_of
 from covey.texts import counted, joined, tr
@@ -17,7 +17,7 @@ from covey.types import Fix, Problem
 # Of what a run takes that did not fit: the most that is proposed for it.
 _LESS = 0.85
 # Parts of a rollout that no offloading takes away.
-_BESIDE_STATES = ("communication", tr("KV cache"), "sampling", "engine")
+_BESIDE_STATES = ("communication", "KV cache", "sampling", "engine")
 
 
 def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
@@ -59,7 +59,7 @@ def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
     """What is left where no change of the run fits: a model that is small enough to be sampled whole, or as
     much memory as this one takes."""
     rollout = next((phase.parts for phase in plan.phases if phase.name == "rollout"), {})
-    whole = sum(rollout.get(name, 0) for name in ("weights", tr("gathered weights")))
+    whole = sum(rollout.get(name, 0) for name in ("weights", "gathered weights"))
     is_sampling = plan.binding.name == "rollout" and facts.layout.engine == "own"
     if not is_sampling or not whole or not facts.num_parameters or not plan.limit_bytes:
         return Fix(text=tr("use a smaller model, or a machine with more memory"))
@@ -113,7 +113,7 @@ def _seen_states(plan: MemoryPlan, facts: Facts) -> str:
     parts = sorted(phase.states.items(), key=lambda part: -part[1])
     each = tr("each with ") if processes_sharing(facts) > 1 else ""
     words = each + joined(
-        ", ", [tr("{name} {size}", name=name, size=size(num_bytes)) for name, num_bytes in parts if num_bytes]
+        ", ", [tr("{name} {size}", name=PARTS[name], size=size(n)) for name, n in parts if n]
     )
     needed, free = size(_states_bytes(plan, facts)), size(plan.free_bytes or 0)
     return tr(
@@ -132,7 +132,7 @@ def _cause(plan: MemoryPlan) -> str:
     return tr(
         "The largest part is {name}: {size} of the {total} of one process. Completions are counted "
         "at their maximum length.",
-        name=name,
+        name=PARTS[name],
         size=size(largest),
         total=size(plan.binding.num_bytes),
     )

@@ -9,7 +9,6 @@ from covey.options.schema import Config
 from covey.plan.activations import FLOAT
 from covey.plan.facts import ModelSizes
 from covey.plan.layout import Layout
-from covey.texts import tr
 
 OFFLOADS = ("offload_optimizer", "offload_model", "offload_reference")
 """The options that move tensors to CPU memory."""
@@ -20,7 +19,7 @@ MOMENTS = 2 * FLOAT
 # Of 8 bits each, with a float32 scale for every 256 of either.
 _MOMENTS_8BIT = 2 + 2 * FLOAT / 256
 
-REFERENCE = ("reference", tr("reference in float32"), tr("reference adapter"))
+REFERENCE = ("reference", "reference in float32", "reference adapter")
 """The parts of a reference, as the forecast names them."""
 
 

@@ -41,10 +41,24 @@ LIBRARIES = 500_000_000
 """Python, torch and transformers in one process."""
 
 STATES = (
-    *("weights", tr("gathered weights"), "adapters", "masters", "moments", "gradients"),
-    *(tr("optimizer state of some layers"), *REFERENCE),
+    *("weights", "gathered weights", "adapters", "masters", "moments", "gradients"),
+    *("optimizer state of some layers", *REFERENCE),
 )
 """Parts that a run holds whatever its batch and its lengths are."""
+
+PARTS: Mapping[str, str] = {
+    str(text): text
+    for text in (
+        *(tr("weights"), tr("gathered weights"), tr("adapters"), tr("masters"), tr("moments")),
+        *(tr("gradients"), tr("optimizer state of some layers"), tr("reference"), tr("reference adapter")),
+        *(tr("reference in float32"), tr("gathered layer"), tr("gathered layers"), tr("gathered tensor")),
+        *(tr("KV cache"), tr("KV cache of one row"), tr("sampling"), tr("merged weights"), tr("engine")),
+        *(tr("communication"), tr("copies in CPU memory"), tr("activations"), tr("gradient of the head")),
+        *(tr("forward pass"), tr("DDP buckets"), tr("reduce buckets"), tr("reduced layer")),
+        tr("reward models"),
+    )
+}
+"""The parts of all phases, as people are told of them."""
 
 TIGHT = 0.9
 """The share of free memory that a run may take without a word."""
@@ -146,7 +160,7 @@ class MemoryPlan:
         )
         large = {n: b for n, b in binding.parts.items() if b >= _SHOWN * binding.num_bytes}
         by_size = sorted(large.items(), key=lambda part: -part[1])
-        parts = joined(" + ", [tr("{name} {size}", name=name, size=size(b)) for name, b in by_size])
+        parts = joined(" + ", [tr("{name} {size}", name=PARTS[name], size=size(b)) for name, b in by_size])
         again = [] if self.recompute == "none" else [IN_WORDS[self.recompute]]
         rests = [tr("the KV cache is freed before each update, which needs its memory")] if self.rests else []
         return [
