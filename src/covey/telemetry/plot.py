@@ -107,15 +107,11 @@ def smooth(values: Sequence[float]) -> list[float]:
 def summary(reward: Series) -> str:
     """Return the run in a sentence: the mean reward of the first and of the last tenth of its steps."""
     first, last = _tenths(reward)
-    start, end = format_number(first), format_number(last)
-    if first == last:
-        course = f"stayed at {start}"
-    else:
-        word = "rose" if last > first else "fell"
-        size = f"from {start} to {end}" if start != end else f"by {format_number(abs(last - first))} to {end}"
-        course = f"{word} {size}"
-    span = "first and last tenth of the run" if len(reward.steps) >= 20 else "first and last step"
-    return f"Mean reward {course} over {reward.steps[-1]:,} steps ({span})"
+    part = "tenth" if len(reward.steps) >= 20 else "step"
+    start, end = (
+        f"{format_number(v)} in the {which} {part}" for v, which in ((first, "first"), (last, "last"))
+    )
+    return f"Mean reward {start}, {end}; {reward.steps[-1]:,} steps"
 
 
 def _tenths(line: Series) -> tuple[float, float]:

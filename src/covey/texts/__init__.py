@@ -78,8 +78,9 @@ class Text(str):
 
 
 def tr(template: str, /, **values: Any) -> str:
-    """Return the text of a template and its values; an error of `str.format` where they do not fit."""
-    return Text(template, values)
+    """Return the text of a template and its values; an error of `str.format` where they do not fit. A text
+    stays what it is."""
+    return template if isinstance(template, Text) and not values else Text(template, values)
 
 
 def counted(number: int, noun: str) -> str:

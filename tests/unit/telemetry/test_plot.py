@@ -114,13 +114,11 @@ def test_smoothing_keeps_a_straight_line_and_quiets_noise() -> None:
     [
         (
             [0.1] * 10 + [0.5] * 90,
-            "Mean reward rose from 0.100 to 0.500 over 100 steps (first and last tenth",
+            "Mean reward 0.100 in the first tenth, 0.500 in the last tenth; 100 steps",
         ),
-        ([1.0, 0.0], "Mean reward fell from 1.00 to 0 over 2 steps (first and last step"),
-        ([0.5, 0.5], "Mean reward stayed at 0.500 over 2 steps"),
-        ([0.5, 0.5000001], "Mean reward rose by 1.0e-07 to 0.500 over 2 steps"),
+        ([1.0, 0.0], "Mean reward 1.00 in the first step, 0 in the last step; 2 steps"),
     ],
 )
 def test_the_summary_says_what_happened(values: list[float], sentence: str) -> None:
     reward = Series(name="reward", steps=tuple(range(1, len(values) + 1)), values=tuple(values))
-    assert summary(reward).startswith(sentence)
+    assert summary(reward) == sentence

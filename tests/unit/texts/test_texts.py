@@ -157,3 +157,8 @@ def test_a_template_is_declared_first_and_filled_later(chinese: Catalogue) -> No
     advice = tr("row {n}: {fault}")
     assert filled(advice, n=1, fault="x") == "row 1: x"
     assert chinese.said(filled(advice, n=1, fault=tr("it is empty"))) == "第 1 行：是空的"
+
+
+def test_a_text_that_is_made_into_one_again_stays_what_it_is(chinese: Catalogue) -> None:
+    text = tr("row {n}: {fault}", n=1, fault=tr("it is empty"))
+    assert tr(text) is text and chinese.said(tr(text)) == "第 1 行：是空的"
