@@ -152,10 +152,6 @@ def test_what_is_printed(blind: Evaluation, capsys: pytest.CaptureFixture[str]) 
 TASK = [str(MODEL_DIR), "--val_dataset", "quickstart#8", "--reward_funcs", "accuracy"]
 
 
-def test_what_is_true_of_the_model_and_the_data_is_found(evaluation: Evaluation) -> None:
-    assert evaluated(evaluation, *TASK).config.model == str(MODEL_DIR)
-
-
 def test_greedy_completions_are_no_fault_of_an_evaluation(evaluation: Evaluation) -> None:
     assert evaluated(evaluation, *TASK, "--eval_temperature", "0").config.eval_temperature == 0
     assert evaluated(evaluation, *TASK, "--temperature", "0").config.eval_temperature == 0

@@ -64,19 +64,6 @@ def test_the_word_is_stronger_than_the_locale(
     assert CHINESE.search(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "got"),
-    [
-        (["plan", "--lang", "fr"], "E104", "fr"),
-        (["plan", "--lang"], "E103", "no value"),
-        (["plan", "--lang", "--seed", "1"], "E103", "no value"),
-    ],
-)
-def test_another_language_is_refused(words: list[str], code: str, got: str) -> None:
-    (found,) = take_out("", words, CommonOptions)[0].problems
-    assert (found.code, found.option) == (code, "lang") and got in found.seen
-
-
 def test_another_language_is_refused_in_that_of_the_locale(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

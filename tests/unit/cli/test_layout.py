@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from covey.api import train
 from covey.cli.machine import take_machine
 from covey.cli.main import main
-from covey.errors import ConfigError
-from covey.options.schema import OPTIONS
-from covey.options.verbs import PLAN_WORDS
 from covey.plan.layout import Layout
 from covey.quickstart import task
 from support.planned import read_layout
@@ -186,26 +182,6 @@ def test_vllm_that_is_not_here_is_asked_for_here_alone(capsys: pytest.CaptureFix
     assert main([*words, *GPUS]) == 0
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--async_generate", "true"]],
-)
-def test_a_run_refuses_by_name_what_it_cannot_do(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    assert main(["train", "--model", "quickstart", *SMALL, "--learning_rate", "1e-4", *words]) == 2
-    assert "E102" in codes_in(capsys.readouterr().err)
-    with pytest.raises(ConfigError) as caught:
-        train(model="quickstart", dataset="quickstart", reward_funcs="accuracy", **{words[0][2:]: words[1]})
-    assert "E102" in [p.code for p in caught.value.problems]
-
-
-def test_a_share_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--use_vllm", "--vllm_gpu_memory_utilization", "90"]
-    assert main(["plan", "--model", "quickstart", *SMALL, *GPUS, *words]) == 2
-    assert "E109" in codes_in(capsys.readouterr().err)
-
-
 def test_a_model_of_which_only_the_configuration_is_here(
     capsys: pytest.CaptureFixture[str], model: Path
 ) -> None:
@@ -319,11 +295,6 @@ def test_words_of_other_tools_may_stand_in_a_file(
     (tmp_path / "run.yaml").write_text(run, encoding="utf-8")
     assert main(["plan", "run.yaml", *GPUS]) == 0
     assert "ZeRO-3, optimizer and weights offloaded" in capsys.readouterr().out
-
-
-def test_no_word_of_a_machine_is_an_option() -> None:
-    """So none of them can stand in the config.yaml of a run, which holds the options and nothing else."""
-    assert not {*PLAN_WORDS} & {*OPTIONS}
 
 
 def test_two_numbers_of_processes(capsys: pytest.CaptureFixture[str]) -> None:

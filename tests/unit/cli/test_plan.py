@@ -84,13 +84,6 @@ def test_the_plan_is_of_the_run_that_train_would_start(
     assert run.got[0].config.model_dump(mode="json") == content["options"]
 
 
-def test_faults_end_with_two(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *TASK, "--num_generations", "7", "--temperature", "0", "--json"]) == 2
-    done = capsys.readouterr()
-    assert done.out == ""
-    assert codes_in(done.err)[:2] == ["E202", "E110"]
-
-
 def test_facts_are_gathered_offline_and_closed_and_nothing_is_fetched(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

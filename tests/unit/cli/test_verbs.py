@@ -34,13 +34,6 @@ def test_the_run_gets_the_configuration(run: Run) -> None:
     assert run.gathered == [1]
 
 
-def test_quickstart_fills_in_its_values(run: Run) -> None:
-    assert main(["quickstart", "--max_steps", "3"]) == 0
-    (resolved,) = run.got
-    assert (resolved.config.model, resolved.config.max_steps) == ("quickstart", 3)
-    assert resolved.config.output_dir == "runs/quickstart-001"
-
-
 def terminated() -> int:
     os.kill(os.getpid(), signal.SIGTERM)
     return 0
@@ -74,19 +67,6 @@ def test_exit_codes(
     err = capsys.readouterr().err
     assert shown in err
     assert bool(err) == bool(shown)
-
-
-def test_an_error_nobody_foresaw_is_raised_as_it_is(run: Run) -> None:
-    run.ends = raises(RuntimeError("boom"))
-    with pytest.raises(RuntimeError, match="boom"):
-        main(["train", *WORDS])
-
-
-def test_a_value_nobody_could_read_brings_no_second_problem(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *WORDS, "--num_generations", "x", "--per_device_train_batch_size", "3"]) == 2
-    assert "1 problem;" in capsys.readouterr().err
 
 
 def test_the_command_of_several_processes() -> None:
