@@ -10,7 +10,7 @@ import pytest
 
 from covey.cli.main import main
 from covey.cli.verbs import VERBS
-from support.verbs import alone, rank_variables
+from support.verbs import rank_variables
 
 
 def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -53,7 +53,6 @@ def test_faults_end_with_two_and_everything_that_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    alone(monkeypatch, tmp_path)
     given = argv.replace("train --", "train --dataset d.jsonl --reward_funcs accuracy --")
     if "quickstart" in given:
         given += " --model= --dataset="  # without a model nothing else is gathered

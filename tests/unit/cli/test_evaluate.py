@@ -12,7 +12,7 @@ from covey.config import Resolved
 from covey.plan.facts import Facts
 from covey.quickstart.task import MODEL_DIR
 from covey.types import Metric
-from support.verbs import Survey, alone, codes_in, stand_in
+from support.verbs import Survey, codes_in, stand_in
 
 WORDS = ["--val_dataset", "v.jsonl", "--reward_funcs", "accuracy"]
 
@@ -47,7 +47,6 @@ class Evaluation:
 
 @pytest.fixture
 def evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluation:
-    alone(monkeypatch, tmp_path)
     return Evaluation(monkeypatch)
 
 

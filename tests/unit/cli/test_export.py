@@ -8,7 +8,7 @@ import pytest
 
 from covey.cli.main import main
 from covey.errors import CheckpointError
-from support.verbs import alone, codes_in, stand_in
+from support.verbs import codes_in, stand_in
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ class Exports:
 
 @pytest.fixture
 def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Exports:
-    alone(monkeypatch, tmp_path)
     Path("c-5").mkdir()
     return Exports(monkeypatch)
 

@@ -23,7 +23,7 @@ from covey.plan.words import columns
 from covey.texts import tr
 from covey.texts.language import LANGUAGE, language_of, passed_on
 from covey.types import Finding, Fix
-from support.verbs import WORDS, Run, alone, raises
+from support.verbs import WORDS, Run, raises
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
@@ -80,7 +80,6 @@ def test_every_verb_takes_the_word(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each verb refuses a wrong word in Chinese, and has nothing to say about --lang."""
-    alone(monkeypatch, tmp_path)
     words = {"explain": ["E999"], "export": ["absent"], "eval": []}.get(verb, ["--num_generation", "8"])
     assert main([verb, *words, "--lang", "zh"]) == 2
     said = capsys.readouterr().err
@@ -91,7 +90,6 @@ def test_every_verb_takes_the_word(
 def test_a_run_does_not_see_the_word_and_the_processes_it_starts_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone(monkeypatch, tmp_path)
     run = Run(monkeypatch)
     spoken: list[str | None] = []
 
@@ -119,7 +117,6 @@ def test_what_is_passed_on_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_guard_that_stops_a_run_says_so_in_chinese(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alone(monkeypatch, tmp_path)
     found = Finding(
         code="F102",
         seen=tr(
@@ -174,7 +171,6 @@ def test_lines_are_at_most_a_hundred_columns_wide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Chinese characters take two; a line of flags to type is never broken."""
-    alone(monkeypatch, tmp_path)
     main(["train", "--num_generations", "7", "--lr", "1", "--lang", "zh"])
     lines = [line for line in capsys.readouterr().err.splitlines() if " --" not in line]
     assert 90 < max(map(columns, lines)) <= 100

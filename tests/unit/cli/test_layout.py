@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +10,12 @@ import pytest
 from covey.cli.machine import take_machine
 from covey.cli.main import main
 from covey.plan.layout import Layout
-from covey.quickstart import task
 from support.planned import read_layout
-from support.verbs import alone, codes_in
+from support.verbs import codes_in
 
 GPUS = ["--plan_gpus", "8", "--plan_gpu_memory", "96GiB"]
 RUN = ["--dataset", "quickstart#512", "--reward_funcs", "accuracy", "--max_completion_length", "2048"]
 SMALL = [*RUN[:4], "--max_completion_length", "32"]
-QWEN_32B = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 5120,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "intermediate_size": 27648,
-    "vocab_size": 152064,
-    "max_position_embeddings": 32768,
-    "eos_token_id": 314,
-}
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    alone(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A directory with a config.json of 32.8 B parameters and a tokenizer, without weights."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (tmp_path / "big").mkdir(exist_ok=True)
-        shutil.copy(task.MODEL_DIR / name, tmp_path / "big" / name)
-    (tmp_path / "big" / "config.json").write_text(json.dumps(QWEN_32B), encoding="utf-8")
-    return tmp_path / "big"
 
 
 def typed_words(line: str) -> list[str]:
@@ -234,7 +205,11 @@ def test_a_missing_tokenizer_is_said(capsys: pytest.CaptureFixture[str], model: 
 
 
 def test_a_family_without_a_closed_form_is_said(capsys: pytest.CaptureFixture[str], model: Path) -> None:
-    described = {**QWEN_32B, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+    described = {
+        **json.loads((model / "config.json").read_text()),
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+    }
     (model / "config.json").write_text(json.dumps(described), encoding="utf-8")
     assert main(["plan", "--model", str(model), *RUN, *GPUS]) == 2
     said = " ".join(capsys.readouterr().err.split())

@@ -11,15 +11,10 @@ import pytest
 
 from covey.cli.main import main
 from covey.cli.options import read
-from support.verbs import WORDS, Run, alone, codes_in
+from support.verbs import WORDS, Run, codes_in
 
 TASK = ["--model", "quickstart", "--dataset", "quickstart#64", "--reward_funcs", "accuracy"]
 RATE = ["--learning_rate", "1e-4"]
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    alone(monkeypatch, tmp_path)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The order in which a verb that trains does its work, and when it starts several processes."""
 
-from pathlib import Path
-
 import pytest
 
 from covey.cli import launch
@@ -11,13 +9,7 @@ from covey.errors import ConfigError
 from covey.plan.check_launch import Machines
 from covey.plan.facts import Facts
 from covey.types import Fix, Problem
-from support.verbs import WORDS, Launched, Run, alone, codes_in, raises, rank_variables
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    alone(monkeypatch, tmp_path)
-    return Run(monkeypatch)
+from support.verbs import WORDS, Launched, Run, codes_in, raises, rank_variables
 
 
 @pytest.mark.parametrize("verb", ["train", "rlhf"])

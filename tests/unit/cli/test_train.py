@@ -3,17 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from covey.cli.main import main
 from covey.config.dialect import MS_SWIFT
-from support.verbs import WORDS, Run, alone
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    alone(monkeypatch, tmp_path)
-    return Run(monkeypatch)
+from support.verbs import WORDS, Run
 
 
 def trained(run: Run, *words: str) -> dict[str, Any]:

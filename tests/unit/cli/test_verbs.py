@@ -17,13 +17,7 @@ from covey.cli.main import main
 from covey.errors import CheckpointError, ConfigError, GuardStop
 from covey.plan.check_launch import Machines
 from covey.types import Finding, Fix, Problem
-from support.verbs import WORDS, Run, alone, raises, rank_variables
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    alone(monkeypatch, tmp_path)
-    return Run(monkeypatch)
+from support.verbs import WORDS, Run, raises, rank_variables
 
 
 def test_the_run_gets_the_configuration(run: Run) -> None:
