@@ -50,30 +50,10 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ENTRY_POINTS = {"__init__", "__main__"}
 
 TORCH_FREE = (
-    "types",
-    "texts",
-    "errors",
-    "codes",
-    "exits",
-    "meeting",
-    "activity",
-    "environment",
-    "json_lines",
-    "weight_files",
-    "options",
-    "config",
-    "plan",
-    "data",
-    "rewards",
-    "api",
-    "cli",
-    "training.facts",
-    "training.together",
-    "health.hang",
-    "health.stacks",
-    "health.watchdog",
-    "health.rules",
-    "doctor",
+    *("types", "texts", "errors", "codes", "exits", "meeting", "activity", "environment", "json_lines"),
+    *("weight_files", "options", "config", "plan", "data", "rewards", "api", "cli", "doctor"),
+    *("training.facts", "training.together"),
+    *("health.hang", "health.stacks", "health.watchdog", "health.rules"),
 )
 FOREIGN = ("trl", "swift", "accelerate", "transformers.trainer", "transformers.Trainer")
 # Functions that may exceed 60 lines, with the reason; at most five.

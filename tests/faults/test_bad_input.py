@@ -3,7 +3,6 @@ parts, no traceback, and nothing written but the message."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -41,10 +40,6 @@ def refused(*words: str, cwd: Path) -> str:
     return " ".join(done.stderr.split())
 
 
-def codes(message: str) -> set[str]:
-    return set(re.findall(r"\b[EW]\d{3}\b", message))
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
@@ -52,29 +47,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = covey("train", *BASE, "--max_steps", "2", "--output_dir", "run", cwd=work)
     assert done.returncode == 0, done.stderr
     return work / "run"
-
-
-def test_unknown_option_names_the_nearest(tmp_path: Path) -> None:
-    message = refused(*BASE, "--num_generation", "4", cwd=tmp_path)
-    assert "num_generations" in message
-
-
-def test_everything_at_once(tmp_path: Path) -> None:
-    """Six faults of four kinds in one message."""
-    message = refused(
-        *("--model", "nowhere", "--dataset", "missing.jsonl", "--reward_funcs", "acuracy"),
-        *("--num_generations", "1", "--temperature", "0", "--learning_rte", "1e-5"),
-        cwd=tmp_path,
-    )
-    for word in ("nowhere", "missing.jsonl", "accuracy", "num_generations", "temperature", "learning_rate"):
-        assert word in message
-    assert len(codes(message)) >= 5
-
-
-def test_group_of_one(tmp_path: Path) -> None:
-    message = refused(*BASE, "--num_generations", "1", cwd=tmp_path)
-    assert "num_generations" in message
-    assert "--num_generations 2" in message or "--num_generations 8" in message
 
 
 _MORE = ("1", "1", "8"), ("7", "1", "8"), ("3", "2", "4")
@@ -97,19 +69,6 @@ def test_impossible_batch_has_a_way_out_that_works(batch: tuple[str, str, str], 
     assert fixed.returncode == 0, fixed.stderr
 
 
-@pytest.mark.parametrize("temperature", ["0", "-1"])
-def test_temperature(temperature: str, tmp_path: Path) -> None:
-    message = refused(*BASE, "--temperature", temperature, cwd=tmp_path)
-    assert "temperature" in message and "--temperature 1" in message
-
-
-def test_resume_from_what_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "model.safetensors").write_text("")
-    message = refused(*BASE, "--resume_from_checkpoint", "folder", "--output_dir", "run", cwd=tmp_path)
-    assert "folder" in message and "resume_from_checkpoint" in message
-
-
 def test_resume_from_a_damaged_checkpoint(finished: Path, tmp_path: Path) -> None:
     """One flipped bit of the weights is found before they are loaded."""
     subprocess.run(["cp", "-r", str(finished), str(tmp_path / "run")], check=True)
@@ -123,11 +82,6 @@ def test_resume_from_a_damaged_checkpoint(finished: Path, tmp_path: Path) -> Non
     assert "model.safetensors" in message
 
 
-def test_output_dir_with_another_run(finished: Path) -> None:
-    message = refused(*BASE, "--output_dir", "run", cwd=finished.parent)
-    assert "--resume_from_checkpoint" in message and "--overwrite_output_dir" in message
-
-
 def test_resume_with_another_learning_rate(finished: Path) -> None:
     message = refused(
         *(*BASE, "--output_dir", "run", "--resume_from_checkpoint", "latest"),
@@ -135,25 +89,6 @@ def test_resume_with_another_learning_rate(finished: Path) -> None:
         cwd=finished.parent,
     )
     assert "learning_rate" in message and "--allow_changes" in message
-
-
-def test_no_write_permission(tmp_path: Path) -> None:
-    """Nobody, root included, makes a directory below /proc."""
-    message = refused(*BASE, "--output_dir", "/proc/covey-run", cwd=tmp_path)
-    assert "/proc/covey-run" in message and "--output_dir" in message
-
-
-def test_broken_data_names_the_line(tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "solution": "1"}\n{"prompt": \n')
-    words = ("--model", "quickstart", "--dataset", "data.jsonl", "--reward_funcs", "accuracy")
-    assert "line 2" in refused(*words, cwd=tmp_path)
-
-
-def test_missing_columns_are_named(tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text(json.dumps({"text": "a"}) + "\n")
-    words = ("--model", "quickstart", "--dataset", "data.jsonl", "--reward_funcs", "accuracy")
-    message = refused(*words, cwd=tmp_path)
-    assert "messages" in message and "solution" in message and "text" in message
 
 
 def test_several_processes_are_refused_once(tmp_path: Path) -> None:

@@ -228,15 +228,6 @@ def test_what_is_a_fault(part: Part, code: int | None, statuses: list[str], faul
     assert len(table(results, [Ended(part=part, code=code, seconds=1.0)]).faults) == faults
 
 
-def test_a_prediction_stands_beside_its_figure() -> None:
-    figures, predicted = {"tokens_per_s": 20_000.0, "gb": 1.0}, {"tokens_per_s": [27e3, 30e3]}
-    line = {"part": "decode", "case": "a", "status": "measured", "why": ""}
-    found = table(
-        [{**line, "figures": figures, "predicted": predicted}], [Ended(part=MEASURING, code=0, seconds=1.0)]
-    )
-    assert "tokens_per_s 20,000 (predicted 27,000 to 30,000), gb 1" in found.lines[1]
-
-
 def test_limits_and_names_of_parts() -> None:
     assert sum(p.limit_s for p in chosen("")) <= DEFAULT_SECONDS
     assert sum(p.limit_s for p in chosen("all")) <= ALL_SECONDS

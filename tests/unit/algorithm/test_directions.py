@@ -19,9 +19,10 @@ from covey.algorithm.losses import LossInputs, LossOutput, policy_loss
 from covey.batching.credit import CreditConfig, row_credits
 from covey.batching.pack import pack
 from covey.config import from_dict
+from covey.config.values import kind_of
 from covey.learner.optimizer import Masters
 from covey.learner.reference import MovingReference
-from covey.options.schema import OPTIONS, group_of
+from covey.options.schema import FACTS, OPTIONS, group_of
 from covey.training import settings
 from covey.training.objective import EntropyBonus, Objective
 from covey.types import Denominators
@@ -437,6 +438,26 @@ DIRECTIONS |= {f"{name}_schedule": DIRECTIONS[f"{name}_end"] for name in ("epsil
 @pytest.mark.parametrize("name", DIRECTIONS)
 def test_direction(name: str) -> None:
     DIRECTIONS[name]()
+
+
+# A value that changes the gradient of the step above wherever the loss reads it.
+OWN = {
+    **{"epsilon": 0.5, "epsilon_high": 0.1, "tau_pos": 4.0, "tau_neg": 4.0, "vespo_k_pos": 5.0},
+    **{"vespo_lambda_pos": 5.0, "vespo_k_neg": 5.0, "vespo_lambda_neg": 5.0, "fipo_decay_rate": 0.5},
+    **{"fipo_clip_range": 0.3, "fipo_clip_high_only": False, "fipo_safety_threshold": 9.0},
+}
+
+
+@pytest.mark.parametrize("loss", [name for name in kind_of("loss_type").choices if name != "real"])
+def test_a_loss_reads_the_options_that_are_declared_as_its_own(loss: str) -> None:
+    """A warning says of all others that they have no effect."""
+    for name, value in OWN.items():
+        read_if = FACTS[name].read_if
+        assert read_if is not None and read_if.option == "loss_type"
+        plain, changed = slopes(loss_type=loss), slopes(loss_type=loss, **{name: value})
+        assert torch.equal(plain, changed) != read_if.holds(loss), name
+    rest = {n for n, f in FACTS.items() if f.read_if is not None and f.read_if.option == "loss_type"}
+    assert rest - OWN.keys() == {"epsilon_end", "real_tau"}
 
 
 # These say which groups a rollout has, which whole runs show.

@@ -30,6 +30,7 @@ ADDED = {
     "k1": {"beta": 0.3, "kl_estimator": "k1"},
     "k2": {"beta": 0.3, "kl_estimator": "k2", "use_bias_correction_kl": False},
     "k3": {"beta": 0.3, "kl_estimator": "k3"},
+    "k3 without the ratio": {"beta": 0.3, "kl_estimator": "k3", "use_bias_correction_kl": False},
     "entropy": {"entropy_coef": 0.1},
     "off-policy mask": {"off_policy_delta": 0.1},
     "everything": {

@@ -6,13 +6,12 @@ token is clipped, gated or masked by its own sign.
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, policy_loss
 from covey.types import Denominators
+from support.losses import slow_value_and_slopes
 
 COUNTS = (5, 3, 4)
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
@@ -33,37 +32,6 @@ def inputs():
     )
 
 
-def slow(given, loss_type, level, low, high):
-    """The loss and its slope by each token's logprob."""
-    new, old, advantage = (
-        t.tolist() for t in (given.logprob_N.detach().double(), given.old_logprob_N, given.advantage_N)
-    )
-    value, slopes, start = 0.0, [], 0
-    for count in COUNTS:
-        own = range(start, start + count)
-        start += count
-        mean = sum(new[i] - old[i] for i in own) / count
-        weight = {"grpo": 1 / (count * 4), "sapo": 1 / (count * 4), "dr_grpo": 1 / (4 * LONGEST)}.get(
-            loss_type
-        )
-        weight = 1 / 4 if loss_type == "luspo" else weight or 1 / sum(COUNTS)
-        for i in own:
-            ratio, a = math.exp(new[i] - old[i] if level == "token" else mean), advantage[i]
-            if loss_type == "cispo":
-                capped = min(ratio, high)
-                value, slope = value - weight * capped * a * new[i], -capped * a
-            elif loss_type == "sapo":
-                tau = 1.0 if a > 0 else 1.05
-                gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
-                value, slope = value - weight * a * gate * 4 / tau, -a * 4 * gate * (1 - gate) * ratio
-            else:
-                clipped = min(max(ratio, 1 - low), 1 + high)
-                value -= weight * min(ratio * a, clipped * a)
-                slope = -a * ratio if ratio * a <= clipped * a else 0.0
-            slopes.append(weight * slope)
-    return value, slopes
-
-
 @pytest.mark.parametrize("level", ["token", "sequence_token"])
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_every_loss_takes_each_token_by_its_own_advantage(loss_type, level, assert_close_guarded):
@@ -71,14 +39,14 @@ def test_every_loss_takes_each_token_by_its_own_advantage(loss_type, level, asse
     low, high = 0.1, 1.1 if loss_type == "cispo" else 0.15
     config = LossConfig(loss_type=loss_type, epsilon=low, epsilon_high=high, importance_sampling_level=level)
     output = policy_loss(given, config)
-    value, slopes = slow(given, loss_type, level, low, high)
+    value, slopes, _ = slow_value_and_slopes(given, config)
     assert_close_guarded(output.loss.detach(), value, 1e-5)
     (gradient_N,) = torch.autograd.grad(output.loss, given.logprob_N)
     assert_close_guarded(gradient_N, slopes, 1e-5)
     # Both signs within a completion, and tokens on both sides of a bound.
     signs = [set(part.sign().tolist()) for part in given.advantage_N.split(COUNTS)]
     assert {1.0, -1.0} in signs
-    assert loss_type in ("sapo", "cispo") or 0.0 in slopes
+    assert loss_type in ("sapo", "cispo") or 0.0 in slopes.tolist()
 
 
 def test_at_the_level_of_the_sequence_tokens_would_share_their_gradient():

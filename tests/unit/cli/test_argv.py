@@ -27,7 +27,7 @@ from covey.options.verbs import (
     VerbOptions,
 )
 from covey.plan.layout import Engine
-from support.verbs import alone, codes_in
+from support.verbs import codes_in
 
 OWN: dict[str, type[VerbOptions]] = {
     "doctor": DoctorOptions,
@@ -67,11 +67,6 @@ def test_spellings_of_the_same(verb: str) -> None:
     # A repeated flag replaces.
     before = [word for flag, value in pairs for word in (flag, "true" if value == "false" else value)]
     assert read(verb, [*before, *plain]) == expected != read(verb, before)
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    alone(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(

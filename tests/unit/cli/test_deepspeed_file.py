@@ -1,18 +1,16 @@
 """`covey plan --deepspeed FILE.json`: what is planned of it, what is refused, and what a warning names."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from covey.cli.main import main
-from covey.quickstart import task
 from covey.types import Severity
 from support.planned import read_layout
-from support.verbs import alone, codes_in
-from unit.cli.test_layout import GPUS, QWEN_32B, RUN, typed_words
+from support.verbs import codes_in
+from unit.cli.test_layout import GPUS, RUN, typed_words
 
 CPU = {"device": "cpu", "pin_memory": True}
 BATCH = {
@@ -20,20 +18,6 @@ BATCH = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
 }
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    alone(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    (tmp_path / "big").mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(task.MODEL_DIR / name, tmp_path / "big" / name)
-    (tmp_path / "big" / "config.json").write_text(json.dumps(QWEN_32B), encoding="utf-8")
-    return "big"
 
 
 def write(content: Any, name: str = "ds.json") -> str:
@@ -68,11 +52,11 @@ def test_what_is_planned(content: Any, stage: int, offload: str) -> None:
     assert got.layout.is_known
 
 
-def test_the_same_as_the_name_of_ms_swift(capsys: pytest.CaptureFixture[str], model: str) -> None:
+def test_the_same_as_the_name_of_ms_swift(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     path = write(zero(stage=3, offload_optimizer=CPU, offload_param=CPU))
     plans = []
     for word in ("zero3_offload", path):
-        assert main(["plan", "--model", model, *RUN, *GPUS, "--deepspeed", word, "--json"]) == 0
+        assert main(["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", word, "--json"]) == 0
         plans.append(json.loads(capsys.readouterr().out))
     assert plans[0]["memory"] == plans[1]["memory"]
     assert plans[1]["facts"]["layout"]["file"]["path"] == path and plans[0]["facts"]["layout"]["file"] is None
@@ -101,10 +85,10 @@ def test_the_same_as_the_name_of_ms_swift(capsys: pytest.CaptureFixture[str], mo
     ],
 )
 def test_what_is_no_configuration(
-    capsys: pytest.CaptureFixture[str], model: str, content: Any, codes: list[str], words: str
+    capsys: pytest.CaptureFixture[str], model: Path, content: Any, codes: list[str], words: str
 ) -> None:
     """All of it at once, and nothing that only follows from it."""
-    assert main(["plan", "--model", model, *RUN, *GPUS, "--deepspeed", write(content)]) == 2
+    assert main(["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", write(content)]) == 2
     done = capsys.readouterr()
     assert done.out == "" and codes_in(done.err) == codes
     assert words in " ".join(done.err.split())
@@ -150,10 +134,10 @@ def test_files_that_cannot_be_opened() -> None:
     ],
 )
 def test_a_batch_that_is_not_the_runs(
-    capsys: pytest.CaptureFixture[str], model: str, numbers: dict[str, int], seen: str, can_be_typed: bool
+    capsys: pytest.CaptureFixture[str], model: Path, numbers: dict[str, int], seen: str, can_be_typed: bool
 ) -> None:
     path = write({**zero(stage=3, offload_optimizer=CPU, offload_param=CPU), **numbers})
-    words = ["plan", "--model", model, *RUN, *GPUS, "--deepspeed", path]
+    words = ["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", path]
     assert main(words) == 2
     error = capsys.readouterr().err
     assert codes_in(error) == ["E219"] and seen in " ".join(error.split())
@@ -167,10 +151,10 @@ def test_a_batch_that_is_not_the_runs(
     )
 
 
-def test_a_batch_that_is_the_runs(model: str) -> None:
+def test_a_batch_that_is_the_runs(model: Path) -> None:
     numbers = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1}
     path = write({**zero(stage=3, offload_optimizer=CPU, offload_param=CPU), **numbers})
-    assert main(["plan", "--model", model, *RUN, *GPUS, "--deepspeed", path]) == 0
+    assert main(["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", path]) == 0
 
 
 @pytest.mark.parametrize(
@@ -202,20 +186,20 @@ def test_what_is_within_the_forecast_is_not_named() -> None:
     assert read_layout([*GPUS, "--deepspeed", write(zero(stage=3, **usual))]).problems == ()
 
 
-def test_a_warning_is_shown_with_the_plan(capsys: pytest.CaptureFixture[str], model: str) -> None:
+def test_a_warning_is_shown_with_the_plan(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     path = write(zero(stage=3, offload_optimizer=CPU, offload_param=CPU, reduce_bucket_size=1e9))
-    assert main(["plan", "--model", model, *RUN, *GPUS, "--deepspeed", path]) == 0
+    assert main(["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", path]) == 0
     assert "W117      ds.json has zero_optimization.reduce_bucket_size" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("numbers", [{}, {"train_micro_batch_size_per_gpu": 8}])
 def test_what_is_offered_can_be_typed_behind_it(
-    capsys: pytest.CaptureFixture[str], model: str, numbers: dict[str, int]
+    capsys: pytest.CaptureFixture[str], model: Path, numbers: dict[str, int]
 ) -> None:
     """The ladder's words and those of E211 and E213: none contradicts the file."""
     run = [*RUN, "--max_completion_length", "4096"]
     for content in (zero(stage=2), zero(stage=2, offload_param=CPU), zero(stage=0, offload_optimizer=CPU)):
-        words = ["plan", "--model", model, *run, *GPUS, "--deepspeed", write({**content, **numbers})]
+        words = ["plan", "--model", str(model), *run, *GPUS, "--deepspeed", write({**content, **numbers})]
         assert main(words) == 2
         lines = [typed_words(line) for line in capsys.readouterr().err.splitlines()]
         offered = [line[1:] for line in lines if line[:1] in (["type"], ["or"]) and line[1].startswith("--")]

@@ -12,7 +12,7 @@ from covey.config import Resolved
 from covey.plan.facts import Facts
 from covey.quickstart.task import MODEL_DIR
 from covey.types import Metric
-from support.verbs import Survey, alone, codes_in, stand_in
+from support.verbs import Survey, codes_in, stand_in
 
 WORDS = ["--val_dataset", "v.jsonl", "--reward_funcs", "accuracy"]
 
@@ -47,7 +47,6 @@ class Evaluation:
 
 @pytest.fixture
 def evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluation:
-    alone(monkeypatch, tmp_path)
     return Evaluation(monkeypatch)
 
 
@@ -150,10 +149,6 @@ def test_what_is_printed(blind: Evaluation, capsys: pytest.CaptureFixture[str]) 
 
 
 TASK = [str(MODEL_DIR), "--val_dataset", "quickstart#8", "--reward_funcs", "accuracy"]
-
-
-def test_what_is_true_of_the_model_and_the_data_is_found(evaluation: Evaluation) -> None:
-    assert evaluated(evaluation, *TASK).config.model == str(MODEL_DIR)
 
 
 def test_greedy_completions_are_no_fault_of_an_evaluation(evaluation: Evaluation) -> None:

@@ -23,7 +23,7 @@ from covey.plan.words import columns
 from covey.texts import tr
 from covey.texts.language import LANGUAGE, language_of, passed_on
 from covey.types import Finding, Fix
-from support.verbs import WORDS, Run, alone, raises
+from support.verbs import WORDS, Run, raises
 
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
@@ -64,19 +64,6 @@ def test_the_word_is_stronger_than_the_locale(
     assert CHINESE.search(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "got"),
-    [
-        (["plan", "--lang", "fr"], "E104", "fr"),
-        (["plan", "--lang"], "E103", "no value"),
-        (["plan", "--lang", "--seed", "1"], "E103", "no value"),
-    ],
-)
-def test_another_language_is_refused(words: list[str], code: str, got: str) -> None:
-    (found,) = take_out("", words, CommonOptions)[0].problems
-    assert (found.code, found.option) == (code, "lang") and got in found.seen
-
-
 def test_another_language_is_refused_in_that_of_the_locale(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,7 +80,6 @@ def test_every_verb_takes_the_word(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each verb refuses a wrong word in Chinese, and has nothing to say about --lang."""
-    alone(monkeypatch, tmp_path)
     words = {"explain": ["E999"], "export": ["absent"], "eval": []}.get(verb, ["--num_generation", "8"])
     assert main([verb, *words, "--lang", "zh"]) == 2
     said = capsys.readouterr().err
@@ -104,7 +90,6 @@ def test_every_verb_takes_the_word(
 def test_a_run_does_not_see_the_word_and_the_processes_it_starts_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone(monkeypatch, tmp_path)
     run = Run(monkeypatch)
     spoken: list[str | None] = []
 
@@ -132,7 +117,6 @@ def test_what_is_passed_on_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_guard_that_stops_a_run_says_so_in_chinese(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alone(monkeypatch, tmp_path)
     found = Finding(
         code="F102",
         seen=tr(
@@ -187,7 +171,6 @@ def test_lines_are_at_most_a_hundred_columns_wide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Chinese characters take two; a line of flags to type is never broken."""
-    alone(monkeypatch, tmp_path)
     main(["train", "--num_generations", "7", "--lr", "1", "--lang", "zh"])
     lines = [line for line in capsys.readouterr().err.splitlines() if " --" not in line]
     assert 90 < max(map(columns, lines)) <= 100

@@ -7,12 +7,7 @@ import pytest
 from covey.cli import launch
 from covey.cli.main import main
 from covey.cli.options import read, under_torchrun
-from support.verbs import WORDS, alone, codes_in, rank_variables
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    alone(monkeypatch, tmp_path)
+from support.verbs import WORDS, codes_in, rank_variables
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,10 @@ import pytest
 
 from covey.cli.main import main
 from covey.cli.options import read
-from support.verbs import WORDS, Run, alone, codes_in
+from support.verbs import WORDS, Run, codes_in
 
 TASK = ["--model", "quickstart", "--dataset", "quickstart#64", "--reward_funcs", "accuracy"]
 RATE = ["--learning_rate", "1e-4"]
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    alone(monkeypatch, tmp_path)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -82,13 +77,6 @@ def test_the_plan_is_of_the_run_that_train_would_start(
     run = Run(monkeypatch)
     assert main(words) == 0
     assert run.got[0].config.model_dump(mode="json") == content["options"]
-
-
-def test_faults_end_with_two(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *TASK, "--num_generations", "7", "--temperature", "0", "--json"]) == 2
-    done = capsys.readouterr()
-    assert done.out == ""
-    assert codes_in(done.err)[:2] == ["E202", "E110"]
 
 
 def test_facts_are_gathered_offline_and_closed_and_nothing_is_fetched(

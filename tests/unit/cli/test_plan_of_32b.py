@@ -3,16 +3,14 @@ what, and a command that works, which is planned here as it is printed."""
 
 import json
 import shlex
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from covey.cli.main import main
-from covey.quickstart import task
-from support.verbs import alone, codes_in
-from unit.cli.test_layout import QWEN_32B
+from support.verbs import codes_in
+
+pytestmark = pytest.mark.usefixtures("model")
 
 P = 32_763_876_352
 GPUS = ["--plan_gpus", "8", "--plan_gpu_memory", "96GiB"]
@@ -27,15 +25,6 @@ REPORT = (
     "--log_completions true --num_infer_workers 8 --tensor_parallel_size 8 --async_generate true "
     "--offload_optimizer true --offload_model true --gc_collect_after_offload true --move_model_batches 40"
 )
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    alone(monkeypatch, tmp_path)
-    (tmp_path / "big").mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(task.MODEL_DIR / name, tmp_path / "big" / name)
-    (tmp_path / "big" / "config.json").write_text(json.dumps(QWEN_32B), encoding="utf-8")
 
 
 def planned(capsys: pytest.CaptureFixture[str], words: list[str]) -> tuple[int, dict[str, Any], list[str]]:

@@ -1,7 +1,5 @@
 """The order in which a verb that trains does its work, and when it starts several processes."""
 
-from pathlib import Path
-
 import pytest
 
 from covey.cli import launch
@@ -11,13 +9,7 @@ from covey.errors import ConfigError
 from covey.plan.check_launch import Machines
 from covey.plan.facts import Facts
 from covey.types import Fix, Problem
-from support.verbs import WORDS, Launched, Run, alone, codes_in, raises, rank_variables
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    alone(monkeypatch, tmp_path)
-    return Run(monkeypatch)
+from support.verbs import WORDS, Launched, Run, codes_in, raises, rank_variables
 
 
 @pytest.mark.parametrize("verb", ["train", "rlhf"])
@@ -45,21 +37,6 @@ def test_weights_that_cannot_be_had_are_a_fault(run: Run, capsys: pytest.Capture
     assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 2
     assert run.order == ["facts", "fetch", "close"]
     assert codes_in(capsys.readouterr().err) == ["E321"]
-
-
-def test_warnings_do_not_stop_a_run(run: Run) -> None:
-    run.facts = Facts(num_parameters=1000)
-    assert main(["train", *WORDS]) == 0
-    assert len(run.got) == 1
-
-
-def test_where_words_are_wrong_facts_are_shown_too(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run.facts = Facts(model_problem="no config.json")
-    assert main(["train", *WORDS, "--num_generations", "1", "--lr", "1"]) == 2
-    err = capsys.readouterr().err
-    assert codes_in(err) == ["E101", "E301", "E201"]
-    assert "3 problems; nothing was started or written. More: covey explain E101 E301 E201" in err
-    assert run.got == []
 
 
 def test_several_processes_are_checked_then_launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,33 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from covey.cli.main import main
 from covey.config.dialect import MS_SWIFT
-from support.verbs import WORDS, Run, alone
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    alone(monkeypatch, tmp_path)
-    return Run(monkeypatch)
+from support.verbs import WORDS, Run
 
 
 def trained(run: Run, *words: str) -> dict[str, Any]:
     run.got.clear()
     assert main([*words]) == 0
     return run.got[0].config.model_dump()
-
-
-def test_train_has_the_defaults_of_covey(run: Run) -> None:
-    found = trained(run, "train", *WORDS)
-    assert {name: found[name] for name in ("tuner_type", "loss_type", "beta", "learning_rate")} == {
-        "tuner_type": "full",
-        "loss_type": "dapo",
-        "beta": 0.0,
-        "learning_rate": 1e-6,
-    }
 
 
 def test_rlhf_has_those_of_ms_swift(run: Run) -> None:
@@ -55,8 +37,3 @@ def test_rlhf_type_makes_train_the_same_command(run: Run) -> None:
     assert trained(run, "train", *WORDS, "--rlhf_type", "grpo") == wanted
     Path("c.yaml").write_text("rlhf_type: grpo\n")
     assert trained(run, "train", "c.yaml", *WORDS) == wanted
-
-
-def test_another_method_is_refused(run: Run) -> None:
-    assert main(["rlhf", *WORDS, "--rlhf_type", "dpo"]) == 2
-    assert run.got == []

@@ -17,13 +17,7 @@ from covey.cli.main import main
 from covey.errors import CheckpointError, ConfigError, GuardStop
 from covey.plan.check_launch import Machines
 from covey.types import Finding, Fix, Problem
-from support.verbs import WORDS, Run, alone, raises, rank_variables
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    alone(monkeypatch, tmp_path)
-    return Run(monkeypatch)
+from support.verbs import WORDS, Run, raises, rank_variables
 
 
 def test_the_run_gets_the_configuration(run: Run) -> None:
@@ -32,13 +26,6 @@ def test_the_run_gets_the_configuration(run: Run) -> None:
     assert (resolved.config.max_steps, resolved.config.temperature) == (-1, 0.5)
     assert resolved.sources["temperature"] == "flag --temperature"
     assert run.gathered == [1]
-
-
-def test_quickstart_fills_in_its_values(run: Run) -> None:
-    assert main(["quickstart", "--max_steps", "3"]) == 0
-    (resolved,) = run.got
-    assert (resolved.config.model, resolved.config.max_steps) == ("quickstart", 3)
-    assert resolved.config.output_dir == "runs/quickstart-001"
 
 
 def terminated() -> int:
@@ -74,19 +61,6 @@ def test_exit_codes(
     err = capsys.readouterr().err
     assert shown in err
     assert bool(err) == bool(shown)
-
-
-def test_an_error_nobody_foresaw_is_raised_as_it_is(run: Run) -> None:
-    run.ends = raises(RuntimeError("boom"))
-    with pytest.raises(RuntimeError, match="boom"):
-        main(["train", *WORDS])
-
-
-def test_a_value_nobody_could_read_brings_no_second_problem(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *WORDS, "--num_generations", "x", "--per_device_train_batch_size", "3"]) == 2
-    assert "1 problem;" in capsys.readouterr().err
 
 
 def test_the_command_of_several_processes() -> None:

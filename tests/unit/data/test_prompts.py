@@ -91,13 +91,6 @@ def test_only_raw_prompts_get_the_tokenizers_own_bos(model_dir):
     assert tuple(chat.token_ids) == codec.encode([chat.text])[0]
 
 
-def test_text_parts_are_joined(codec):
-    parts = [{"type": "text", "text": "Q"}, {"type": "text", "text": "?"}]
-    entry = only({"messages": [{"role": "user", "content": parts, "name": None}]}, codec)
-    assert entry.text == ASKED
-    assert entry.messages == (USER,)
-
-
 def test_messages_without_a_template_say_what_to_type(model_dir):
     directory = model_dir()
     (directory / "chat_template.jinja").unlink()

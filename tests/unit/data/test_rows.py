@@ -21,11 +21,6 @@ def only(row, codec):
 # -- which column ------------------------------------------------------------------------------------------
 
 
-def test_the_order_of_columns():
-    lists = ("messages", "conversations", "conversation")
-    assert ("prompt", *lists, "query", "question", "problem", "instruction", "input") == PROMPT_COLUMNS
-
-
 # An instruction has the input below it (tests of forms).
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 5, 6, 8])
 def test_the_first_column_present_is_the_prompt(first, codec):
@@ -53,23 +48,6 @@ def test_a_prompt_string_is_as_it_is(codec):
     assert entry.text == "  What is 1+2?\n"
     assert entry.messages is None
     assert codec.tokenizer.decode(list(entry.token_ids), skip_special_tokens=False) == entry.text
-
-
-@pytest.mark.parametrize("column", ["query", "question", "problem"])
-def test_other_strings_are_templated(column, codec):
-    entry = only({column: "What is 1+2?"}, codec)
-    assert entry.text == RENDERED
-    assert entry.messages == (USER,)
-
-
-@pytest.mark.parametrize("column", ["prompt", "messages", "query"])
-def test_conversations_are_templated(column, codec):
-    system = {"role": "system", "content": "Be brief."}
-    entry = only({column: [system, USER]}, codec)
-    assert entry.text == "<|im_start|>system\nBe brief.<|im_end|>\n" + RENDERED
-    assert entry.messages == (system, USER)
-    special = codec.tokenizer.token_to_id("<|im_start|>")
-    assert entry.token_ids.count(special) == 3
 
 
 def test_a_trailing_assistant_turn_is_the_gold_and_is_dropped(codec):
@@ -103,31 +81,6 @@ def test_too_long_is_left_out_and_counted(codec):
     assert (table.longest, table.longest_in_data) == (5, 9)
 
 
-def test_rows_without_a_prompt_are_counted(codec):
-    rows = [
-        {"solution": "3"},
-        {"prompt": None, "solution": "4"},
-        {"prompt": "1", "extra": 0},
-        {"prompt": "123"},
-    ]
-    table = prompt_table(rows, codec, max_length=2)
-    assert table.left_out == {"no_prompt": 2, "too_long": 1}
-    assert [p.id for p in table.entries] == [2]
-    assert table.columns == ("extra", "prompt", "solution")
-
-
-def test_a_row_with_nothing_but_the_gold_has_no_prompt(codec):
-    # Without a turn there is nothing to ask; an opened assistant turn alone would be trained on.
-    table = prompt_table([{"messages": [{"role": "assistant", "content": "3"}]}], codec, max_length=None)
-    assert table.entries == ()
-    assert table.left_out == {"no_prompt": 1}
-
-
-def test_no_rows(codec):
-    table = prompt_table([], codec, max_length=5)
-    assert (table.entries, table.longest, table.longest_in_data) == ((), 0, 0)
-
-
 def test_a_prompt_is_marked_with_its_draw(codec):
     table = prompt_table([{"prompt": "1"}, {"prompt": "2", "solution": "x"}], codec, max_length=None)
     origin = Origin(epoch=1, rollout=5, attempt=2)
@@ -150,54 +103,6 @@ def write(path, text):
 def test_jsonl(tmp_path):
     text = "\n".join(json.dumps(r, ensure_ascii=False) for r in ROWS) + "\n\n"
     assert read_rows(write(tmp_path / "x.jsonl", text)) == ROWS
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "what"),
-    [
-        ('{"a": 1}\n\n{"a": \n{"a": 2}\n', 3, "Expecting value"),
-        ('{"a": 1}\n[1, 2]\n', 2, "not list"),
-        ('"a"\n', 1, "not str"),
-        ('{"a": 1} {"a": 2}\n', 1, "Extra data"),
-    ],
-)
-def test_a_broken_line_is_named(tmp_path, text, line, what):
-    path = write(tmp_path / "x.jsonl", text)
-    with pytest.raises(DataError, match=what) as caught:
-        read_rows(path)
-    assert f"{path}, line {line}:" in str(caught.value)
-
-
-def test_bytes_that_are_no_text_are_a_data_error(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"a": "ok"}\n{"a": "\xff\xfe"}\n')
-    with pytest.raises(DataError, match=r"x\.jsonl"):
-        read_rows(path)
-
-
-@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
-def test_other_formats(tmp_path, suffix):
-    path = tmp_path / f"x{suffix}"
-    rows = [{"prompt": "a", "solution": "x"}, {"prompt": "b, c", "solution": "y"}]
-    if suffix == ".json":
-        write(path, json.dumps(rows))
-    elif suffix == ".csv":
-        write(path, 'prompt,solution\na,x\n"b, c",y\n')
-    else:
-        import pandas
-
-        pandas.DataFrame(rows).to_parquet(path)
-    assert read_rows(path) == rows
-
-
-def test_an_unknown_format_is_refused_by_name(tmp_path):
-    with pytest.raises(DataError, match=r"\.jsonl, \.jsonl\.gz, \.json, \.csv, \.parquet, \.arrow"):
-        read_rows(write(tmp_path / "x.txt", "a"))
-
-
-def test_a_broken_file_is_a_data_error(tmp_path):
-    with pytest.raises(DataError, match="line 1"):
-        read_rows(write(tmp_path / "x.json", "{]"))
 
 
 @pytest.mark.parametrize(

@@ -206,12 +206,6 @@ def test_images_are_not_decoded(tmp_path):
     assert streamed["image"]["bytes"] == b"no image"
 
 
-@pytest.mark.parametrize("tail", ["@test", ":main"])
-def test_a_file_has_no_splits_or_subsets(tail, file):
-    with pytest.raises(DataError, match=f"remove {tail}"):
-        load(f"{file}{tail}")
-
-
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match=r"x\.jsonl does not exist"):
         load(tmp_path / "x.jsonl")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from covey.codes import CODES
-from covey.health.history import chance_of_no_spread
 from covey.health.rules import RULES, Rules
 from covey.health.thresholds import THRESHOLDS
 from covey.types import Metric, Severity, StepRecord
@@ -481,8 +480,3 @@ def test_every_rule_has_a_code_and_every_threshold_a_source() -> None:
     assert len(set(codes)) == len(codes) and set(codes) <= CODES.keys()
     assert set(codes) == {code for code in CODES if code.startswith("F2")}
     assert all(t.source and len(t.date) == 7 for t in THRESHOLDS.values())
-
-
-def test_the_chance_of_no_spread() -> None:
-    assert chance_of_no_spread(0.5, 8) == pytest.approx(2 / 256)
-    assert chance_of_no_spread(0.05, 8) == pytest.approx(0.6634, abs=1e-4)

@@ -313,22 +313,3 @@ def test_a_restored_run_goes_on_bit_for_bit(dtype):
     assert all(torch.equal(a, b) for a, b in zip(masters.masters, restored.masters, strict=True))
     # What is restored is a copy: training on does not write into what was saved.
     assert not torch.equal(saved["exp_avg/weight"], restored.state()["exp_avg/weight"])
-
-
-def test_what_the_state_holds():
-    module = Two()
-    masters = Masters.of(module, CONFIG, compute_dtype=BF16)
-    assert masters.state().keys() == {"master/weight", "master/bias"}
-    train(module, masters, range(1))
-    moments = {f"{k}/{n}" for k in ("step", "exp_avg", "exp_avg_sq") for n in ("weight", "bias")}
-    assert masters.state().keys() == {"master/weight", "master/bias"} | moments
-
-
-def test_without_the_moments_a_run_does_not_go_on_the_same():
-    one, two = Two(), Two()
-    masters, fresh = Masters.of(one, CONFIG), Masters.of(two, CONFIG)
-    train(one, masters, range(3))
-    two.load_state_dict(one.state_dict())
-    train(one, masters, range(3, 4))
-    train(two, fresh, range(3, 4))
-    assert not torch.equal(one.weight, two.weight)

@@ -188,11 +188,6 @@ def test_a_file_without_a_header_is_named(tmp_path):
         read_shapes(tmp_path)
 
 
-def test_scaling():
-    assert LoraSettings(rank=16, alpha=32).scaling == 2.0
-    assert LoraSettings(rank=16, alpha=32, use_rslora=True).scaling == 8.0
-
-
 # -- a saved adapter ---------------------------------------------------------------------------------------
 
 

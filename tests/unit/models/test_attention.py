@@ -22,7 +22,6 @@ from support.attention import (
     dense_mask,
     leaves,
     options_of,
-    random_segments,
 )
 
 
@@ -75,17 +74,6 @@ def test_another_layout_would_fail_the_comparison(broken):
     expected = dense(query, key, value, dense_mask(SEGMENTS, None), options)
     got = StreamLayout(broken).attend(0, query, key, value, options)
     assert float((got - expected).detach().abs().max()) > 1e-2
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_streams(seed, assert_close_guarded):
-    segments = random_segments(seed)
-    total = sum(s.length for s in segments)
-    query, key, value, sinks = leaves(total, K, seed)
-    options = options_of(list(OPTIONS)[seed % len(OPTIONS)], sinks)
-    sees = dense_mask(segments, options.sliding_window)
-    got = StreamLayout(segments).attend(0, query, key, value, options)
-    assert_close_guarded(got.detach(), dense(query, key, value, sees, options).detach(), rtol=1e-5)
 
 
 def test_every_segment_is_in_one_bucket_and_buckets_stay_tight():

@@ -157,12 +157,3 @@ def test_logits_are_the_models_own(family, tiny_model, assert_close_guarded):
         policy = Policy(model, stream="padded")
         hidden = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
         assert_close_guarded(policy.logits(hidden), expected, rtol=1e-6)
-
-
-def test_the_layout_switches_the_models_attention_and_back(tiny_model):
-    model = tiny_model("gemma2")
-    own = model.config._attn_implementation
-    policy = Policy(model)
-    assert (policy.stream, model.config._attn_implementation) == ("prefix", "covey")
-    policy.use_stream("padded")
-    assert (policy.stream, model.config._attn_implementation) == ("padded", own)

@@ -28,12 +28,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_messages(case: Case) -> None:
+def test_says_and_mends(case: Case) -> None:
     assert_says(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fixes_mend(case: Case) -> None:
     assert_fixes_mend(case)
 
 

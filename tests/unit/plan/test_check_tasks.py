@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from covey.plan.check_eval import metric_names
-from covey.plan.facts import LeftOut, PassRateFacts
+from covey.plan.facts import PassRateFacts
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 TWO = {"math": 600, "chat": 400}
@@ -21,29 +21,6 @@ def given(**tasks: list[str]) -> dict[str, object]:
 
 
 CASES = [
-    Case(code="E346", option="task_column", words="No row has a task in the column tusk",
-         options={"task_column": "tusk"},
-         facts=facts(columns=("prompt", "task"), taskless=(LeftOut(reason="", count=9, rows=(1,)),))),
-    Case(code="E346", option="task_column", words="names 65 tasks, more than 64: t0, t1, t2 ...",
-         options=COLUMN, facts=facts(tasks={f"t{i}": 1 for i in range(65)})),
-    Case(code="E346", option="task_column", words="2 rows: 3, 9; 7 rows of gsm8k: 1, 2 ...", options=COLUMN,
-         facts=facts(tasks=TWO, taskless=(LeftOut(reason="", count=2, rows=(3, 9)),
-                                          LeftOut(reason="gsm8k", count=7, rows=(1, 2))))),
-    Case(code="E346", option="task_column", words="streaming is on",
-         options={**COLUMN, "streaming": True, "max_steps": 9}, facts=facts(num_prompts=None)),
-    Case(code="E347", option="task_rewards", words="no column says which task",
-         options={**REWARDS, "task_rewards": BOTH}),
-    Case(code="E347", option="task_rewards", words="The task math names the reward acuracy", facts=THERE,
-         options=given(math=["acuracy"], chat=["kind", "accuracy"])),
-    Case(code="E347", option="task_rewards", words="The task math has no reward", facts=THERE,
-         options=given(math=[], chat=["kind", "accuracy"])),
-    Case(code="E347", option="task_rewards", words="No row has task zoo", facts=THERE,
-         options=given(zoo=["kind"], **BOTH)),
-    Case(code="E347", option="task_rewards", words="No row has task maths", facts=THERE,
-         options=given(maths=["accuracy"], chat=["kind"])),
-    Case(code="E347", option="task_rewards", words="task_rewards has no entry "
-                                                   "for the task chat,", facts=THERE,
-         options=given(math=["accuracy"])),
     Case(code="E347", option="task_rewards", words="judge.py:kind scores no task", facts=THERE,
          options=given(math=["accuracy"], chat=["accuracy"])),
     Case(code="W128", option="task_column", words="No rows are left of these tasks: chat", options=COLUMN,
@@ -52,12 +29,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_messages(case: Case) -> None:
+def test_says_and_mends(case: Case) -> None:
     assert_says(case)
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.options.get("task_column") != "tusk"], ids=str)
-def test_fixes_mend(case: Case) -> None:
     assert_fixes_mend(case)
 
 

@@ -10,14 +10,6 @@ from support.checks import Case, assert_fixes_mend, assert_says, facts, found
 CPU = facts(cuda=False)
 
 CASES = [
-    Case(code="E117", option="attn_impl", words="is flash_attn, whose kernels run only on GPUs", facts=CPU,
-         options={"attn_impl": "flash_attention_2"}),
-    Case(code="E117", option="attn_impl", words="is flex, which has no backward pass on a CPU", facts=CPU,
-         options={"attn_impl": "flex"}),
-    Case(code="E117", option="use_liger_kernel", words="run only on GPUs", facts=CPU,
-         options={"use_liger_kernel": True}),
-    Case(code="E117", option="activation_offloading", words="in the machine's memory already", facts=CPU,
-         options={"activation_offloading": True}),
     Case(code="E118", option="attn_impl", words="does not support bfloat16",
          facts=facts(has_bfloat16=False), options={"attn_impl": "flash_attn"}),
     Case(code="E118", option="attn_impl", words="which has no kernels for torch_dtype float32",
@@ -25,18 +17,12 @@ CASES = [
     Case(code="E118", option="use_liger_kernel", words="the model type gpt2 of "
                                                        "models/tiny. Supported types: llama",
          facts=facts(model_type="gpt2"), options={"use_liger_kernel": True}),
-    Case(code="E116", option="attn_impl", words="attn_impl needs flash-attn",
-         facts=facts(missing_packages=(("attn_impl", "flash-attn"),)), options={"attn_impl": "flash_attn"}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_messages(case: Case) -> None:
+def test_says_and_mends(case: Case) -> None:
     assert_says(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fixes_mend(case: Case) -> None:
     assert_fixes_mend(case)
 
 

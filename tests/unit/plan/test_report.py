@@ -88,12 +88,6 @@ def test_adapters(options: dict[str, Any], trained: int | None, line: str) -> No
     assert shown[1] == line
 
 
-def test_dora_with_rslora_says_both() -> None:
-    shown = section("model", tuner_type="lora", use_dora=True, use_rslora=True)[1]
-    assert "DoRA" in shown
-    assert "rsLoRA" in shown
-
-
 def test_rows_that_are_left_out_by_reason() -> None:
     given = facts(
         num_rows=1_010,
@@ -116,11 +110,6 @@ def test_rows_that_are_left_out_by_reason() -> None:
         "left out: 1 row something_new (row 7)",
         "b.csv: read as text",
     ]
-
-
-def test_golds() -> None:
-    some = facts(golds=GoldFacts(num_checked=1_200, num_bad=12))
-    assert section("data", some)[1:] == ["gold answers: 1,188 of 1,200 can be read"]
 
 
 def test_streams_and_replays_count_no_rows() -> None:
@@ -183,14 +172,6 @@ def test_evaluation(options: dict[str, Any], line: str) -> None:
 def test_equal_splits_around_the_chosen_one(per_device: int, passes: int, splits: str) -> None:
     found = section("same run", per_device_train_batch_size=per_device, gradient_accumulation_steps=passes)
     assert found[1:] == [splits]
-
-
-def test_words_have_at_most_ten_letters_and_stand_once() -> None:
-    given = facts(stop_tokens="x", first_prompt="y", eval_sets=SETS.eval_sets)
-    heads = [line[:10] for line in lines(given, val_dataset=["a"])]
-    words = [head.strip() for head in heads if head.strip()]
-    assert words == ["model", "ends at", "data", "rewards", "batch", "same run", "eval", "disk", "prompt 0"]
-    assert all(head.endswith(" ") for head in heads)
 
 
 def test_json() -> None:

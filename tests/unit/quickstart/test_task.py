@@ -45,11 +45,6 @@ def test_the_split_is_the_one_the_model_was_made_with():
     assert task.held_out_pairs()[:3] == HELD_OUT_START
 
 
-def test_callers_cannot_change_the_split():
-    task.held_out_pairs().clear()
-    assert len(task.held_out_pairs()) == task.HELD_OUT
-
-
 def test_row_texts():
     assert task.prompt_text(23, 45) == "What is 23+45?"
     assert task.target_text(23, 45) == "<think>23+45</think><answer>68</answer>"
@@ -148,14 +143,6 @@ def test_the_chat_template_agrees_with_plain_tokenizers(tokenizer, plain_tokeniz
     assert tokenizer.apply_chat_template(messages, tokenize=False, **options) == text
     ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
     assert ids == plain_tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def test_prompt_ids_are_the_chat_templates(tokenizer):
-    pair = task.held_out_pairs()[0]
-    messages = task.held_out_rows()[0]["messages"]
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert make_model.prompt_ids(tokenizer, pair) == ids
-    assert len(ids) <= 17
 
 
 def test_sampled_accuracy_leaves_room_to_learn(model, tokenizer):

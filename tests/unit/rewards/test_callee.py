@@ -36,18 +36,6 @@ def parts(function, rows, **options):
     return [row.parts[0] for row in judged(function, rows, **options).rows]
 
 
-def test_a_function_gets_what_it_names(scored):
-    seen = {}
-
-    def reward(completions, solution, *, completion_ids):
-        seen.update(completions=completions, solution=solution, completion_ids=completion_ids)
-        return [1.0, 0.5]
-
-    rows = [scored("a", ids=(1, 2), solution="3", level=1), scored("b", ids=(4,), solution="5")]
-    assert parts(reward, rows) == [ScorePart(name="reward", value=1.0), ScorePart(name="reward", value=0.5)]
-    assert seen == {"completions": ["a", "b"], "solution": ["3", "5"], "completion_ids": [[1, 2], [4]]}
-
-
 def test_a_function_with_keywords_gets_everything(scored):
     seen = {}
 
@@ -186,11 +174,6 @@ def test_a_value_that_is_no_number_is_a_status_too(bad, scored):
     said = parts(lambda completions: [1.0, bad], [scored("a"), scored("b")])
     assert (said[0].value, said[1].value, said[1].status) == (1.0, None, Status.INVALID)
     assert f"returned a {type(bad).__name__} instead of a number or None" in said[1].message
-
-
-def test_none_is_a_word_and_not_a_failure(scored):
-    said = parts(lambda completions: [None, 2], [scored("a"), scored("b")])
-    assert said == [ScorePart(name="lambda", value=None), ScorePart(name="lambda", value=2.0)]
 
 
 def test_values_become_floats(scored):

@@ -132,7 +132,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "reward_workers": ("unit/rewards/test_directions.py", "test_reward_workers"),
     "reward_trial": ("journeys/test_judge.py", "test_without_the_trial_nobody_is_asked_before_the_run"),
     "max_bad_gold": ("unit/plan/test_check_reward.py", "test_golds_around_the_share_that_is_allowed"),
-    "unsafe_exec": ("unit/plan/test_check_code.py", "test_fixes_mend"),
+    "unsafe_exec": ("unit/plan/test_check_code.py", "test_says_and_mends"),
     "completion_form": ("unit/rewards/test_callee.py", "test_the_form_of_prompts_and_completions"),
     "step_separator": (
         "unit/rewards/test_steps.py",

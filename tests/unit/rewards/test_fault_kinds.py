@@ -50,17 +50,6 @@ def test_faults_of_loading(folder: Path, entry: str, kind: str, cause: str, subj
     assert isinstance(fault.words, Text) and fault.words.values
 
 
-def test_a_plugin_s_fault_comes_with_its_kind(folder: Path) -> None:
-    fault = fault_of("accuracy", plugins=[str(folder / "lacking.py")])
-    assert (fault.kind, fault.cause, fault.subject) == ("import", "no_module", "lacking.py")
-    assert fault.reward == str(folder / "lacking.py") and isinstance(fault.words, Text)
-
-
-def test_a_misspelt_name_has_the_nearest(folder: Path) -> None:
-    fault = fault_of("acuracy")
-    assert (fault.kind, fault.subject, fault.near) == ("unknown", "acuracy", "accuracy")
-
-
 @pytest.mark.parametrize(
     ("returned", "cause"),
     [

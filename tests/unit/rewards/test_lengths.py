@@ -42,12 +42,6 @@ def test_soft_overlong_without_a_zone_is_a_step(length, value):
     assert overlong(length, zone=0) == value
 
 
-def test_a_shorter_limit_and_a_longer_zone_cost_more():
-    assert overlong(90, longest=95) < overlong(90) < overlong(90, longest=120) == 0.0
-    assert overlong(85, zone=40) == pytest.approx(-25 / 40) and overlong(85) == pytest.approx(-5 / 20)
-    assert overlong(85, zone=40) < overlong(85)
-
-
 ENDS = {
     "cosine_min_len_value_wrong": -0.5,
     "cosine_max_len_value_wrong": 0.0,
@@ -106,22 +100,3 @@ def test_no_gold_column():
 
 def test_the_column_answer_is_a_gold_too():
     assert cosine(completions=[RIGHT], completion_ids=tokens(100), answer=["5"], **ENDS) == [0.5]
-
-
-@pytest.mark.parametrize(
-    ("option", "text", "length"),
-    [
-        ("cosine_min_len_value_wrong", WRONG, 0),
-        ("cosine_max_len_value_wrong", WRONG, 100),
-        ("cosine_min_len_value_correct", RIGHT, 0),
-        ("cosine_max_len_value_correct", RIGHT, 100),
-    ],
-)
-def test_each_end_is_what_its_option_says(option, text, length):
-    assert scaled(text, length, **{option: 0.25}) == 0.25
-    others = [(t, n) for t in (RIGHT, WRONG) for n in (0, 100) if (t, n) != (text, length)]
-    assert [scaled(t, n, **{option: 0.25}) for t, n in others] == [scaled(t, n) for t, n in others]
-
-
-def test_a_longer_course_falls_later():
-    assert scaled(RIGHT, 50) < scaled(RIGHT, 50, cosine_max_len=200) < scaled(RIGHT, 0)

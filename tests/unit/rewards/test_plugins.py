@@ -323,18 +323,3 @@ def test_the_rewards_of_ms_swift_as_classes(plugin, scored):
     # 2 tokens of 4: half way. The second gold is no answer that anything is compared with.
     assert said[0] == [0.75 / 2, -0.5 + 1.0 + 0.0, 0.0, None]
     assert said[1][1:] == [-0.5, pytest.approx(-2 * 1 / 6), pytest.approx(2 / 3)]
-
-
-def test_a_plugin_may_take_the_name_of_a_built_in(plugin, scored):
-    file = plugin("""
-        from swift.rewards import ORM, orms
-
-        class Mine(ORM):
-            def __call__(self, completions, **kwargs):
-                return [7.0] * len(completions)
-
-        orms["cosine"] = Mine
-        """)
-    with RewardSet.start(["cosine", "tag_count"], plugins=[file]) as rewards:
-        (row,) = rewards.score([scored("<think>")], TrainerState()).rows
-    assert [p.value for p in row.parts] == [7.0, 0.25]

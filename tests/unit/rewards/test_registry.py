@@ -67,20 +67,6 @@ def test_think_format(text, value):
 
 
 def test_names():
-    assert available() == (
-        *("accuracy", "accuracy_reward", "code_format", "code_reward", "cosine", "format"),
-        "get_cosine_scaled_reward",
-        *("get_repetition_penalty_reward", "get_soft_overlong_punishment", "json_valid", "judge"),
-        *(
-            "react_format",
-            "reasoning_accuracy",
-            "reasoning_accuracy_reward",
-            "repetition",
-            "soft_overlong",
-            "tag_count",
-        ),
-        *("think_format_reward", "toolbench", "xml_valid"),
-    )
     assert build(["format", "accuracy"]).names == ("format", "accuracy")
     assert build(["trl.rewards.think_format_reward"]).names == ("think_format_reward",)
     overlong = build(["trl.rewards.get_soft_overlong_punishment"], OPTIONS)
@@ -154,14 +140,6 @@ def test_a_column_never_takes_the_place_of_an_option(scored):
     assert [s.total for s in score_rows(build(["soft_overlong"], OPTIONS), [1.0], [row])] == [-0.5]
 
 
-def test_weights_and_none_among_several(scored):
-    rewards = build(["cosine", "repetition", "toolbench"], OPTIONS)
-    rows = [scored(r"\boxed{5}", ids=(7,) * 4, solution="5"), scored("a a", ids=(7, 7), solution="")]
-    scores = score_rows(rewards, [2.0, 0.5, 1.0], rows)
-    assert [[p.value for p in s.parts] for s in scores] == [[0.5, 0.0, None], [None, -1.0, None]]
-    assert [s.total for s in scores] == [1.0, -0.5]
-
-
 @pytest.mark.parametrize("name", ["accuracy_reward", "reasoning_accuracy_reward", "get_cosine_scaled_reward"])
 def test_trls_rewards_have_their_gold_in_the_column_solution(name, scored):
     rewards = build([name], OPTIONS)
@@ -169,15 +147,6 @@ def test_trls_rewards_have_their_gold_in_the_column_solution(name, scored):
     assert [s.total is None for s in score_rows(rewards, [1.0], rows)] == [True, False]
     assert [f.kind for f in rewards.missing(["answer"])] == ["signature"]
     assert rewards.missing(["solution"]) == []
-
-
-def test_trls_accuracy_has_its_gold_in_the_column_solution(scored):
-    rewards = build(["accuracy_reward"])
-    rows = [scored("72", solution="72"), scored("71", solution="72")]
-    assert [s.total for s in score_rows(rewards, [1.0], rows)] == [1.0, 0.0]
-    (fault,) = rewards.missing(["answer"])
-    assert (fault.reward, fault.kind) == ("accuracy_reward", "signature")
-    assert "needs the argument solution" in fault.words
 
 
 def test_a_reward_reads_what_the_prompt_has_opened(scored):
@@ -221,11 +190,6 @@ def test_a_part_that_failed_makes_the_row_invalid(status):
     assert (score.total, score.status, score.message) == (None, status, "judge: 30 s")
 
 
-def test_a_weight_for_every_reward():
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        total([part("a", 1.0), part("b", 1.0)], [1.0])
-
-
 def test_rows_are_scored_by_every_reward(scored):
     rows = [
         scored("<think>x</think><answer>3</answer>", solution="3"),
@@ -260,10 +224,6 @@ def test_a_score_carries_what_was_noted(scored):
     with RewardSet.start([noting]) as rewards:
         scores = score_rows(rewards, [1.0], [scored("a"), scored("b")])
     assert [(s.total, s.extras) for s in scores] == [(1.0, {"kind": "x"}), (None, {"kind": "y"})]
-
-
-def test_no_rows():
-    assert score_rows(build(["accuracy"]), [1.0], []) == []
 
 
 def test_names_of_metrics_without_loading_anything():

@@ -79,12 +79,6 @@ def test_nothing_repeated_is_a_plain_zero():
     assert str(of("a b c d")) == "0.0"  # -0.0 in ms-swift
 
 
-def test_a_longer_gram_finds_fewer_repeats_and_a_larger_penalty_costs_more():
-    text = "a b c a b d a b e"
-    assert [of(text, n) for n in (1, 2, 3)] == pytest.approx([-4 / 9, -2 / 8, 0.0])
-    assert of(text, 2, penalty=-4.0) == pytest.approx(-1.0)
-
-
 def test_the_worst_case_comes_close_to_the_penalty():
     assert repeated_share("aaaa", 3) == 0.5
     assert of("again " * 1002) == pytest.approx(-999 / 1000)

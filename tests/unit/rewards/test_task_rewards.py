@@ -61,13 +61,6 @@ def test_a_reward_whose_task_is_not_there_is_not_called():
     assert rewards.score([], TrainerState()).rows == ()
 
 
-def test_without_tasks_every_reward_sees_every_row_and_may_say_none():
-    silent, loud = Spy("silent", None), Spy("loud", 1.0)
-    judged = RewardSet([silent, loud]).score(scored(["math", ""]), TrainerState())
-    assert silent.seen == loud.seen == [[0, 1]]
-    assert [[p.value for p in row.parts] for row in judged.rows] == [[None, 1.0]] * 2
-
-
 def test_a_worker_is_asked_about_its_rows_alone(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from covey.rewards.validity import json_valid, payload, xml_valid
@@ -37,12 +35,6 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;">]><a>&c;</a>'
 )
 def test_json(text, value):
     assert json_valid(completions=[text]) == [value]
-
-
-@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-def test_pythons_parser_takes_what_is_no_json(constant):
-    json.loads(f"[{constant}]")
-    assert json_valid(completions=[f"[{constant}]"]) == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -196,14 +196,6 @@ def test_the_order_of_submission_does_not_matter(
     assert contents(two) == contents([one[i] for i in order])
 
 
-def test_a_request_alone_gives_the_same_completion(tiny_policy, random_prompts, requests_of, run_engine):
-    policy = tiny_policy("llama")
-    requests = requests_of(random_prompts(9, 3), 2, max_new_tokens=10)
-    together = run_engine(NativeEngine(policy), requests)
-    alone = [run_engine(NativeEngine(policy), [r])[0] for r in requests]
-    assert contents(together) == contents(alone)
-
-
 def test_requests_with_settings_of_their_own(tiny_policy, random_prompts, requests_of, run_engine):
     policy = tiny_policy("llama")
     prompts = random_prompts(9, 3)
@@ -293,14 +285,6 @@ def test_aborted_before_anything_runs(engine, tiny_policy, random_prompts, reque
             assert (done[number].token_ids, done[number].finish) == ((), Finish.ABORT)
         else:
             assert done[number].token_ids == expected[i].token_ids
-
-
-@pytest.mark.parametrize("engine", [NativeEngine, GenerateEngine])
-def test_everything_aborted_before_anything_runs(engine, tiny_policy, random_prompts, requests_of):
-    running = engine(tiny_policy("llama"))
-    numbers = [running.submit(r) for r in requests_of(random_prompts(9), 2)]
-    running.abort(numbers)
-    assert [(c.request_id, c.finish) for c in running.results()] == [(n, Finish.ABORT) for n in numbers]
 
 
 @pytest.mark.parametrize("max_rows", [4, 256])

@@ -150,15 +150,6 @@ def test_one_of_a_fleet_without_the_base():
     assert all(len(e.given) == 30 + NUM_MATRICES for e in setting.engine.members.values())
 
 
-def test_an_adapter_that_is_not_applied():
-    setting = Setting()
-    setting.publish(0)
-    setting.engine.update = lambda name: 0.0
-    setting.step()
-    found = setting.stopped(1)
-    assert found.code == "F152" and "an adapter is not applied" in found.cause
-
-
 def test_an_adapter_that_stays():
     setting = Setting()
     setting.publish(0)

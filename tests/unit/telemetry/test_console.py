@@ -128,19 +128,6 @@ def test_a_text_stands_above_the_live_line() -> None:
     assert "1/400" in text[:said] and "1/400" in text[said:]
 
 
-def test_a_pipe_gets_no_control_codes() -> None:
-    assert not any("\x1b" in line for line in plain(3, 1, 3))
-
-
-def test_closing_twice_does_nothing() -> None:
-    console, stream = live(100)
-    with console:
-        console.step(record(1))
-        console.close()
-        written = stream.getvalue()
-    assert stream.getvalue() == written
-
-
 class Broken(io.StringIO):
     """A stream whose reader has gone."""
 

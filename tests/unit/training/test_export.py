@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -179,9 +178,3 @@ def test_an_odd_dtype_is_refused(tmp_path):
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CoveyError, match="stored as F64"):
         export(checkpoint, tmp_path / "out", merge=True)
-
-
-def test_a_checkpoint_names_its_base(tmp_path):
-    checkpoint = adapter_of(base_of("qwen2", tmp_path / "base"), tmp_path / "run")
-    config = json.loads((checkpoint / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(tmp_path / "base")

@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
-from covey.kernels.torch_.kernels import TorchKernels
 from covey.models import sdpa
 from covey.models.policy import Policy
 from covey.plan.disk import size
@@ -89,25 +88,6 @@ def test_what_is_planned_of_activations_is_what_runs(tmp_path: Path) -> None:
     assert recompute_of(resolved.config, found.facts) == "none"
     assert job.backend.policy.recompute == recompute_of(resolved.config, tight.facts) == "selective"
     assert memory_plan(resolved.config, tight.facts).recompute == "selective"
-
-
-def test_the_line_says_why() -> None:
-    policy = Policy(random_model("qwen3"))
-    config = from_dict({"model": "m", "dataset": "d", "reward_funcs": ["accuracy"]}).config
-    assert (
-        _kernels(config, policy)
-        == "attention: sdpa, computed in C for plain causal attention; activations are kept"
-    )
-    policy.kernels = TorchKernels()
-    assert _kernels(config, policy) == "attention: sdpa; all else by torch's operators; activations are kept"
-    policy.attention, policy.has_liger = "flash_attn", True
-    policy.keep_activations("full")
-    assert _kernels(config, policy) == (
-        "attention: flash_attn; norms and gated layers: liger-kernel; all else by torch's operators; "
-        "activations are recomputed, layer by layer"
-    )
-    policy.use_stream("padded")
-    assert _kernels(config, policy).startswith("attention: the model's own, on padded rows; ")
 
 
 def test_torch_is_asked_which_kernel_it_takes() -> None:

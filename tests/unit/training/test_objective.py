@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from covey.algorithm.losses import LossConfig
 from covey.batching.credit import CreditConfig
 from covey.config import from_dict
 from covey.training import settings
@@ -163,14 +162,6 @@ def test_the_adaptive_weight_is_the_losss() -> None:
     found.bonus.observe(2.0)
     assert found.loss_at(2).entropy_coef == 0.0
     assert found.values_at(2) == {"entropy_coef": pytest.approx(0.1)}
-
-
-def test_by_hand_without_options() -> None:
-    plain = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.3)
-    credit = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
-    schedule = OptionSchedule(start=1.0, end=0.7)
-    found = Objective(loss=plain, credit=credit, total_steps=101, schedules={"temperature": schedule})
-    assert found.temperature_at(50) == pytest.approx(0.85)
 
 
 # -- from the options --------------------------------------------------------------------------------------
