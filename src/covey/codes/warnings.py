@@ -31,7 +31,7 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
     (
         "W108",
         "Option without effect",
-        "The option asks for what covey does anyway, or nothing here uses it.",
+        "The option asks for what covey does anyway, or nothing in this run uses it.",
     ),
     (
         "W109",

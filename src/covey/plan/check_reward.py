@@ -79,7 +79,7 @@ def _weights(config: Config) -> list[Problem]:
             values=", ".join(f"{w:g}" for w in weights) or "none",
             funcs=", ".join(funcs),
         )
-        cause = tr("A reward was added or removed without its weight.")
+        cause = ""
         return [problem("E307", "reward_weights", seen, cause, ones)]
     if not any(weights):
         seen = tr("Every weight is 0: {funcs}.", funcs=", ".join(funcs))

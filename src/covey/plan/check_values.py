@@ -38,8 +38,8 @@ def _out_of_range(name: str, value: Any, allowed: Bounds) -> Problem:
     if usual is None:
         fix = Fix(text=tr("leave out --{name}", name=name), edits={name: None})
     else:
-        word = "default" if usual == default_of(name) else tr("use the usual value")
-        fix = Fix(text=tr("the {word}", word=word), edits={name: usual})
+        text = tr("use the default") if usual == default_of(name) else tr("use the usual value")
+        fix = Fix(text=text, edits={name: usual})
     return Problem(
         code="E109",
         option=name,
@@ -47,7 +47,7 @@ def _out_of_range(name: str, value: Any, allowed: Bounds) -> Problem:
             "{name} is {plain}; it must be {words}.", name=name, plain=_plain(value), words=allowed.words
         ),
         why=allowed.why,
-        cause=tr("The value may mean `not set` in another tool."),
+        cause=tr("The value may mean `not set` in another tool.") if value <= 0 else "",
         fixes=(fix,),
     )
 
@@ -95,6 +95,7 @@ def _warmup(config: Config) -> list[Problem]:
                     warmup_ratio=config.warmup_ratio,
                 ),
                 tr("Both options set the length of the warm-up."),
+                "",
                 (
                     Fix(text=tr("keep the steps"), edits={"warmup_ratio": 0.0}),
                     Fix(text=tr("keep the share of all steps"), edits={"warmup_steps": 0}),
@@ -112,6 +113,7 @@ def _warmup(config: Config) -> list[Problem]:
                     value=getattr(config, name),
                 ),
                 tr("The warm-up would be ignored."),
+                tr("The default schedule here is constant; in TRL it is linear, in ms-swift cosine."),
                 (
                     Fix(
                         text=tr("warm up, then stay constant"),
@@ -124,8 +126,7 @@ def _warmup(config: Config) -> list[Problem]:
     return problems
 
 
-def _contradiction(option: str, seen: str, why: str, fixes: tuple[Fix, ...]) -> Problem:
-    cause = tr("The default schedule here is constant; in TRL it is linear, in ms-swift cosine.")
+def _contradiction(option: str, seen: str, why: str, cause: str, fixes: tuple[Fix, ...]) -> Problem:
     return Problem(code="E111", option=option, seen=seen, why=why, cause=cause, fixes=fixes)
 
 
@@ -197,7 +198,7 @@ def _sources(config: Config) -> list[Problem]:
                     probabilities=" ".join(f"{p:g}" for p in probabilities),
                     num=num,
                 ),
-                tr("A source was added or removed."),
+                "",
                 Fix(
                     text=tr("give each source the same probability"),
                     edits={"interleave_prob": [*even, round(1 - sum(even), 6)]},

@@ -238,7 +238,7 @@ def test_only_grpo_is_a_method() -> None:
 def test_faults(words: str, code: str, option: str) -> None:
     problem = one(parse(words.split()))
     assert (problem.code, problem.option) == (code, option)
-    assert problem.seen and problem.why and problem.cause and problem.fixes
+    assert problem.seen and problem.why and problem.fixes
 
 
 def test_a_wrong_choice_names_the_nearest() -> None:

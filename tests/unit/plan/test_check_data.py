@@ -23,8 +23,8 @@ CASES = [
     Case(code="E302", option="dataset", words="#0 takes no rows",
          facts=facts(data_problem=DataProblem(words="#0 takes no rows")),
          options={"columns": {"q": "question"}}),
-    Case(code="E303", option="dataset", words="No column solution, which the reward accuracy needs. "
-         "The columns are: prompt, solutions.",
+    Case(code="E303", option="dataset", words="The data has no column solution, which the reward accuracy "
+         "needs. The columns are: prompt, solutions.",
          facts=facts(missing_columns=(SOLUTION,), columns=("prompt", "solutions"))),
     Case(code="E302", option="val_dataset", words="v.jsonl does not exist",
          facts=facts(dataset_missing=("v.jsonl",), num_prompts=None),
@@ -44,7 +44,7 @@ CASES = [
          options={"val_dataset": ["math.jsonl"]}),
     Case(code="W141", option="dataset", words="The columns images, tools are not used",
          facts=facts(unused_columns=("images", "tools"))),
-    Case(code="E303", option="dataset", words="No column prompt or question, which every prompt needs.",
+    Case(code="E303", option="dataset", words="The data has no column with prompts (prompt or question).",
          facts=facts(missing_columns=(MissingColumn(column="prompt or question", needed_by="every prompt"),),
                      columns=("instruction", "solution"))),
     Case(code="E303", option="dataset", words="The columns are: prompt, zzz.",
@@ -72,7 +72,7 @@ CASES = [
          facts=facts(longest_prompt=None), options={"max_completion_length": 4096}),
     Case(code="E309", option="dataset", words="3 rows but no usable prompt",
          facts=facts(num_rows=3, num_prompts=0)),
-    Case(code="E309", option="dataset", words="0 rows", facts=facts(num_rows=0, num_prompts=0)),
+    Case(code="E309", option="dataset", words="has no rows", facts=facts(num_rows=0, num_prompts=0)),
     Case(code="E312", option="dataset", words="images, audio or video: image, clip.",
          facts=facts(media_columns=("image", "clip"))),
     Case(code="E321", option="dataset", words="gsm8k is not in the cache",

@@ -47,7 +47,7 @@ CASES = [
             ("template", "E313", "chat_template"),
         )
     ),
-    Case(code="E115", option="trust_remote_code", words="is on for org/model and model_revision is not set",
+    Case(code="E115", option="trust_remote_code", words="is on for org/model, which needs a full commit",
          options={"model": "org/model", "trust_remote_code": True}),
     Case(code="E115", option="trust_remote_code", words="model_revision is main",
          options={"model": "org/model", "trust_remote_code": True, "model_revision": "main"}),

@@ -130,7 +130,7 @@ def test_every_faulty_reward_is_named() -> None:
 
 
 def tried(completion: str, said: str, row: int = 0, cause: RewardCause = "") -> RewardFault:
-    shown = f"whose completion is {completion!r}" if completion else "with an empty completion"
+    shown = f"with the completion {completion!r}" if completion else "with an empty completion"
     words = f"on row {row}, {shown}: {said}"
     return RewardFault(
         reward="r.py:f", kind="trial", words=words, cause=cause, row=row, completion=completion, said=said
@@ -141,7 +141,7 @@ def test_what_both_answers_to_a_row_show_is_said_once() -> None:
     def seen(*faults: RewardFault) -> list[str]:
         return [p.seen for p in found(facts(faulty_rewards=faults), reward_funcs=["r.py:f"])]
 
-    both = "r.py:f: on row 0, whose completion is '5', and with an empty completion: KeyError"
+    both = "r.py:f: on row 0, both with the completion '5' and with an empty one: KeyError"
     assert seen(tried("5", "KeyError"), tried("", "KeyError")) == [both]
     assert seen(tried("", "KeyError"), tried("", "KeyError")) == [
         "r.py:f: on row 0, with an empty completion: KeyError"

@@ -433,8 +433,8 @@ def test_interrupting_the_parents_group_leaves_a_call_alone(file):
         ),
         ("{}/syntax.py:f", "import", "syntax.py cannot be imported: SyntaxError"),
         ("{}/absent.py:f", "import", "the file "),
-        ("{}/fine.py:lenght", "missing", "fine.py has no lenght; the nearest name is length"),
-        ("{}/fine.py:zzz", "missing", "fine.py has no zzz; it has length"),
+        ("{}/fine.py:lenght", "missing", "fine.py does not define lenght; the nearest name is length"),
+        ("{}/fine.py:zzz", "missing", "fine.py does not define zzz; it defines length"),
         ("{}/fine.py:NUMBER", "not_callable", "int is neither a function nor a callable object"),
         ("{}/fine.py", "unknown", "name the function in it: "),
         ("{}/slow.py:f", "import", "slow.py: the import returned nothing within 1 s"),
@@ -444,8 +444,8 @@ def test_interrupting_the_parents_group_leaves_a_call_alone(file):
             "import",
             "no_such_package cannot be imported: ModuleNotFoundError: No module named",
         ),
-        ("json.dmups", "missing", "json has no dmups; the nearest name is dumps"),
-        ("acuracy", "unknown", "the reward acuracy does not exist; the nearest name is accuracy"),
+        ("json.dmups", "missing", "json does not define dmups; the nearest name is dumps"),
+        ("acuracy", "unknown", "there is no reward acuracy; the nearest name is accuracy"),
     ],
 )
 def test_what_cannot_be_found(entry, kind, words, file, tmp_path):
