@@ -42,8 +42,8 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
     (
         "W110",
         "Format that the prompt does not ask for",
-        "The reward format rewards <think> and <answer>. A model that is not told to use them rarely "
-        "writes them, and the reward stays at 0.",
+        "The reward pays for tags such as <think> and <answer>. A model that is not told to use them "
+        "rarely writes them, and the reward stays at 0.",
     ),
     (
         "W140",

@@ -261,7 +261,7 @@ def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
         fixes=(
             Fix(
                 text=tr(
-                    "leave out --{name}; covey always uses {values}",
+                    "leave out --{name}; covey works as with --{name} {values}",
                     name=name,
                     values=joined(tr(" or "), _distinct(moot.values)),
                 )
