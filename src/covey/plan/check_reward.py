@@ -7,7 +7,7 @@ from typing import Any
 from covey.options.schema import Config
 from covey.plan.check_apart import context_warnings, judge_problems, reward_model_problems
 from covey.plan.check_reward_faults import faulty_reward_problems
-from covey.plan.facts import Facts, GoldFacts
+from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.texts import counted, joined, plural, tr
 from covey.types import GOLD_NAMES, BlindReward, Fix, Problem
@@ -28,7 +28,7 @@ def reward_problems(config: Config, facts: Facts) -> list[Problem]:
         *faulty_reward_problems(config, facts),
         *_twice(config),
         *_weights(config),
-        *_golds(config, facts.golds),
+        *_golds(config, facts),
         *(_blind(b) for b in facts.blind_rewards if config.reward_trial),
         *_unasked_format(config, facts),
         *_overlong(config, facts),
@@ -88,7 +88,8 @@ def _weights(config: Config) -> list[Problem]:
     return []
 
 
-def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
+def _golds(config: Config, facts: Facts) -> list[Problem]:
+    golds = facts.golds
     if golds is None or not golds.num_bad:
         return []
     share = golds.num_bad / golds.num_checked
