@@ -189,7 +189,7 @@ def check_canary(engine: str, found: Outcome, bound: Bound, version: int) -> Non
             engine,
             version,
             tr(
-                "its log-probabilities of the canary differ by up to {gap:.3g} from the learner's "
+                "its log-probabilities of a few test completions differ by up to {gap:.3g} from the learner's "
                 "(token {at} of {num_tokens}); {explained}",
                 gap=found.gap,
                 at=found.at,
