@@ -50,7 +50,8 @@ def rollout(argv: Sequence[str]) -> int:
     listening = _listen(options)
     token_file = Path(options.token_file or f"rollout-{listening.getsockname()[1]}.token").expanduser()
     try:
-        token, tls = _token(token_file), _tls(options)
+        # A token file is only written for a server that starts.
+        tls, token = _tls(options), _token(token_file)
     except ConfigError:
         listening.close()
         raise

@@ -241,6 +241,8 @@ def test_the_format_is_asked_for_or_not_paid_for() -> None:
     assert edits_of(one(silent, reward_funcs=TWO)) == [{"system": "r1"}, {}]
     # A system message of the user's own is not thrown away.
     assert edits_of(one(silent, reward_funcs=TWO, system="Be brief.")) == [{}]
+    # The built-in model was taught the tags, on the built-in task.
+    assert found(silent, reward_funcs=TWO, model="quickstart", dataset=["quickstart"]) == []
 
 
 @pytest.mark.parametrize(
