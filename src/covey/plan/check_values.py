@@ -38,7 +38,8 @@ def _out_of_range(name: str, value: Any, allowed: Bounds) -> Problem:
     if usual is None:
         fix = Fix(text=tr("leave out --{name}", name=name), edits={name: None})
     else:
-        text = tr("use the default") if usual == default_of(name) else tr("use the usual value")
+        is_default = usual == default_of(name)
+        text = tr("use the default") if is_default else tr("use the usual value")
         fix = Fix(text=text, edits={name: usual})
     return Problem(
         code="E109",
