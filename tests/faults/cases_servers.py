@@ -56,6 +56,9 @@ CASES = (
         make=_open_token,
     ),
     Case(
+        name="server_certificate_missing", words="rollout --model quickstart --port 0 --ssl_certfile cert.pem"
+    ),
+    Case(
         name="server_of_ms_swift",
         words="rollout --model Qwen/Qwen2.5-7B --infer_backend vllm --vllm_max_model_len 4096 --port 8001",
     ),

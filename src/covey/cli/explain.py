@@ -11,7 +11,7 @@ from covey.config.names import nearest
 from covey.errors import ConfigError
 from covey.options.verbs import VerbOptions
 from covey.plan.words import wrapped
-from covey.texts import tr, written
+from covey.texts import tr
 from covey.texts.language import Language
 from covey.types import Fix, Problem
 
@@ -48,7 +48,7 @@ def _unknown(word: str) -> Problem:
         cause=tr(
             "The nearest code is {near}: {title}.",
             near=near,
-            title=written(tr(CODES[near].title), CODES[near].title.lower()),
+            title=tr(CODES[near].title),
         ),
         fixes=(
             Fix(text=tr("`covey explain {near}`", near=near)),

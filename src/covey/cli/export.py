@@ -11,7 +11,6 @@ from covey.cli.verbs import nameless
 from covey.config.argv import read_words
 from covey.errors import ConfigError, CoveyError
 from covey.options.verbs import ExportOptions
-from covey.plan.problem import problem
 from covey.texts import tr
 from covey.texts.language import spoken
 from covey.types import Fix, Problem
@@ -65,9 +64,7 @@ def _refuse(checkpoint: Path, target: Path) -> None:
     problems = []
     if not checkpoint.is_dir():
         problems.append(
-            problem(
-                "E404",
-                "export",
+            _unexportable(
                 tr("{checkpoint} is not a directory.", checkpoint=checkpoint),
                 tr("The path may be misspelled; the checkpoints of a run are called checkpoint-N."),
                 Fix(text=tr("give the directory of a checkpoint: runs/NAME/checkpoint-N")),
@@ -75,22 +72,25 @@ def _refuse(checkpoint: Path, target: Path) -> None:
         )
     if target.exists():
         problems.append(
-            problem(
-                "E402",
-                "output_dir",
-                tr("{target} already exists.", target=target),
-                tr("The same command may have been run before."),
-                Fix(text=tr("choose another directory: --output_dir DIR")),
+            Problem(
+                code="E402",
+                option="output_dir",
+                seen=tr("{target} already exists.", target=target),
+                why=tr("An export is only written to a new directory, so nothing is overwritten."),
+                fixes=(Fix(text=tr("choose another directory: --output_dir DIR")),),
             )
         )
     if problems:
         raise ConfigError(problems)
 
 
+def _unexportable(seen: str, cause: str, *fixes: Fix) -> Problem:
+    why = tr("Only a complete checkpoint of a run can be written as a model.")
+    return Problem(code="E404", option="export", seen=seen, why=why, cause=cause, fixes=fixes)
+
+
 def _failed(checkpoint: Path, error: CoveyError) -> Problem:
-    return problem(
-        "E404",
-        "export",
+    return _unexportable(
         tr("{checkpoint}: {error}", checkpoint=checkpoint, error=error),
         tr("The checkpoint is damaged, or its base model was moved or changed."),
         Fix(text=tr("give the directory in which the base model is now: --base DIR")),

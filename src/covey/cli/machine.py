@@ -80,12 +80,8 @@ def _bytes(word: str, problems: list[Problem]) -> int:
 
 def _unfit(name: str, word: str, takes: str) -> Problem:
     seen = tr("{name} is {word} (flag --{name}); it takes {takes}.", name=name, word=word, takes=takes)
-    cause = tr("A typing error, or the spelling of another tool.")
-    return problem("E103", name, seen, cause, Fix(text=tr("--{name} takes {takes}", name=name, takes=takes)))
+    return problem("E103", name, seen, "", Fix(text=tr("--{name} takes {takes}", name=name, takes=takes)))
 
 
 def _lacks(name: str, needed: str, fix: Fix) -> Problem:
-    cause = tr("The description of the planned machine is incomplete.")
-    return problem(
-        "E115", name, tr("{name} is given without {needed}.", name=name, needed=needed), cause, fix
-    )
+    return problem("E115", name, tr("{name} is given without {needed}.", name=name, needed=needed), "", fix)

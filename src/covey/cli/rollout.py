@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import socket
 import ssl
 import sys
@@ -49,11 +50,11 @@ def rollout(argv: Sequence[str]) -> int:
     listening = _listen(options)
     token_file = Path(options.token_file or f"rollout-{listening.getsockname()[1]}.token").expanduser()
     try:
-        token = own_token(token_file)
-        tls = _tls(options)
-    except (OSError, WireError) as error:
+        # A token file is only written for a server that starts.
+        tls, token = _tls(options), _token(token_file)
+    except ConfigError:
         listening.close()
-        raise ConfigError([_unusable(options, error)]) from error
+        raise
     from covey.training.serve import Serving, serve
 
     serving = Serving(
@@ -101,11 +102,18 @@ def _of_access(options: RolloutOptions) -> list[Problem]:
     if options.max_rows < 1:
         fix = Fix(text=tr("use the default number"), edits={"max_rows": 256})
         problems.append(
-            problem("E103", "max_rows", tr("max_rows is {max_rows}.", max_rows=options.max_rows), "", fix)
+            problem(
+                "E103",
+                "max_rows",
+                tr("max_rows is {max_rows}; it must be 1 or more.", max_rows=options.max_rows),
+                "",
+                fix,
+            )
         )
     if not 0 <= options.port < 1 << 16:
         fix = Fix(text="--port 8000")
-        problems.append(problem("E103", "port", tr("port is {port}.", port=options.port), "", fix))
+        seen = tr("port is {port}; it must be from 0 to 65535.", port=options.port)
+        problems.append(problem("E103", "port", seen, "", fix))
     if options.ssl_keyfile is not None and options.ssl_certfile is None:
         fix = Fix(text=tr("--ssl_certfile FILE, the certificate that belongs to the key"))
         seen = tr("ssl_keyfile is set, but ssl_certfile is not.")
@@ -241,13 +249,29 @@ def _tls(options: RolloutOptions) -> ssl.SSLContext | None:
     if options.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    try:
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    except OSError as error:
+        seen = tr(
+            "The certificate {ssl_certfile} or its key cannot be used: {said}.",
+            ssl_certfile=options.ssl_certfile,
+            said=error.strerror or error,
+        )
+        fix = Fix(text=tr("use a certificate and its key: --ssl_certfile CERT.pem --ssl_keyfile KEY.pem"))
+        raise ConfigError([problem("E426", "ssl_certfile", seen, "", fix)]) from error
     return context
 
 
-def _unusable(options: RolloutOptions, error: Exception) -> Problem:
-    option = "ssl_certfile" if isinstance(error, ssl.SSLError) else "token_file"
-    fix = Fix(
-        text=tr("use files that the current user can read, and a token file with mode 600: `chmod 600 FILE`")
-    )
-    return problem("E426", option, tr("{error}.", error=error), "", fix)
+def _token(path: Path) -> str:
+    try:
+        return own_token(path)
+    except (OSError, WireError) as error:
+        is_open = isinstance(error, WireError) and path.stat().st_mode & 0o077
+        fix = (
+            Fix(text=f"`chmod 600 {shlex.quote(str(path))}`")
+            if is_open
+            else Fix(text=tr("use another file: --token_file FILE; it is written if it does not exist"))
+        )
+        said = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        seen = tr("The token file {path} cannot be used: {said}.", path=path, said=said)
+        raise ConfigError([problem("E426", "token_file", seen, "", fix)]) from error

@@ -18,7 +18,7 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E103",
         "Value of the wrong type",
-        "The value after the option does not have the option's type, so covey cannot use it.",
+        "The value does not have the option's type or is outside of its range, so covey cannot use it.",
     ),
     (
         "E104",
@@ -45,13 +45,13 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E108",
         "Unexpected word on the command line",
-        "A word does not belong to any option; most often there is one value too many, or quotes are "
-        "missing.",
+        "A word does not belong to any option. If it were ignored, a part of a value might be lost; most "
+        "often there is one value too many, or quotes are missing.",
     ),
     (
         "E109",
         "Value out of range",
-        "The option has a range; outside of it the computation is undefined or has no effect.",
+        "Outside of its range an option has no meaning or no effect.",
     ),
     (
         "E110",
@@ -78,8 +78,8 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E115",
         "Option that needs another one",
-        "Without the other option it cannot do what it says, so the run would differ from the one you "
-        "asked for.",
+        "With the other options as they are, this one cannot do what it says, so the run would differ "
+        "from the one you asked for.",
     ),
     (
         "E116",
@@ -123,7 +123,7 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "E204",
-        "generation_batch_size is not divisible by the number of processes",
+        "generation_batch_size is not a multiple of a forward pass of all processes",
         "Each process takes the same number of full forward passes per rollout, so generation_batch_size "
         "must be a multiple of processes x per_device_train_batch_size.",
     ),
@@ -238,7 +238,7 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E402",
         "Output directory is not empty",
-        "The directory contains files that do not belong to a run; a run needs its own directory.",
+        "A run writes and deletes files in its directory, so it needs one without other files.",
     ),
     (
         "E403",

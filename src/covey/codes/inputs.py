@@ -11,8 +11,8 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     (
         "E302",
         "Data file not found or not readable",
-        "If covey trained on the readable part of the data only, the run would differ from the one "
-        "you asked for.",
+        "covey trains on all the data that you name, or does not start: with only a part of it, the run "
+        "would differ from the one you asked for.",
     ),
     ("E303", "Column missing", "A prompt or a reward needs a column that the data set does not have."),
     (
@@ -38,7 +38,11 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
         "If every weight is 0, every total reward and every advantage is 0, and no weight of the model "
         "changes.",
     ),
-    ("E309", "No usable row", "The data set has no row with a prompt, so there is nothing to sample from."),
+    (
+        "E309",
+        "No usable row",
+        "The data set has no row with a usable prompt, so there is nothing to sample from.",
+    ),
     (
         "E310",
         "Gold answers that cannot be read",
@@ -47,7 +51,7 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     (
         "E311",
         "Not a causal language model",
-        "GRPO samples text token by token and trains on it; other kinds of models cannot do that.",
+        "covey trains decoder-only language models of transformers, which generate text token by token.",
     ),
     (
         "E312",
@@ -74,9 +78,9 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     (
         "E316",
         "Reward that failed its trial",
-        "Before weights are loaded, each reward scores two rows, one with the gold answer and one with an "
-        "empty completion. A reward that fails here would fail in every rollout, and covey never scores a "
-        "failure as 0.",
+        "Before weights are loaded, each reward scores two completions of a row: its gold answer and an "
+        "empty one. A reward that fails here would fail in every rollout, and covey never scores a failure "
+        "as 0.",
     ),
     (
         "E317",
@@ -92,7 +96,8 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     (
         "E319",
         "Data type that the device does not support",
-        "The forward pass would fail, or be emulated at about a tenth of the speed.",
+        "The forward pass would fail or be emulated at about a tenth of the speed, or gradients would be "
+        "rounded to 0.",
     ),
     (
         "E320",

@@ -17,7 +17,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     (
         "E348",
         "Pass rates that are not available",
-        "Filtering and ordering by pass rate need measured pass rates, and none could be read.",
+        "Filtering and ordering by pass rate need measured pass rates before the run starts.",
     ),
     (
         "E349",

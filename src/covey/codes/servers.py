@@ -38,8 +38,8 @@ SERVERS: tuple[tuple[str, str, str], ...] = (
     (
         "E426",
         "Rollout server that cannot start",
-        "The server needs a complete model, a free address, a token file that nobody else can read, and "
-        "options of the engine that samples.",
+        "The server needs a complete model, a free address, a token file that nobody else can read, for TLS "
+        "a certificate with its key, and only options of the engine that samples.",
     ),
     (
         "E427",

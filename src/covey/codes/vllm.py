@@ -6,8 +6,8 @@ VLLM: tuple[tuple[str, str, str], ...] = (
     (
         "E430",
         "Setup in which vLLM cannot run",
-        "In this setup vLLM does not start, hangs, or samples from another policy than the one that is "
-        "trained.",
+        "In this setup vLLM cannot be reached, does not start, hangs, or samples with other weights than "
+        "those in training.",
     ),
     (
         "E431",

@@ -31,7 +31,7 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
     (
         "W108",
         "Option without effect",
-        "The option asks for what covey does anyway, or nothing here uses it.",
+        "The option asks for what covey does anyway, or nothing in this run uses it.",
     ),
     (
         "W109",
@@ -42,8 +42,8 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
     (
         "W110",
         "Format that the prompt does not ask for",
-        "The reward format rewards <think> and <answer>. A model that is not told to use them rarely "
-        "writes them, and the reward stays at 0.",
+        "The reward pays for tags such as <think> and <answer>. A model that is not told to use them "
+        "rarely writes them, and the reward stays at 0.",
     ),
     (
         "W140",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,14 +39,16 @@ def read_file(path: str) -> Layer:
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        layer.problems.append(_unreadable(path, _words(error)))
+        layer.problems.append(_unreadable(path, _words(error), _mend(path, error)))
         return layer
     if content is None:
         return layer
     if not isinstance(content, Mapping):
         layer.problems.append(
             _unreadable(
-                path, tr("the file contains {name}, not a mapping of options", name=type(content).__name__)
+                path,
+                tr("the file contains {name}, not a mapping of options", name=type(content).__name__),
+                tr("use a file with lines such as `num_generations: 8`"),
             )
         )
         return layer
@@ -81,17 +85,25 @@ def _words(error: Exception) -> str:
     return str(error)
 
 
-def _unreadable(path: str, words: str) -> Problem:
+def _mend(path: str, error: Exception) -> str:
+    if isinstance(error, OSError):
+        directory = shlex.quote(os.path.dirname(path) or ".")
+        return tr("`ls {directory}` shows what is there", directory=directory)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return tr(
+            "correct line {line}: each line has the form `num_generations: 8`, and each option appears once",
+            line=error.problem_mark.line + 1,
+        )
+    return tr("use a file with lines such as `num_generations: 8`")
+
+
+def _unreadable(path: str, words: str, mend: str) -> Problem:
     return Problem(
         code="E107",
         option=tr("config file"),
         seen=tr("{path} cannot be read as a configuration file: {words}.", path=path, words=words),
         why=tr("The options in the file cannot be used."),
-        cause=tr("The first argument after `covey train` is read as a YAML file of options."),
-        fixes=(
-            Fix(text=tr("use a file with lines such as `num_generations: 8`")),
-            Fix(text=tr("give the options on the command line")),
-        ),
+        fixes=(Fix(text=mend), Fix(text=tr("give the options on the command line"))),
     )
 
 

@@ -100,7 +100,9 @@ MOOT: Mapping[str, Moot] = {
     ),
     "check_model": Moot(tr("The files of a model are always checked before they are loaded.")),
     "ds3_gather_for_generation": Moot(tr("covey itself gathers the weights for each rollout.")),
-    "fp16": Moot(tr("--torch_dtype sets the dtype of the forward pass."), ("false",)),
+    "fp16": Moot(
+        tr("covey cannot train in float16; --torch_dtype sets the dtype of the forward pass."), ("false",)
+    ),
     "load_in_4bit": Moot(_QUANT, ("false",), {"true": ("quant_bits", "4")}),
     "load_in_8bit": Moot(_QUANT, ("false",), {"true": ("quant_bits", "8")}),
     "top_p": Moot(_WHOLE, ("1", "1.0")),

@@ -10,7 +10,7 @@ from covey.codes import CODES
 from covey.config.argv import Flag
 from covey.options.declare import fields_of
 from covey.options.verbs import RolloutOptions
-from covey.texts import tr
+from covey.texts import plural, tr
 from covey.types import Fix, Problem
 
 # What their servers take and covey's does not.
@@ -54,11 +54,18 @@ def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
     run += tr(" --rollout_token_file rollout-{port}.token", port=given["port"])
     code = "E102" if verb == "rollout" else "E112"
     tool = "trl vllm-serve" if verb == "vllm-serve" else "swift rollout"
-    named = f": {', '.join(theirs)}" if theirs else ""
     return Problem(
         code=code,
         option=verb,
-        seen=tr("This is a command of `{tool}`{named}.", tool=tool, named=named),
+        seen=plural(
+            len(theirs),
+            "{names} is an option of `{tool}`, not of `covey rollout`.",
+            "{names} are options of `{tool}`, not of `covey rollout`.",
+            names=", ".join(theirs),
+            tool=tool,
+        )
+        if verb == "rollout"
+        else tr("`{tool}` is a command of another tool; the command of covey is `covey rollout`.", tool=tool),
         why=CODES[code].why,
         cause="",
         fixes=(Fix(text=f"`{line}`"), Fix(text=tr("the training run needs {run}", run=run))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +37,8 @@ _EXAMPLES: dict[str, tuple[Any, str]] = {
 class Resolved:
     """A configuration, where each of its values came from, and what is wrong with what was typed.
 
+    `other_names` are those under which options were typed that are called otherwise here.
+
     With problems of severity error the configuration only serves further checks: a required option that is
     missing is empty in it, and a value that could not be read is the default.
     """
@@ -44,6 +46,7 @@ class Resolved:
     config: Config
     sources: Mapping[str, str]
     typed_names: frozenset[str]
+    other_names: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
 
@@ -90,6 +93,7 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
         config=config,
         sources=MappingProxyType(ordered),
         typed_names=frozenset(name for name, t in typed.items() if t.source != SOURCE),
+        other_names=MappingProxyType({name: t.name for name, t in typed.items() if t.name}),
         problems=tuple(all_problems),
     )
 

@@ -20,10 +20,12 @@ from covey.types import Fix, Problem, Severity
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A value in its option's type and where it was typed, as `flag --seed` or `config.yaml: run.seed`."""
+    """A value in its option's type and where it was typed, as `flag --seed` or `config.yaml: run.seed`; with
+    the name that was typed, where it is not the option's own."""
 
     value: Any
     source: str
+    name: str = ""
 
 
 class Layer:
@@ -46,7 +48,7 @@ class Layer:
         """Add one option under any of its names; faults are added to the problems."""
         known = self.look_up(name)
         if known.option is not None:
-            self._add(known.option, switch_value(known.typed, value), source)
+            self._add(known.option, switch_value(known.typed, value), source, known.typed)
         elif self.declares is not Config:
             self.problems.append(self._unknown(known, value, source))
         elif known.typed == "rlhf_type":
@@ -55,7 +57,7 @@ class Layer:
         elif known.typed in PLAN_WORDS:
             self.problems.append(_of_plan(known.typed, value, source))
         elif known.moot is not None and _word(value) in known.moot.means:
-            self._add(*known.moot.means[_word(value)], source)
+            self._add(*known.moot.means[_word(value)], source, known.typed)
         elif known.moot is not None:
             self.problems.append(_moot(known.typed, known.moot, value, source))
         elif known.refused is not None:
@@ -71,10 +73,10 @@ class Layer:
         """Return what one of these options takes."""
         return kind_of(option, self.declares)
 
-    def _add(self, option: str, value: Any, source: str) -> None:
+    def _add(self, option: str, value: Any, source: str, name: str) -> None:
         self.named.add(option)
         try:
-            new = Typed(coerce(option, value, self.declares), source)
+            new = Typed(coerce(option, value, self.declares), source, "" if name == option else name)
         except UnfitError as unfit:
             self.problems.append(self._unfit(option, value, source, unfit))
             return
@@ -141,7 +143,6 @@ class Layer:
             option=option,
             seen=tr("{unfit} ({source}).", unfit=unfit, source=source),
             why=tr("covey cannot use this value."),
-            cause=_cause(value),
             fixes=(fix,),
         )
 
@@ -260,13 +261,18 @@ def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
         fixes=(
             Fix(
                 text=tr(
-                    "leave out --{name}; covey always uses {values}",
+                    "leave out --{name}; covey works as with --{name} {values}",
                     name=name,
-                    values=joined(tr(" or "), moot.values),
+                    values=joined(tr(" or "), _distinct(moot.values)),
                 )
             ),
         ),
     )
+
+
+def _distinct(values: Sequence[str]) -> Sequence[str]:
+    """The values that a name may have; of numbers, which are spellings of one setting, the first."""
+    return values[:1] if values[0].strip("-")[0].isdigit() else values
 
 
 def _is_same(word: str, value: str) -> bool:
@@ -277,12 +283,6 @@ def _is_same(word: str, value: str) -> bool:
         return float(word) == float(value)
     except ValueError:
         return word == value
-
-
-def _cause(value: Any) -> str:
-    if value is None or value in ([], ()):
-        return tr("The option has no value.")
-    return tr("A typing error, or the spelling of another tool.")
 
 
 def _twice(option: str, old: Typed, new: Typed) -> Problem:
@@ -298,7 +298,6 @@ def _twice(option: str, old: Typed, new: Typed) -> Problem:
             other_source=new.source,
         ),
         why=tr("Both names mean the same option, and an option has only one value."),
-        cause=tr("The command may have been put together from two sources."),
         fixes=tuple(
             Fix(text=tr("keep the value from {source}", source=t.source), edits={option: t.value})
             for t in (old, new)
@@ -313,13 +312,13 @@ def stray(words: Sequence[str], after: str, verb: str = "train") -> Problem:
     fix = (
         tr("put it first: `covey {verb} {words} --option value`", verb=verb, words=words[0])
         if is_file
-        else tr("remove `{shown}`, or put it in quotes", shown=shown)
+        else tr("remove `{shown}`; a value with spaces in it needs quotes", shown=shown)
     )
     return Problem(
         code="E108",
         option=after,
         seen=tr("`{shown}` after {after} does not belong to any option.", shown=shown, after=after),
-        why=tr("If it were ignored, an option might be lost."),
+        why=tr("If it were ignored, a part of a value might be lost."),
         cause=tr("A configuration file must come before the options.")
         if is_file
         else tr("There is one value too many, or quotes are missing."),

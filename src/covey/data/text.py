@@ -357,7 +357,7 @@ def prompt_problem(codec: TextCodec) -> PromptProblem | None:
     # What reasoning models put before an answer in a conversation is no part of a prompt.
     opening = re.sub("</?think>", "", whole.removeprefix(prompt).partition(_CLOSED)[0]).strip()
     if prompt == plain and whole.startswith(prompt) and opening:
-        words = tr("ends a prompt before {opening!r}, although every answer starts with it", opening=opening)
+        words = tr("does not end a prompt with {opening!r}, with which every answer starts", opening=opening)
         return PromptProblem(words, opening)
     return None
 

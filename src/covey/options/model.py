@@ -41,7 +41,7 @@ class ModelOptions(Options):
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "dtype of the forward pass. The weights that the optimizer updates are always float32. auto: "
-        "bfloat16 on a GPU that supports it, else float32.",
+        "bfloat16 on a GPU that supports it, else float32. float16 is refused.",
         trl="float32",
         swift="the model's own",
         names=("dtype", "bf16"),

@@ -47,7 +47,7 @@ class RewardOptions(Options):
     )
     external_plugins: list[str] = option(
         [],
-        "Python files that add rewards to orms, like the plugins of ms-swift.",
+        "Python files that register rewards in ms-swift's dictionary orms, as plugins of ms-swift do.",
         swift="none",
     )
     reward_timeout_s: float = option(
@@ -68,7 +68,8 @@ class RewardOptions(Options):
     )
     reward_trial: bool = option(
         True,
-        "Call each reward on two rows before weights are loaded; set it to false for judges that cost money.",
+        "Before weights are loaded, call each reward on two completions of a row: its gold answer and an "
+        "empty one. Set it to false for judges that cost money.",
         resume="free",
     )
     max_bad_gold: float = option(

@@ -12,7 +12,8 @@ class BatchOptions(Options):
 
     num_generations: int = option(
         8,
-        "Number of completions per prompt; they form a group and are compared with each other. At least 2.",
+        "Number of completions per prompt; they form a group and are compared with each other. At "
+        "least 2, or 1 with advantage_estimator reinforce_plus_plus.",
         trl="8",
         swift="8",
         hints=("group_size", "n"),

@@ -66,9 +66,10 @@ def _out_of_range(shape: Shape) -> list[Words]:
     wrong = [name for name in COUNTS if not in_range(getattr(shape, name))]
     own = [name for name in wrong if not _follows(name, shape)]
     cause = tr("The value may mean `not set` in another tool.")
+    values = {name: getattr(shape, name) for name in own or wrong}
     return [
-        (name, tr("{name} is {value}.", name=name, value=getattr(shape, name)), cause)
-        for name in own or wrong
+        (name, tr("{name} is {value}.", name=name, value=value), cause if value <= 0 else "")
+        for name, value in values.items()
     ]
 
 
@@ -145,7 +146,7 @@ def _size_not_divisible(shape: Shape) -> Words:
             per_device_train_batch_size=shape.per_device_train_batch_size,
             num_processes=shape.num_processes * shape.per_device_train_batch_size,
         ),
-        tr("The number of processes or the batch size per device has changed."),
+        "",
     )
 
 
@@ -158,7 +159,7 @@ def _step_straddles(shape: Shape) -> Words:
             steps_per_generation=shape.steps_per_generation,
             gradient_accumulation_steps=shape.gradient_accumulation_steps,
         ),
-        tr("Set the two equal for on-policy training."),
+        tr("If the two are equal, training is on-policy."),
     )
 
 
@@ -191,7 +192,7 @@ def _too_few_prompts(shape: Shape, num_prompts: int) -> Words:
             completions_per_rollout=shape.completions_per_rollout,
             num_generations=shape.num_generations,
         ),
-        tr("The dataset is small, or steps_per_generation and the number of processes make a rollout large."),
+        tr("A rollout has processes x per_device_train_batch_size x steps_per_generation completions."),
     )
 
 

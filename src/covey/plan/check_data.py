@@ -31,14 +31,14 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
             "E302",
             _option_of(config, path),
             tr("{path} does not exist.", path=path),
-            tr("The path is misspelt, or relative to another directory."),
+            "",
             Fix(
                 text=tr(
                     "`ls {directory}` shows what is there",
                     directory=shlex.quote(os.path.dirname(path) or "."),
                 )
             ),
-            Fix(text=tr("an id on a hub has no file extension and does not begin with ./ or /")),
+            Fix(text=tr("for a data set on a hub, give its id, without ./ or a file extension: owner/name")),
         )
         for path in facts.dataset_missing or ()
     ]
@@ -54,9 +54,11 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
                 "dataset",
                 tr(
                     "The dataset has {rows} but no usable prompt{words}.",
-                    rows=counted(facts.num_rows or 0, "row"),
+                    rows=counted(facts.num_rows, "row"),
                     words=tr(": {left}", left=left) if left else "",
-                ),
+                )
+                if facts.num_rows
+                else tr("The dataset has no rows."),
                 "",
                 Fix(text=_mend(facts)),
             )
@@ -110,7 +112,7 @@ def _mended(config: Config, file: UnreadableFile, option: str) -> Fix:
             return Fix(text=tr("`{show}` shows the line; correct or remove it", show=show))
         case "one_file":
             typed = [_without_parts(text, file.path) for text in getattr(config, option)]
-            return Fix(text=tr("copy or download the whole file again"), edits={option: typed})
+            return Fix(text=tr("read the whole file"), edits={option: typed})
         case "surrogate":
             return Fix(text=_CUT_EMOJI)
         case "arrow_type":
@@ -127,7 +129,7 @@ def _without_parts(text: str, path: str) -> str:
 
 
 _ADVICE: Mapping[str, str] = {
-    "columns": tr('the name in the data comes first: --columns \'{"NAME": "question"}\''),
+    "columns": tr('write the name in the data first, then the new name: --columns \'{"NAME": "question"}\''),
     "system": tr("give the text itself, or a file with UTF-8 text"),
     "split_dataset_ratio": tr("use a separate dataset: --val_dataset FILE"),
     "streaming": tr("read all rows before the run starts"),

@@ -106,7 +106,7 @@ def _metric(config: Config, facts: Facts) -> list[Problem]:
             "E104",
             "metric_for_best_model",
             tr("metric_for_best_model is {metric}, which no evaluation computes.", metric=metric),
-            tr("It is a metric of training, or of another dataset."),
+            tr("Metrics of evaluations begin with eval_, and have the name of the dataset where it has one."),
             Fix(text=tr("use the metric with the nearest name"), edits={"metric_for_best_model": near}),
             Fix(text=tr("the metrics are {names}", names=", ".join(names[:12]))),
         )

@@ -101,21 +101,25 @@ def _remote_code(config: Config, facts: Facts) -> list[Problem]:
     if is_here or config.model.startswith(("/", "./", "../", "~")) or config.model == "quickstart":
         return []
     return [
-        problem(
-            "E115",
-            "trust_remote_code",
-            tr(
-                "trust_remote_code is on for {model} and model_revision is {model_revision}.",
+        Problem(
+            code="E115",
+            option="trust_remote_code",
+            seen=tr(
+                "trust_remote_code is on for {model}, which needs a full commit as model_revision; "
+                "model_revision is {model_revision}.",
                 model=config.model,
                 model_revision=config.model_revision or tr("not set"),
             ),
-            tr("Without a commit, the code that runs is whatever the author uploads next."),
-            Fix(
-                text=tr(
-                    "name the full commit whose code you have read: --model_revision COMMIT (40 hex digits)"
-                )
+            why=tr("Without a commit, the code that runs is whatever the author uploads next."),
+            fixes=(
+                Fix(
+                    text=tr(
+                        "name the full commit whose code you have read: --model_revision COMMIT (40 hex "
+                        "digits)"
+                    )
+                ),
+                Fix(text=tr("do not run code of the model"), edits={"trust_remote_code": False}),
             ),
-            Fix(text=tr("do not run code of the model"), edits={"trust_remote_code": False}),
         )
     ]
 
@@ -147,7 +151,7 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
                     model=config.model,
                     nearest=", ".join(unmatched.nearest) or "none",
                 ),
-                tr("The names may belong to another model family."),
+                tr("The modules of other model families have other names."),
                 *fixes,
             )
         )

@@ -17,13 +17,13 @@ _OTHER = Fix(text=tr("name a causal language model with safetensors weights: --m
 _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
     "missing": (
         "E301",
-        tr("The path is of another machine or directory, or a download was interrupted."),
+        "",
         (
             Fix(text=tr("give the directory that holds config.json, tokenizer.json and *.safetensors")),
             _BUILT_IN,
         ),
     ),
-    "kind": ("E311", tr("It is an encoder, a classifier or a reward model."), (_OTHER,)),
+    "kind": ("E311", "", (_OTHER,)),
     "media": (
         "E312",
         tr("It is a vision or audio model; most families have a text model too."),
@@ -44,7 +44,7 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
     ),
     "format": (
         "E320",
-        tr("The upload is old, or the trainer that saved the checkpoint writes other file formats."),
+        "",
         (_BUILT_IN,),
     ),
     "shards": ("E385", "", ()),
@@ -78,7 +78,7 @@ _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
     ),
     "template": (
         "E313",
-        tr("A base model has no template, or the template expects messages of another form."),
+        tr("Many base models have no chat template."),
         (
             Fix(
                 text=tr("use the common format <|im_start|>role ... <|im_end|>"),
@@ -131,14 +131,8 @@ _CAUSES: Mapping[str, tuple[str, str]] = {
             "download {model}`"
         ),
     ),
-    "unreadable_template": (
-        tr("The path is misspelt, or relative to another directory."),
-        tr("name an existing file: --chat_template FILE.jinja"),
-    ),
-    "broken_template": (
-        tr("The template was edited by hand, or is not written in Jinja."),
-        tr("correct it, or use another one: --chat_template FILE.jinja"),
-    ),
+    "unreadable_template": ("", tr("name an existing file: --chat_template FILE.jinja")),
+    "broken_template": ("", tr("correct it, or use another one: --chat_template FILE.jinja")),
     "refusing_template": (
         tr(
             "The template expects messages of another form, for example no system message, or user and "
@@ -174,7 +168,10 @@ def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details:
         fixes = (first, *(fix for fix in fixes if fix.edits))
     if fault == "code":
         if details.subject == config.model:
-            fixes = (Fix(text=tr("read the code, then run it"), edits={"trust_remote_code": True}), _OTHER)
+            fixes = (
+                Fix(text=tr("run this code, once you have read it"), edits={"trust_remote_code": True}),
+                _OTHER,
+            )
     elif fault == "format":
         fixes = (Fix(text=filled(_CONVERT, model=config.model)), _BUILT_IN)
     elif fault == "shards":

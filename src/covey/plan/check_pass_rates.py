@@ -92,7 +92,7 @@ def _unmeasured(config: Config, readers: Sequence[str]) -> Problem:
         "",
         Fix(text=tr("measure them: `covey eval MODEL --val_dataset FILE --num_generations_eval 8`")),
         Fix(text=tr("give measured pass rates: --pass_rates FILE, or a column: --pass_rate_column NAME")),
-        Fix(text=tr("leave it out"), edits=_usual(config, readers)),
+        Fix(text=tr("neither filter nor order the rows"), edits=_usual(config, readers)),
     )
 
 
@@ -141,9 +141,7 @@ def _unreadable(rates: PassRateFacts, source: str) -> Problem:
         "E348",
         source,
         tr("{where} gives no pass rates: {problem}.", where=rates.where, problem=rates.problem),
-        tr("The column is another one, or holds text.")
-        if is_column
-        else tr("The path is misspelt, or the file is of another kind."),
+        "",
         Fix(text=tr("name a column with numbers from 0 to 1: --pass_rate_column NAME"))
         if is_column
         else Fix(text=tr("give pass_rates.jsonl of `covey eval`, or the directory of a run with rollouts/")),

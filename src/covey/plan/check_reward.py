@@ -7,10 +7,10 @@ from typing import Any
 from covey.options.schema import Config
 from covey.plan.check_apart import context_warnings, judge_problems, reward_model_problems
 from covey.plan.check_reward_faults import faulty_reward_problems
-from covey.plan.facts import Facts, GoldFacts
+from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.texts import counted, joined, plural, tr
-from covey.types import BlindReward, Fix, Problem
+from covey.types import GOLD_NAMES, BlindReward, Fix, Problem
 
 _ASKS_FOR_FORMAT = ("format", "tag_count", "think_format_reward", "trl.rewards.think_format_reward")
 _COSINE = (
@@ -28,7 +28,7 @@ def reward_problems(config: Config, facts: Facts) -> list[Problem]:
         *faulty_reward_problems(config, facts),
         *_twice(config),
         *_weights(config),
-        *_golds(config, facts.golds),
+        *_golds(config, facts),
         *(_blind(b) for b in facts.blind_rewards if config.reward_trial),
         *_unasked_format(config, facts),
         *_overlong(config, facts),
@@ -79,7 +79,7 @@ def _weights(config: Config) -> list[Problem]:
             values=", ".join(f"{w:g}" for w in weights) or "none",
             funcs=", ".join(funcs),
         )
-        cause = tr("A reward was added or removed without its weight.")
+        cause = ""
         return [problem("E307", "reward_weights", seen, cause, ones)]
     if not any(weights):
         seen = tr("Every weight is 0: {funcs}.", funcs=", ".join(funcs))
@@ -88,7 +88,8 @@ def _weights(config: Config) -> list[Problem]:
     return []
 
 
-def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
+def _golds(config: Config, facts: Facts) -> list[Problem]:
+    golds = facts.golds
     if golds is None or not golds.num_bad:
         return []
     share = golds.num_bad / golds.num_checked
@@ -127,10 +128,18 @@ def _golds(config: Config, golds: GoldFacts | None) -> list[Problem]:
             ),
             tr("Another column holds the answers, or the solutions end without an answer.")
             if any(text for _, text, _ in golds.examples) or not golds.examples
-            else tr("The rows have no answer, or another column holds it."),
+            else _no_answers(facts),
             *fixes,
         )
     ]
+
+
+def _no_answers(facts: Facts) -> str:
+    """Return why rows have no gold answer: its column holds what no reward gets, or it is another one."""
+    of_bytes = [name for name in GOLD_NAMES if name in facts.unread_columns]
+    if of_bytes:
+        return tr("The answers in the column {column} are bytes, not text.", column=of_bytes[0])
+    return tr("The rows have no answer, or another column holds it.")
 
 
 def _blind(reward: BlindReward) -> Problem:
@@ -212,8 +221,12 @@ def _blind_form(reward: BlindReward) -> Problem:
 
 
 def _unasked_format(config: Config, facts: Facts) -> list[Problem]:
-    if facts.mentions_format is not False or not set(config.reward_funcs) & set(_ASKS_FOR_FORMAT):
+    asking = [name for name in config.reward_funcs if name in _ASKS_FOR_FORMAT]
+    # The built-in model was taught the tags of its task.
+    is_taught = config.model == "quickstart" and config.dataset == ["quickstart"]
+    if facts.mentions_format is not False or not asking or is_taught:
         return []
+    rewards = joined(tr(" and "), asking)
     fixes = [Fix(text=tr("ask for it in the prompts"))]
     if config.system is None:
         fixes.insert(0, Fix(text=tr("use a system message that asks for both tags"), edits={"system": "r1"}))
@@ -221,14 +234,20 @@ def _unasked_format(config: Config, facts: Facts) -> list[Problem]:
         warning(
             "W110",
             "reward_funcs",
-            tr(
-                "The reward format is used, but neither the prompts nor the template mention "
-                "<think> or <answer>."
+            plural(
+                len(asking),
+                "The reward {rewards} is used, but neither the prompts nor the template mention <think> or "
+                "<answer>.",
+                "The rewards {rewards} are used, but neither the prompts nor the template mention <think> or "
+                "<answer>.",
+                rewards=rewards,
             ),
             tr(
                 "In ms-swift's examples the system message asks for the tags; this command has no "
                 "system message."
-            ),
+            )
+            if config.system is None
+            else "",
             *fixes,
         )
     ]

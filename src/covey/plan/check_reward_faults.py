@@ -18,7 +18,7 @@ from covey.types import GOLD_NAMES, FaultKind, Fix, Problem, RewardCause, Reward
 _FAULTS: Mapping[FaultKind, tuple[str, str, str]] = {
     "unknown": (
         "E306",
-        tr("The reward belongs to another tool, its name is misspelt, or its plugin is not given."),
+        tr("It is neither built in nor defined by a file in --external_plugins."),
         tr(
             "name your own function as FILE.py:NAME or package.module.NAME; a function from a plugin "
             "needs --external_plugins"
@@ -26,7 +26,7 @@ _FAULTS: Mapping[FaultKind, tuple[str, str, str]] = {
     ),
     "import": (
         "E314",
-        tr("The name is misspelt, the file is in another directory, or an import fails."),
+        "",
         tr("write rewards as FILE.py:NAME or package.module.NAME"),
     ),
     "signature": (
@@ -44,10 +44,7 @@ _FAULTS: Mapping[FaultKind, tuple[str, str, str]] = {
 # What is likely the cause and what to do, where more is known than the kind; `file` is the user's.
 _CAUSES: Mapping[RewardCause, tuple[str, str]] = {
     "bare_file": (tr("A file may hold several functions."), tr("write {file}:NAME, with a colon")),
-    "no_file": (
-        tr("The path is misspelt, or relative to another directory."),
-        tr("`ls {directory}` shows what is there"),
-    ),
+    "no_file": ("", tr("`ls {directory}` shows what is there")),
     "no_module": (
         tr("A package is not installed in this environment, or a file of yours is in another directory."),
         tr(
@@ -121,7 +118,7 @@ def _once_each(faults: Sequence[RewardFault]) -> list[RewardFault]:
             kept.append(fault)
         elif last.completion:
             both = tr(
-                "on row {row}, whose completion is {text!r:.60}, and with an empty completion: {said}",
+                "on row {row}, both with the completion {text!r:.60} and with an empty one: {said}",
                 row=fault.row,
                 text=last.completion,
                 said=fault.said,

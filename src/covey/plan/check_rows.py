@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from covey.options.schema import Config
 from covey.plan.facts import Facts, LeftOut, MissingColumn
 from covey.plan.problem import problem, warning
@@ -85,7 +83,7 @@ def _refused(config: Config, left_out: LeftOut) -> Problem:
             first=first,
             detail=left_out.detail,
         )
-        fixes = [Fix(text=tr("a chat template that writes every message: --chat_template FILE"))]
+        fixes = [Fix(text=tr("use a chat template that writes every message: --chat_template FILE"))]
         if left_out.role == "system" and config.system is not None:
             fixes.append(Fix(text=tr("leave out --system, or put its text into the user messages")))
         elif left_out.role == "developer":
@@ -106,7 +104,7 @@ def _refused(config: Config, left_out: LeftOut) -> Problem:
             option,
             seen,
             "",
-            Fix(text=tr("a chat template that writes tools: --chat_template FILE")),
+            Fix(text=tr("use a chat template that writes tools: --chat_template FILE")),
             Fix(text=tr("train on these prompts without their tools"), edits={"columns": renamed}),
         )
     if left_out.reason == "role":
@@ -196,7 +194,9 @@ def _columns(config: Config, facts: Facts) -> list[Problem]:
         return [_pairs(columns)]
     renames = {_source(config, m.rename[0]): m.rename[1] for m in missing if m.rename is not None}
     edits = {"columns": {**(config.columns or {}), **renames}}
-    return [_column(m, columns, edits) for m in missing]
+    renamed = [tr("rename {rename} to {target}", rename=old, target=new) for old, new in renames.items()]
+    fix = Fix(text=joined(", ", renamed), edits=edits)
+    return [_column(m, columns, fix) for m in missing]
 
 
 def _pairs(columns: tuple[str, ...]) -> Problem:
@@ -213,7 +213,7 @@ def _pairs(columns: tuple[str, ...]) -> Problem:
     )
 
 
-def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, Any]) -> Problem:
+def _column(missing: MissingColumn, columns: tuple[str, ...], rename: Fix) -> Problem:
     *some, last = missing.column.split(" or ")
     names = tr("{some} or {last}", some=", ".join(some), last=last) if some else last
     there = (
@@ -221,27 +221,25 @@ def _column(missing: MissingColumn, columns: tuple[str, ...], edits: dict[str, A
         if columns and not missing.where
         else ""
     )
-    target = "question" if missing.needed_by == "every prompt" else missing.column.split(" or ")[0]
+    is_prompt = missing.needed_by == "every prompt"
+    target = "question" if is_prompt else missing.column.split(" or ")[0]
     if missing.rename is not None:
-        old, new = missing.rename
-        fixes = [Fix(text=tr("rename {rename} to {target}", rename=old, target=new), edits=edits)]
+        fixes = [rename]
     else:
         example = flags({"columns": {"NAME": target}})
         fixes = [
             Fix(text=tr("add a column {target}", target=target)),
             Fix(text=tr("if another column holds it, name it in place of NAME: {example}", example=example)),
         ]
-    of = tr(" in the dataset {where}", where=missing.where) if missing.where else ""
-    return problem(
-        "E303",
-        "val_dataset" if missing.where else "dataset",
-        tr(
-            "No column {names}{of}, which {needed_by} needs.{there}",
+    data = tr("The dataset {where}", where=missing.where) if missing.where else tr("The data")
+    if is_prompt:
+        seen = tr("{data} has no column with prompts ({names}).{there}", data=data, names=names, there=there)
+    else:
+        seen = tr(
+            "{data} has no column {names}, which {needed_by} needs.{there}",
+            data=data,
             names=names,
-            of=of,
             needed_by=missing.needed_by,
             there=there,
-        ),
-        "",
-        *fixes,
-    )
+        )
+    return problem("E303", "val_dataset" if missing.where else "dataset", seen, "", *fixes)

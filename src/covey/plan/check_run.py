@@ -171,7 +171,7 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
     typed = {name: old for name, old, _ in changed if not changed_objects(old)}
     fixes = [Fix(text=tr("use the former values"), edits=typed)] if typed else []
     fixes += [SAME_OBJECTS] if len(typed) < len(changed) else []
-    cause = tr("The command was edited, or a default follows another option.")
+    cause = ""
     if is_within:
         cause = _within_words(config, resume)
     elif is_final:

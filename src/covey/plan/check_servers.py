@@ -95,7 +95,7 @@ def _no_token(config: Config, facts: Facts) -> Problem:
         seen, cause = tr("rollout_servers is set, but rollout_token_file is not."), ""
     else:
         seen = tr("rollout_token_file cannot be used: {token_problem}.", token_problem=facts.token_problem)
-        cause = tr("The path is misspelt, or the server is on another machine and its file was not copied.")
+        cause = tr("A server on another machine writes the file there; copy it to this machine.")
     path = Fix(
         text=tr("--rollout_token_file FILE; `covey rollout` prints the path of the file when it starts")
     )

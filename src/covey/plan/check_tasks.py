@@ -85,8 +85,7 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
             column=column,
             columns=", ".join(columns),
         )
-        cause = tr("The name is misspelt, or belongs to another dataset.")
-        return [problem("E346", "task_column", seen, cause, *rename, Fix(text=_NAMED))]
+        return [problem("E346", "task_column", seen, "", *rename, Fix(text=_NAMED))]
     shown = joined(
         "; ",
         [
@@ -156,7 +155,7 @@ def _unknown_reward(by_task: Mapping[str, Sequence[str]], task: str, name: str, 
             0, Fix(text=tr("use the reward with the nearest name"), edits=_with(by_task, {task: names}))
         )
     seen = tr("The task {task} names the reward {name}, which is not in reward_funcs.", task=task, name=name)
-    return _entry(seen, tr("The name is misspelt, or the reward is missing from --reward_funcs."), *fixes)
+    return _entry(seen, tr("task_rewards can only name rewards of --reward_funcs."), *fixes)
 
 
 def _empty(task: str) -> Problem:
@@ -168,12 +167,12 @@ def _unknown_task(
     by_task: Mapping[str, Sequence[str]], task: str, there: Sequence[str], near: str | None
 ) -> Problem:
     less = _with(by_task, {task: None})
-    fixes = [Fix(text=tr("leave it out"), edits=less)] if less["task_rewards"] else []
+    fixes = [Fix(text=tr("leave out the task {task}", task=task), edits=less)] if less["task_rewards"] else []
     if near:
         renamed = {near if t == task else t: names for t, names in by_task.items()}
         fixes = [Fix(text=tr("use the task with the nearest name"), edits=_with(renamed, {}))]
     seen = tr("No row has task {task}; tasks found: {there}.", task=task, there=", ".join(there))
-    return _entry(seen, tr("The name is misspelt, or a source is missing."), *fixes, Fix(text=_EXAMPLE))
+    return _entry(seen, "", *fixes, Fix(text=_EXAMPLE))
 
 
 def _unlisted(by_task: Mapping[str, Sequence[str]], task: str, rewards: Sequence[str]) -> Problem:
@@ -181,8 +180,7 @@ def _unlisted(by_task: Mapping[str, Sequence[str]], task: str, rewards: Sequence
     names = by_task[near] if near else rewards
     words = tr("score it like {near}", near=near) if near else tr("score it with these rewards")
     seen = tr("task_rewards has no entry for the task {task}, so no reward would score its rows.", task=task)
-    cause = tr("The task was forgotten, or is spelled in two ways.")
-    return _entry(seen, cause, Fix(text=words, edits=_with(by_task, {task: names})))
+    return _entry(seen, "", Fix(text=words, edits=_with(by_task, {task: names})))
 
 
 def _idle(by_task: Mapping[str, Sequence[str]], idle: Sequence[str]) -> Problem:

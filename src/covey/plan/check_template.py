@@ -41,7 +41,7 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
             "E323",
             "chat_template",
             tr("The chat template {prompt_problem}.", prompt_problem=facts.prompt_problem),
-            tr("The template was edited by hand, merged from two, or made only to display conversations."),
+            "",
             *([usual] if of_chatml and config.chat_template != "chatml" else []),
             Fix(text=tr("use the template that the model was trained with: --chat_template FILE.jinja")),
         )

@@ -48,7 +48,7 @@ def _out_of_range(name: str, value: Any, allowed: Bounds) -> Problem:
             "{name} is {plain}; it must be {words}.", name=name, plain=_plain(value), words=allowed.words
         ),
         why=allowed.why,
-        cause=tr("The value may mean `not set` in another tool."),
+        cause=tr("The value may mean `not set` in another tool.") if value <= 0 else "",
         fixes=(fix,),
     )
 
@@ -96,6 +96,7 @@ def _warmup(config: Config) -> list[Problem]:
                     warmup_ratio=config.warmup_ratio,
                 ),
                 tr("Both options set the length of the warm-up."),
+                "",
                 (
                     Fix(text=tr("keep the steps"), edits={"warmup_ratio": 0.0}),
                     Fix(text=tr("keep the share of all steps"), edits={"warmup_steps": 0}),
@@ -113,6 +114,7 @@ def _warmup(config: Config) -> list[Problem]:
                     value=getattr(config, name),
                 ),
                 tr("The warm-up would be ignored."),
+                tr("The default schedule here is constant; in TRL it is linear, in ms-swift cosine."),
                 (
                     Fix(
                         text=tr("warm up, then stay constant"),
@@ -125,8 +127,7 @@ def _warmup(config: Config) -> list[Problem]:
     return problems
 
 
-def _contradiction(option: str, seen: str, why: str, fixes: tuple[Fix, ...]) -> Problem:
-    cause = tr("The default schedule here is constant; in TRL it is linear, in ms-swift cosine.")
+def _contradiction(option: str, seen: str, why: str, cause: str, fixes: tuple[Fix, ...]) -> Problem:
     return Problem(code="E111", option=option, seen=seen, why=why, cause=cause, fixes=fixes)
 
 
@@ -198,7 +199,7 @@ def _sources(config: Config) -> list[Problem]:
                     probabilities=" ".join(f"{p:g}" for p in probabilities),
                     num=num,
                 ),
-                tr("A source was added or removed."),
+                "",
                 Fix(
                     text=tr("give each source the same probability"),
                     edits={"interleave_prob": [*even, round(1 - sum(even), 6)]},

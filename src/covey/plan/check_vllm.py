@@ -114,7 +114,6 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
 
 def _on_cpu(config: Config) -> list[Problem]:
     """Options that vLLM reads on GPUs alone."""
-    leave, cause = Fix(text=tr("leave it out")), ""
     problems = []
     if config.vllm_gpu_memory_utilization is not None:
         seen = tr(
@@ -122,22 +121,26 @@ def _on_cpu(config: Config) -> list[Problem]:
             "cache follows from the number of completions sampled at a time.",
             share=config.vllm_gpu_memory_utilization,
         )
-        problems.append(warning("W108", "vllm_gpu_memory_utilization", seen, cause, leave))
+        problems.append(_idle("vllm_gpu_memory_utilization", seen))
     if config.vllm_enable_sleep_mode:
         name = "sleep_level" if config.sleep_level else "vllm_enable_sleep_mode"
         seen = tr("{name} is set, but vLLM runs on a CPU here, where it has no sleep mode.", name=name)
-        problems.append(warning("W108", name, seen, cause, leave))
+        problems.append(_idle(name, seen))
     return problems
+
+
+def _idle(name: str, seen: str) -> Problem:
+    return warning("W108", name, seen, "", Fix(text=tr("leave out --{name}", name=name)))
 
 
 def _arguments(config: Config) -> list[Problem]:
     taken = sorted(OWNED & (config.vllm_engine_kwargs or {}).keys())
     if not taken:
         return []
-    seen = tr("vllm_engine_kwargs sets {taken}.", taken=", ".join(taken))
+    seen = tr("vllm_engine_kwargs sets {taken}, which covey sets itself.", taken=", ".join(taken))
     fix = Fix(
         text=tr(
-            "leave them out of the JSON; use the option instead where there is one, such as "
+            "remove these names from the JSON; where covey has an option for one, use that, such as "
             "--vllm_max_model_len N"
         )
     )
@@ -193,8 +196,7 @@ def _length(config: Config, facts: Facts) -> list[Problem]:
             held=held,
             context=context,
         )
-        fix = Fix(text=tr("leave it out"))
-        return [warning("W108", "vllm_max_model_len", seen, "", fix)]
+        return [_idle("vllm_max_model_len", seen)]
     return []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from covey.config.resolve import Resolved
 from covey.errors import ConfigError
@@ -35,6 +36,8 @@ from covey.plan.facts import Facts
 from covey.plan.kernels import kernel_problems
 from covey.plan.shape import COUNTS
 from covey.plan.versions import version_problems
+from covey.plan.words import sentence
+from covey.texts import joined, tr
 from covey.types import Problem, Severity
 
 
@@ -89,7 +92,7 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
     # Where a launcher's variables are wrong (E370), the number of processes is not known.
     no_batch = no_batch or any(problem.code == "E370" for problem in said)
     checked = [
-        problem
+        _as_typed(problem, resolved)
         for problem in checks(resolved.config, facts, resolved.typed_names)
         if problem.option not in faulty and not (no_batch and problem.code.startswith("E2"))
     ]
@@ -97,3 +100,12 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
     if any(problem.severity is Severity.ERROR for problem in problems):
         raise ConfigError(problems)
     return problems
+
+
+def _as_typed(problem: Problem, resolved: Resolved) -> Problem:
+    """Return a problem with the name under which its option was typed, where it is called otherwise here."""
+    name = resolved.other_names.get(problem.option)
+    if name is None:
+        return problem
+    also = tr("{option} was given as {name}.", option=problem.option, name=name)
+    return replace(problem, seen=joined(" ", [sentence(problem.seen), also]))

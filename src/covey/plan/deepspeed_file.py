@@ -207,7 +207,7 @@ def _unknown(path: str, name: str, value: Any, choices: tuple[str, ...]) -> Prob
         choices=", ".join(choices),
     )
     fix = Fix(text=tr("use one of {choices} in {path}", choices=", ".join(choices), path=path))
-    return problem("E218", "deepspeed", seen, tr("It may be the spelling of another tool."), fix)
+    return problem("E218", "deepspeed", seen, "", fix)
 
 
 def _cannot_run(path: str, name: str, value: Any, why: str) -> Problem:

@@ -110,7 +110,7 @@ def _unknown(words: list[str]) -> Problem:
         takes=takes,
     )
     fix = Fix(text=tr("shard weights, gradients and optimizer state"), edits={"fsdp": "full_shard"})
-    return problem("E104", "fsdp", seen, tr("It may be the spelling of another tool."), fix)
+    return problem("E104", "fsdp", seen, "", fix)
 
 
 def _nothing_to_offload() -> Problem:

@@ -175,8 +175,8 @@ def _missing(module: ModuleType, target: Target) -> Unloadable:
     hint = (
         tr("the nearest name is {near}", near=near)
         if near
-        else tr("it has {own}", own=", ".join(own[:8]) or tr("no function"))
+        else tr("it defines {own}", own=", ".join(own[:8]) or tr("no function"))
     )
     where = Path(target.file).name if target.file else str(target.module)
-    words = tr("{name} has no {attribute}; {hint}", name=where, attribute=target.name, hint=hint)
+    words = tr("{name} does not define {attribute}; {hint}", name=where, attribute=target.name, hint=hint)
     return Unloadable("missing", words, subject=where, near=near or "")

@@ -171,7 +171,7 @@ def _unknown(entry: str, orms: Sequence[str]) -> RewardFault:
     hint = (
         tr("the nearest name is {near}", near=near)
         if near
-        else tr("it contains {names}", names=", ".join(names))
+        else tr("the rewards are {names}", names=", ".join(names))
     )
-    words = tr("the reward {entry} does not exist; {hint}", entry=entry, hint=hint)
+    words = tr("there is no reward {entry}; {hint}", entry=entry, hint=hint)
     return RewardFault(reward=entry, kind="unknown", words=words, subject=entry, near=near or "")

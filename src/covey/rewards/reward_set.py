@@ -16,7 +16,7 @@ from covey.rewards.pool import Pool, PoolPlan
 from covey.rewards.protocol import Form, Judged, JudgedRow, Judgement, Reward, RowWord, Scored, TrainerState
 from covey.rewards.resolve import Entry, ResolvedReward, names_of, resolve_reward
 from covey.rewards.steps import STEP_SEPARATOR
-from covey.texts import joined, tr
+from covey.texts import joined, plural, tr
 from covey.types import Metric, RewardFault, ScorePart
 
 _LOAD_LIMIT_S = 60.0
@@ -238,9 +238,12 @@ def _lack(lacking: Sequence[str], columns: Sequence[str]) -> str:
         else tr("the columns are {columns}", columns=", ".join(columns) or tr("none"))
     )
     arguments = joined(tr(" and "), lacking)
-    return tr(
+    return plural(
+        len(lacking),
         "needs the argument {arguments}, but no column of the data has this name ({hint}), and covey does "
         "not provide it",
+        "needs the arguments {arguments}, but no columns of the data have these names ({hint}), and covey "
+        "does not provide them",
         arguments=arguments,
         hint=hint,
     )

@@ -236,14 +236,14 @@ def _plain(value: Any) -> str | None:
 
 def _fault(row: Scored, part: ScorePart, cause: RewardCause) -> RewardFault:
     shown = (
-        tr("whose completion is {text!r:.60}", text=row.text) if row.text else tr("with an empty completion")
+        tr("with the completion {text!r:.60}", text=row.text) if row.text else tr("with an empty completion")
     )
     return RewardFault(
         reward=part.name,
         kind="trial",
-        words=tr("on row {row}, {shown}: {said}", row=row.prompt.id, shown=shown, said=part.message),
+        words=tr("on row {row}, {shown}: {said}", row=row.prompt.id + 1, shown=shown, said=part.message),
         cause=cause,
-        row=row.prompt.id,
+        row=row.prompt.id + 1,
         completion=row.text,
         said=part.message,
     )

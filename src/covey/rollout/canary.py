@@ -92,7 +92,7 @@ def sample_canary(engine: Engine, requests: Sequence[GenerationRequest]) -> list
     if lost:
         raise ValueError(
             tr(
-                "{num_lost} of {num_numbers} completions of the canary have no tokens",
+                "{num_lost} of {num_numbers} test completions have no tokens",
                 num_lost=len(lost),
                 num_numbers=len(numbers),
             )

@@ -189,8 +189,8 @@ def check_canary(engine: str, found: Outcome, bound: Bound, version: int) -> Non
             engine,
             version,
             tr(
-                "its log-probabilities of the canary differ by up to {gap:.3g} from the learner's "
-                "(token {at} of {num_tokens}); {explained}",
+                "its log-probabilities of a few test completions differ by up to {gap:.3g} from the "
+                "learner's (token {at} of {num_tokens}); {explained}",
                 gap=found.gap,
                 at=found.at,
                 num_tokens=found.num_tokens,

@@ -61,7 +61,7 @@ class Progress:
             return
         now = self._upcoming(self.rollout)
         if now != before:
-            rows, former = ([row for row, _ in prompts[:4]] for prompts in (now, before))
+            rows, former = ([row + 1 for row, _ in prompts[:4]] for prompts in (now, before))
             seen = tr(
                 "the next prompts are the rows {rows}, but in the stopped run they were {former}",
                 rows=rows,

@@ -51,7 +51,7 @@ class RewardFault:
     subject     the name that the words begin with, which may be the reward's; "" where it is none
     near        the name nearest to one that is not there
     lacking     the arguments that nothing gives
-    row         the row of a trial, and `completion` what answered it there
+    row         the row of a trial, counted from 1, and `completion` what answered it there
     said        what the reward said of that row, or what was said of its answer
     """
 

@@ -161,7 +161,7 @@ def test_json_options() -> None:
 def test_faults(words: str, code: str, option: str) -> None:
     problem = one(parse(words.split()))
     assert (problem.code, problem.option) == (code, option)
-    assert problem.seen and problem.why and problem.cause and problem.fixes
+    assert problem.seen and problem.why and problem.fixes
 
 
 def write(path: Path, text: str) -> str:

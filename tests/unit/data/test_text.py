@@ -330,9 +330,9 @@ _ROLES = "{% for m in messages %}{{ m['role'] | upper }}: {{ m['content'] }}\n{%
         # A template that refuses a bare question says nothing.
         ("{{ raise_exception('a system message first') }}", None, None),
         (None, None, None),
-        (_TURN, None, "ends a prompt before '<|im_start|>assistant'"),
-        (_THINKS, None, "ends a prompt before '<|im_start|>assistant'"),
-        (_ROLES, None, "ends a prompt before 'ASSISTANT:'"),
+        (_TURN, None, "does not end a prompt with '<|im_start|>assistant'"),
+        (_THINKS, None, "does not end a prompt with '<|im_start|>assistant'"),
+        (_ROLES, None, "does not end a prompt with 'ASSISTANT:'"),
         ("{{ bos_token }}" + _TURN + _OPEN, "<|endoftext|>", None),
         ("{{ bos_token }}{{ bos_token }}" + _TURN + _OPEN, "<|endoftext|>", "puts <|endoftext|> twice"),
     ],
@@ -343,4 +343,4 @@ def test_how_a_template_begins_a_prompt(template, bos, problem, codec):
     found = prompt_problem(replace(codec, chat_template=made, special_tokens=special))
     assert (found is None) == (problem is None), found
     assert found is None or problem in found.words
-    assert found is None or ("ends a prompt" in problem) == bool(found.opening)
+    assert found is None or ("end a prompt" in problem) == bool(found.opening)

@@ -98,7 +98,7 @@ def test_every_faulty_reward_is_named() -> None:
 
 
 def tried(completion: str, said: str, row: int = 0, cause: RewardCause = "") -> RewardFault:
-    shown = f"whose completion is {completion!r}" if completion else "with an empty completion"
+    shown = f"with the completion {completion!r}" if completion else "with an empty completion"
     words = f"on row {row}, {shown}: {said}"
     return RewardFault(
         reward="r.py:f", kind="trial", words=words, cause=cause, row=row, completion=completion, said=said
@@ -109,7 +109,7 @@ def test_what_both_answers_to_a_row_show_is_said_once() -> None:
     def seen(*faults: RewardFault) -> list[str]:
         return [p.seen for p in found(facts(faulty_rewards=faults), reward_funcs=["r.py:f"])]
 
-    both = "r.py:f: on row 0, whose completion is '5', and with an empty completion: KeyError"
+    both = "r.py:f: on row 0, both with the completion '5' and with an empty one: KeyError"
     assert seen(tried("5", "KeyError"), tried("", "KeyError")) == [both]
     assert seen(tried("", "KeyError"), tried("", "KeyError")) == [
         "r.py:f: on row 0, with an empty completion: KeyError"
@@ -209,6 +209,8 @@ def test_the_format_is_asked_for_or_not_paid_for() -> None:
     assert edits_of(one(silent, reward_funcs=TWO)) == [{"system": "r1"}, {}]
     # A system message of the user's own is not thrown away.
     assert edits_of(one(silent, reward_funcs=TWO, system="Be brief.")) == [{}]
+    # The built-in model was taught the tags, on the built-in task.
+    assert found(silent, reward_funcs=TWO, model="quickstart", dataset=["quickstart"]) == []
 
 
 @pytest.mark.parametrize(

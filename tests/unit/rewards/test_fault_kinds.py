@@ -69,7 +69,9 @@ def test_faults_of_a_trial(tmp_path: Path, scored: Any, returned: str, cause: st
         assert rewards.faults == ()
         faults = trial(rewards, rows).faults
     assert [fault.cause for fault in faults] == [cause] * 2
-    assert [(fault.row, fault.completion) for fault in faults] == [(row.prompt.id, row.text) for row in rows]
+    assert [(fault.row, fault.completion) for fault in faults] == [
+        (row.prompt.id + 1, row.text) for row in rows
+    ]
     assert all(isinstance(fault.said, Text) and fault.words.endswith(fault.said) for fault in faults)
 
 

@@ -426,7 +426,7 @@ def test_interrupting_the_parents_group_leaves_a_call_alone(file):
 @pytest.mark.parametrize(
     ("entry", "kind", "words"),
     [
-        ("{}/fine.py:zzz", "missing", "fine.py has no zzz; it has length"),
+        ("{}/fine.py:zzz", "missing", "fine.py does not define zzz; it defines length"),
         ("{}/fine.py:NUMBER", "not_callable", "int is neither a function nor a callable object"),
         ("{}/slow.py:f", "import", "slow.py: the import returned nothing within 1 s"),
         ("{}/ending.py:f", "import", "ending.py: the import ended the worker process with exit code 5"),
@@ -435,7 +435,7 @@ def test_interrupting_the_parents_group_leaves_a_call_alone(file):
             "import",
             "no_such_package cannot be imported: ModuleNotFoundError: No module named",
         ),
-        ("json.dmups", "missing", "json has no dmups; the nearest name is dumps"),
+        ("json.dmups", "missing", "json does not define dmups; the nearest name is dumps"),
     ],
 )
 def test_what_cannot_be_found(entry, kind, words, file, tmp_path):

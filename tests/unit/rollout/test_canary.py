@@ -156,5 +156,5 @@ def test_a_canary_that_loses_a_completion_is_refused() -> None:
     engine = CopyEngine(policy_of("llama"))
     real = engine.results
     engine.results = lambda: (c for c in real() if c.request_id != 1)
-    with pytest.raises(ValueError, match="1 of 6 completions of the canary"):
+    with pytest.raises(ValueError, match="1 of 6 test completions"):
         sample_canary(engine, canary_requests(VOCAB))

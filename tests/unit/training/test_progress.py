@@ -28,8 +28,8 @@ def test_the_same_prompts_go_on() -> None:
 @pytest.mark.parametrize(
     ("shift", "text", "words"),
     [
-        (1, 0, "rows [13, 14, 15, 16], but in the stopped run they were [12, 13, 14, 15]"),
-        (0, 1, "the text of the next prompts (rows [12, 13, 14, 15]) differs"),
+        (1, 0, "rows [14, 15, 16, 17], but in the stopped run they were [13, 14, 15, 16]"),
+        (0, 1, "the text of the next prompts (rows [13, 14, 15, 16]) differs"),
     ],
     ids=["another place", "other rows"],
 )

@@ -22,9 +22,7 @@ def own_token(path: Path) -> str:
     except FileExistsError:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
-            raise WireError(
-                tr("{path} can be read by others (mode {mode:o})", path=path, mode=mode)
-            ) from None
+            raise WireError(tr("other users can read it (mode {mode:o})", mode=mode)) from None
         return read_token(str(path))
     token = secrets.token_urlsafe(32)
     try:

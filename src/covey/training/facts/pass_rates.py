@@ -17,7 +17,7 @@ from covey.options.schema import Config
 from covey.plan.facts import PassRateFacts
 from covey.rollout.records import score_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
-from covey.texts import tr
+from covey.texts import counted, tr
 from covey.types import Prompt, ScorePart
 
 _NAMED_ROWS = 5
@@ -61,7 +61,7 @@ def _of_column(table: PromptTable, column: str) -> list[float | None]:
     if column not in table.columns:
         raise DataError(
             tr(
-                "no row has it{nearest}; there are {columns}",
+                "no row has this column{nearest}; the columns are {columns}",
                 nearest=nearest(column, table.columns),
                 columns=", ".join(table.columns),
             )
@@ -73,10 +73,11 @@ def _of_column(table: PromptTable, column: str) -> list[float | None]:
             wrong.append(number)
     if wrong:
         rows = ", ".join(str(table.entries[number].id + 1) for number in wrong[:_NAMED_ROWS])
+        rows += " ..." if len(wrong) > _NAMED_ROWS else ""
         raise DataError(
             tr(
-                "its value is not a number from 0 to 1 in {num_wrong} rows: {rows}",
-                num_wrong=len(wrong),
+                "in {in_rows} ({rows}) its value is not a number from 0 to 1",
+                in_rows=counted(len(wrong), "row"),
                 rows=rows,
             )
         )

@@ -196,7 +196,7 @@ def _golds(config: Config, prompts: PromptTable | None) -> GoldFacts | None:
     def golds() -> Iterator[Any]:
         for number, columns in enumerate(fields_of(prompts.entries, "columns")):
             if (gold := gold_of(columns)) is None:
-                absent.append((number, "", tr("there is none")))
+                absent.append((number, "", tr("no gold answer")))
             yield gold
 
     report = check_golds(golds(), budget_s=_GOLD_BUDGET_S)
