@@ -54,7 +54,7 @@ def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
     run += tr(" --rollout_token_file rollout-{port}.token", port=given["port"])
     code = "E102" if verb == "rollout" else "E112"
     tool = "trl vllm-serve" if verb == "vllm-serve" else "swift rollout"
-    named = f": {', '.join(theirs)}" if theirs else ""
+    named = tr(": {names}", names=", ".join(theirs)) if theirs else ""
     return Problem(
         code=code,
         option=verb,

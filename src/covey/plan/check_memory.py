@@ -9,6 +9,7 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder_fixes, typed_as
 from covey.plan.memory import MemoryPlan, memory_plan, processes_sharing
+from covey.plan.part_words import part_words
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import faults, shape_of
 from covey.texts import counted, joined, tr
@@ -113,7 +114,7 @@ def _seen_states(plan: MemoryPlan, facts: Facts) -> str:
     parts = sorted(phase.states.items(), key=lambda part: -part[1])
     each = tr("each with ") if processes_sharing(facts) > 1 else ""
     words = each + joined(
-        ", ", [tr("{name} {size}", name=name, size=size(num_bytes)) for name, num_bytes in parts if num_bytes]
+        ", ", [tr("{name} {size}", name=part_words(name), size=size(held)) for name, held in parts if held]
     )
     needed, free = size(_states_bytes(plan, facts)), size(plan.free_bytes or 0)
     return tr(
@@ -132,7 +133,7 @@ def _cause(plan: MemoryPlan) -> str:
     return tr(
         "The largest part is {name}: {size} of the {total} of one process. Completions are counted "
         "at their maximum length.",
-        name=name,
+        name=part_words(name),
         size=size(largest),
         total=size(plan.binding.num_bytes),
     )

@@ -34,6 +34,7 @@ from covey.plan.memory_training import (
     update_parts,
     weights_of,
 )
+from covey.plan.part_words import part_words
 from covey.plan.recompute import IN_WORDS, KINDS, Recompute, choose_recompute
 from covey.texts import joined, tr
 
@@ -146,7 +147,9 @@ class MemoryPlan:
         )
         large = {n: b for n, b in binding.parts.items() if b >= _SHOWN * binding.num_bytes}
         by_size = sorted(large.items(), key=lambda part: -part[1])
-        parts = joined(" + ", [tr("{name} {size}", name=name, size=size(b)) for name, b in by_size])
+        parts = joined(
+            " + ", [tr("{name} {size}", name=part_words(name), size=size(b)) for name, b in by_size]
+        )
         again = [] if self.recompute == "none" else [IN_WORDS[self.recompute]]
         rests = [tr("the KV cache is freed before each update, which needs its memory")] if self.rests else []
         return [
