@@ -14,7 +14,7 @@ import torch.distributed as dist
 from covey.activity import PHASES, Activity, ranks_word
 from covey.codes import CODES
 from covey.errors import GuardStop, OtherRankFailed, RunFailed
-from covey.texts import joined, tr
+from covey.texts import joined, packed, tr, unpacked
 from covey.types import Finding, Fix, Severity
 
 
@@ -157,15 +157,26 @@ def _told(error: Exception) -> dict[str, Any]:
     found: dict[str, Any] = {"order": 2, "finding": None, "exit_code": 1, "words": words}
     if isinstance(error, GuardStop | RunFailed):
         order = 0 if isinstance(error, GuardStop) else 1
-        found |= {"order": order, "finding": asdict(error.finding)}
+        found |= {"order": order, "finding": _packed(error.finding)}
     if isinstance(error, RunFailed):
         found["exit_code"] = error.exit_code
     return found
 
 
+_TEXTS = ("seen", "why", "cause")
+
+
+def _packed(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON, with its texts as they can be put into another language."""
+    fixes = [{"text": packed(fix.text), "edits": dict(fix.edits)} for fix in finding.fixes]
+    texts = {name: packed(getattr(finding, name)) for name in _TEXTS}
+    return {**asdict(finding), **texts, "fixes": fixes}
+
+
 def _finding(values: dict[str, Any]) -> Finding:
-    fixes = tuple(Fix(**fix) for fix in values["fixes"])
-    return Finding(**{**values, "fixes": fixes, "severity": Severity(values["severity"])})
+    fixes = tuple(Fix(text=unpacked(fix["text"]), edits=fix["edits"]) for fix in values["fixes"])
+    texts = {name: unpacked(values[name]) for name in _TEXTS}
+    return Finding(**{**values, **texts, "fixes": fixes, "severity": Severity(values["severity"])})
 
 
 def check_plans(plans: Sequence[Sequence[int]]) -> None:

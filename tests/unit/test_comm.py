@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import timeit
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from covey.activity import PHASES, Activity, moment_words
+from covey.cli.language import in_chinese
 from covey.comm import LocalComm, check_plans, raise_on_all_ranks
 from covey.errors import GuardStop, OtherRankFailed, RunFailed
+from covey.texts import tr
 from covey.types import Finding, Fix
 
 
@@ -117,6 +120,17 @@ def test_every_rank_raises_the_same_finding() -> None:
     with pytest.raises(RunFailed) as failed:
         raise_on_all_ranks(_First(_of(RunFailed(FINDING, 7))), None)
     assert (failed.value.finding, failed.value.exit_code) == (FINDING, 7)
+
+
+def test_the_finding_of_another_rank_can_be_said_in_chinese() -> None:
+    seen = tr("the gradient is 0")
+    fixes = (Fix(text=tr("use a smaller learning rate"), edits={"a": 1}),)
+    finding = replace(FINDING, seen=tr("step {step}: {seen}", step=3, seen=seen), fixes=fixes)
+    with pytest.raises(GuardStop) as stop:
+        raise_on_all_ranks(_First(_of(GuardStop(finding))), None)
+    assert stop.value.finding == finding
+    assert in_chinese(stop.value.finding).seen == "第 3 步：梯度为 0。"
+    assert in_chinese(stop.value.finding).fixes[0].text == "使用更小的学习率"
 
 
 def test_what_is_no_finding_is_raised_where_it_was() -> None:

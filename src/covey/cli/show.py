@@ -54,6 +54,11 @@ def finding(fault: Finding, language: Language = "en") -> None:
     _write(list(_finding(fault, language)))
 
 
+def label_width(language: Language) -> int:
+    """Return how many columns a label takes, with the space behind it."""
+    return _WIDTHS[language]
+
+
 def problem_text(problem: Problem, language: Language = "en") -> str:
     """Return a problem as plain text."""
     return "\n".join(text for _, text in _problem(problem, language))

@@ -30,6 +30,7 @@ _WORDS: Mapping[str, str] = {
     "KV cache": tr("KV cache"),
     "KV cache of one row": tr("KV cache of one row"),
     "sampling": tr("sampling"),
+    "recordings": tr("recordings"),
     "engine": tr("engine"),
     "communication": tr("communication"),
     "copies in CPU memory": tr("copies in CPU memory"),
