@@ -1,4 +1,4 @@
-"""What is recorded of a finding: it is read back in every language, and a record without templates is English."""
+"""What is recorded of a finding is read back in every language; without templates it is English."""
 
 from __future__ import annotations
 
