@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from covey.cli.live import live
-from covey.cli.show import finding_text
+from covey.cli.show import finding_text, label_width
 from covey.cli.verbs import nameless
 from covey.config.argv import read_words
 from covey.doctor.examine import Report, Sighting, examine
@@ -57,7 +57,9 @@ def as_lines(report: Report, language: Language = "en") -> list[str]:
     for sighting in report.sightings:
         lines += ["", *finding_text(sighting.finding, language).splitlines()]
         if sighting.num_records:
-            lines.append(spoken(joined("", ["  ", padded(tr("found"), 7), _lasted(sighting)])))
+            lines.append(
+                spoken(joined("", ["  ", padded(tr("found"), label_width(language)), _lasted(sighting)]))
+            )
     return lines
 
 

@@ -144,8 +144,16 @@ def _own_help(verb: str, words: str, declares: type[Options]) -> str:
         f"[--{name}]" if kind.base == "bool" else f"[--{name} {kind.placeholder}]"
         for name, kind in kinds.items()
     ]
-    usage = " ".join(part for part in ("usage: covey", verb, words, *typed) if part)
-    return "\n".join([usage, "", spoken(_USAGE[verb]), *(_option(name, declares) for name in kinds), ""])
+    line = " ".join(part for part in ("covey", verb, words, *typed) if part)
+    return "\n".join(
+        [
+            spoken(tr("usage: {line}", line=line)),
+            "",
+            spoken(_USAGE[verb]),
+            *(_option(name, declares) for name in kinds),
+            "",
+        ]
+    )
 
 
 def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from covey.cli.language import in_chinese
+from covey.cli.language import in_chinese, option_in_chinese
 from covey.codes import chinese_codes
 from covey.plan.words import columns, flags, sentence, wrapped
 from covey.texts import tr
@@ -21,7 +21,7 @@ _LABELS: Mapping[Language, Mapping[str, str]] = {
     "en": {"seen": "seen", "why": "why", "cause": "cause", "type": "type", "do": "do", "or": "or"},
     "zh": {
         "seen": "现象",
-        "why": "为何重要",
+        "why": "说明",
         "cause": "可能原因",
         "type": "改为",
         "do": "办法",
@@ -33,7 +33,7 @@ _WIDTHS: Mapping[Language, int] = {"en": 7, "zh": 10}
 
 _SEVERITIES: Mapping[Language, Mapping[Severity, str]] = {
     "en": {Severity.ERROR: "", Severity.WARNING: tr(" (warning)"), Severity.NOTE: tr(" (note)")},
-    "zh": {Severity.ERROR: "", Severity.WARNING: "（警告）", Severity.NOTE: "（提示）"},
+    "zh": {Severity.ERROR: "", Severity.WARNING: "（警告）", Severity.NOTE: "（说明）"},
 }
 
 
@@ -52,6 +52,11 @@ def problems(every_problem: Sequence[Problem], language: Language = "en") -> Non
 def finding(fault: Finding, language: Language = "en") -> None:
     """Write what a run found out about itself to standard error."""
     _write(list(_finding(fault, language)))
+
+
+def label_width(language: Language) -> int:
+    """Return how many columns a label takes, with the space behind it."""
+    return _WIDTHS[language]
 
 
 def problem_text(problem: Problem, language: Language = "en") -> str:
@@ -74,7 +79,8 @@ def _ending(num_faults: int, codes: str, language: Language) -> str:
 
 
 def _problem(problem: Problem, language: Language) -> Iterator[Line]:
-    head = f"{problem.code} {problem.option}{_SEVERITIES[language][problem.severity]}"
+    option = problem.option if language == "en" else option_in_chinese(problem.option)
+    head = f"{problem.code} {option}{_SEVERITIES[language][problem.severity]}"
     yield _STYLES[problem.severity], head + _title(problem.code, language)
     yield from _parts(problem if language == "en" else in_chinese(problem), language)
 

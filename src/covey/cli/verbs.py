@@ -43,7 +43,7 @@ _ELSEWHERE: Mapping[str, str] = {
 
 def overview() -> str:
     """Return what `covey --help` says: what every verb takes, and the verbs."""
-    lines = ["usage: covey VERB [--option value ...]", ""]
+    lines = [spoken(tr("usage: {line}", line="covey VERB [--option value ...]")), ""]
     lines += [spoken(tr("Reinforcement learning for language models with GRPO.")), ""]
     lines += [f"  --{name:<10}{spoken(tr(doc))}" for name, doc in COMMON.items()]
     verbs = (f"  {verb:<12}{spoken(doc)}" for verb, doc in VERBS.items())

@@ -12,7 +12,7 @@ from covey.codes import CODES
 from covey.doctor.evidence import evidence
 from covey.doctor.log import Log, metrics_of
 from covey.health.history import History, number
-from covey.health.record import fixes_of
+from covey.health.record import fixes_of, text_of
 from covey.health.rules import Rules
 from covey.texts import joined, tr, written
 from covey.types import Finding, Fix, Severity, StepRecord
@@ -128,9 +128,9 @@ def _recorded(log: Log) -> list[Finding]:
         known = CODES.get(code)
         findings[code] = Finding(
             code=code,
-            seen=str(event.get("seen", "")),
+            seen=text_of(event, "seen"),
             why=known.why if known else "",
-            cause=str(event.get("cause", "")),
+            cause=text_of(event, "cause"),
             fixes=fixes_of(event) or (Fix(text=tr("`covey explain {code}`", code=code)),),
             severity=Severity.ERROR if _stops(code) else Severity.WARNING,
             step=step if isinstance(step, int) else None,

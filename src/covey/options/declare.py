@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from covey.texts import joined, tr
+from covey.texts import tr
 
 Resume = Literal["fixed", "free", "length", "split"]
 """What a resume may change: nothing, all of it, the length of the run under a constant learning rate, or how
@@ -67,7 +67,7 @@ class Bounds:
                 low = tr("{low:g} or more", low=self.ge) if self.lt is None else at_least
             high = "" if self.lt is None else tr("below {high}", high=_plain(self.lt))
             high = high if self.le is None else tr("at most {high:g}", high=self.le)
-            one = joined(tr(" and "), [part for part in (low, high) if part])
+            one = tr("{low} and {high}", low=low, high=high) if low and high else low or high
         texts = [word for word in self.also if isinstance(word, str)]
         if texts:
             return tr("{words}, or {range}", words=", ".join(texts), range=one)

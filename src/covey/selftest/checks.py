@@ -129,7 +129,10 @@ def _layouts(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGr
         far(gradient(backend, rows, plan_of(policy, max_tokens=1)), whole),
         "",
     )
-    streams: tuple[tuple[str, StreamKind], ...] = (("packing", "packed"), (tr("prompt sharing"), "prefix"))
+    streams: tuple[tuple[str, StreamKind], ...] = (
+        (tr("packing"), "packed"),
+        (tr("prompt sharing"), "prefix"),
+    )
     for name, stream in streams:
         policy.use_stream(stream)
         unused = "" if subject.is_used(stream) else _OF_ITS_OWN

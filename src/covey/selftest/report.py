@@ -14,7 +14,7 @@ import torch
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.checks import Measured
 from covey.selftest.subject import Subject
-from covey.texts import counted, joined, tr
+from covey.texts import counted, joined, padded, tr
 from covey.token_streams import StreamKind
 from covey.types import Finding, Fix
 
@@ -44,9 +44,11 @@ def redacted(text: str) -> str:
     return text
 
 
-def header(tested: Subject, model: str) -> list[str]:
-    """Versions, device, system and model; `model` is what was typed."""
+def header(tested: Subject, model: str | None) -> list[str]:
+    """Versions, device, system and model; `model` is what was typed, None for the built-in one."""
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    named_model = tr("built-in") if model is None else redacted(model)
+    checked = padded(tr("check"), _WIDTH)
     device, threads = tested.device, torch.get_num_threads()
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return [
@@ -62,10 +64,10 @@ def header(tested: Subject, model: str) -> list[str]:
             named=named,
             threads=counted(threads, "thread"),
         ),
-        redacted(tr("system  {platform}", platform=platform.platform())),
+        tr("system  {platform}", platform=redacted(platform.platform())),
         tr(
             "model   {redacted}: {family}, {parameters:.2f} M parameters, float32",
-            redacted=redacted(model),
+            redacted=named_model,
             family=tested.family,
             parameters=tested.parameters / 1e6,
         ),
@@ -75,7 +77,7 @@ def header(tested: Subject, model: str) -> list[str]:
             attention=tested.attention,
         ),
         "",
-        f"{'check':<{_WIDTH}}  measured     bound",
+        tr("{check}  measured     bound", check=checked),
     ]
 
 
@@ -85,8 +87,11 @@ def _processor() -> str:
 
 def line(row: Measured) -> str:
     """One check."""
-    verdict = tr("not used: {unused}", unused=row.unused) if row.unused else "FAIL" if row.failed else "pass"
-    return f"{row.name:<{_WIDTH}}  {_number(row.value):>8}  {_number(row.limit):>8}  {verdict}"
+    verdict = tr("FAIL") if row.failed else tr("pass")
+    if row.unused:
+        verdict = tr("not used: {unused}", unused=row.unused)
+    numbers = f"  {_number(row.value):>8}  {_number(row.limit):>8}  "
+    return joined("", (padded(row.name, _WIDTH), numbers, verdict))
 
 
 def _number(value: float) -> str:

@@ -51,7 +51,7 @@ def _table(
 ) -> list[Measured]:
     """Say the header, and every check as it is done."""
     tested = subject(device, directory, is_built_in=model is None)
-    for text in report.header(tested, model or "built-in"):
+    for text in report.header(tested, model):
         say(text)
     rows = []
     for row in checks(tested):

@@ -23,7 +23,7 @@ from covey.telemetry.jsonl import (
     write_text,
 )
 from covey.telemetry.rollouts import RolloutLimits, RolloutLog, list_rollouts, read_rollouts
-from covey.texts import tr
+from covey.texts import Text, packed, tr
 from covey.types import Metric, StepRecord
 
 __all__ = ["RunFiles", "Superseded", "read_events", "read_metrics", "read_rollouts"]
@@ -115,12 +115,18 @@ class RunFiles:
             raise FileNotFoundError(errno.ENOENT, words, str(self.metrics_path))
 
     def append_event(self, kind: str, *, step: int | None = None, **fields: Any) -> None:
-        """Append one event to events.jsonl, with UTC time and its step (by default the last recorded one)."""
+        """Append one event to events.jsonl, with UTC time and its step (by default the last recorded one).
+
+        What a finding says is recorded with its templates, too, as `texts`.
+        """
         if clash := {"time"} & set(fields):
             raise CoveyError(tr("an event's field cannot be called {clash}", clash=", ".join(clash)))
         if step is None:
             step = max(self._last_recorded(), 0)
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+        texts = {name: packed(value) for name, value in fields.items() if isinstance(value, Text)}
+        if kind == "finding" and texts and "texts" not in fields:
+            fields["texts"] = texts
         append_line(self.events_path, {"kind": kind, "step": step, "time": now, **fields})
 
     def append_rollout(self, rollout: int, records: Iterable[Mapping[str, Any]]) -> Path | None:

@@ -100,9 +100,17 @@ def forms(noun: str) -> tuple[str, str]:
 
 
 def joined(separator: str, texts: Iterable[str]) -> str:
-    """Return texts side by side, each of which stays what it is, and the separator, too."""
+    """Return texts side by side, each of which stays what it is, and the separator, too.
+
+    A comma and a semicolon are those of the language, too.
+    """
+    separator = _STOPS.get(separator, separator)
     values = {f"part{number}": text for number, text in enumerate(texts)}
     return Text("{between}".join(f"{{{name}}}" for name in values), {"between": separator, **values})
+
+
+_STOPS = {", ": tr(", "), "; ": tr("; ")}
+"""What stands between the parts of an enumeration."""
 
 
 def capital(text: str) -> str:

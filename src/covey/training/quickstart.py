@@ -22,7 +22,7 @@ from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
-from covey.texts import joined, tr
+from covey.texts import joined, padded, tr
 from covey.texts.language import spoken
 from covey.training.facts import Survey, model_dir
 from covey.training.run import Outcome, train
@@ -157,11 +157,12 @@ def _samples(before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup])
                 solution=row["solution"],
             )
         )
-        for name, groups in (("before", before), ("after", after)):
+        for name, groups in ((tr("before"), before), (tr("after"), after)):
             if groups is not None:
                 scored = groups[number]
-                mark = "right" if _accuracy(scored) else "wrong"
-                lines.append(f"  {name:<7} {mark}  {scored.group.trajectories[0].text}")
+                mark = tr("right") if _accuracy(scored) else tr("wrong")
+                said = scored.group.trajectories[0].text
+                lines.append(joined("", ("  ", padded(name, 7), " ", mark, "  ", said)))
     return lines
 
 

@@ -164,7 +164,7 @@ def test_a_sentence_without_a_counterpart_stays_and_the_rest_is_chinese() -> Non
 def test_a_reason_of_its_own_is_not_that_of_the_code() -> None:
     found = Finding(code="F101", seen="s", why="Completions without a reward are left out of their groups; "
                     "none was scored 0.", cause="c", step=None)  # fmt: skip
-    assert in_chinese(found).why == "没有奖励的回答从组里剔除。没有任何回答被记 0 分。"
+    assert in_chinese(found).why == "没有奖励的回答从组里剔除；没有任何回答因此记 0 分。"
 
 
 def test_lines_are_at_most_a_hundred_columns_wide(
