@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.telemetry.trackers.leave import leave_in_time
 from covey.telemetry.trackers.protocol import Start, Tracker
 from covey.telemetry.trackers.worker import Failure, Worker
 from covey.texts import tr
+
+_GRACE_S = 3.0
 
 # Of each tracker the package that it imports and the distribution that installs it.
 _PACKAGES = {
@@ -220,3 +225,22 @@ def _open(name: str, start: Start) -> Tracker:
     module = importlib.import_module(f"covey.telemetry.trackers.{name}")
     tracker: Tracker = module.open_tracker(start)
     return tracker
+
+
+def leave_in_time(exit_code: int) -> None:
+    """See to it that this process, once its main thread is done, ends within a few seconds.
+
+    A client's own exit handlers and threads may wait for a service that never answers; then the process ends
+    with `exit_code` without them. One that ends by itself in time is left alone.
+    """
+    threading.Thread(target=_leave, args=(exit_code,), name="tracker-exit", daemon=True).start()
+
+
+def _leave(exit_code: int) -> None:
+    # The main thread counts as done before the interpreter waits for threads and runs exit handlers.
+    threading.main_thread().join()
+    time.sleep(_GRACE_S)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
