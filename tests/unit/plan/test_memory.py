@@ -371,7 +371,7 @@ def test_limits_are_those_of_the_code() -> None:
     from covey.kernels.gpu import kernels, recordings
     from covey.kernels.llama import decoder, weights
     from covey.rollout import noise
-    from covey.rollout.native import budget, caches, engine
+    from covey.rollout.native import caches, engine
     from covey.rollout.server import wire
 
     assert wire.BUCKET_BYTES == SENT_TOGETHER
@@ -380,7 +380,7 @@ def test_limits_are_those_of_the_code() -> None:
     assert (weights._FAMILIES, decoder._MOST_COPIED) == (STEP_FAMILIES, MOST_COPIED)
     assert caches._FLAT_PROMPT == FLAT_PROMPT
     assert noise._BLOCK == NOISE_BLOCK
-    assert budget._SHARE == CACHE_SHARE
+    assert caches._SHARE == CACHE_SHARE
     assert (kernels.GpuKernels.stride, recordings.MOST_HELD) == (STRIDE, MOST_RECORDINGS)
     assert engine.NativeEngine.__init__.__kwdefaults__["max_rows"] == MAX_ROWS
 
