@@ -131,7 +131,7 @@ format: test-install ## rewrite the files in the project's format
 	@$(VENV)/bin/ruff format .
 
 model: install ## rebuild the built-in model from random weights (about a minute)
-	@$(VENV)/bin/python -m covey.quickstart.make_model
+	@$(VENV)/bin/python bench/make_model.py
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

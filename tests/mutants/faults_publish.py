@@ -39,7 +39,6 @@ def samples_from_a_copy(kind: Callable[..., CopyEngine] = CopyEngine) -> Callabl
             model_dir(config),
             device=torch.device("cpu"),
             disable_dropout=True,
-            gradient_checkpointing=False,
             trust_remote_code=False,
             kernels=config.kernels,
         )

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="session")
 def learner() -> Learner:
     """The built-in model in float32."""
-    policy = load_policy(task.MODEL_DIR, device=CPU, disable_dropout=True, gradient_checkpointing=False)
+    policy = load_policy(task.MODEL_DIR, device=CPU, disable_dropout=True)
     given = {name: tensor.detach().clone() for name, tensor in plain_weights(policy)}
     return Learner(policy.eval(), given)
 

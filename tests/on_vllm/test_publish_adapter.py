@@ -45,7 +45,6 @@ def backend() -> SingleBackend:
         compute_dtype=FP32,
         device=torch.device("cpu"),
         disable_dropout=True,
-        gradient_checkpointing=False,
     )
     return SingleBackend(policy, OPTIMIZER, compute_dtype=FP32)
 

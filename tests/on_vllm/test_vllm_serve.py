@@ -86,9 +86,7 @@ def key(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def policy() -> Policy:
-    return load_policy(
-        task.MODEL_DIR, device=torch.device("cpu"), disable_dropout=True, gradient_checkpointing=False
-    )
+    return load_policy(task.MODEL_DIR, device=torch.device("cpu"), disable_dropout=True)
 
 
 Built = tuple[ServerEngine, Publisher, Facts]

@@ -10,18 +10,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from covey.config.objects import is_live
 from covey.data import jsonl, modelscope, tables
 from covey.data.errors import DataError
-from covey.data.lazy_rows import JsonLines, Row, picked
+from covey.data.lazy_rows import JsonLines, LazyRows, Row, picked
 from covey.data.live import LiveRows
 from covey.data.shared_files import shared_file
-from covey.data.table_rows import TableRows
 from covey.texts import tr
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_CHUNK = 10_000
 
 _FILE_SUFFIXES = (*jsonl.SUFFIXES, *tables.FORMATS)
 _TEXTS = (".jsonl", ".gz", ".json", ".csv")
@@ -307,3 +311,28 @@ def _stream(source: DataSource, *, use_hf: bool, offline: bool) -> Iterator[dict
         return tables.stream_hub(source.path, source.subset, source.split, offline=offline)
     directory = modelscope.dataset_directory(source.path, offline=offline)
     return tables.stream_directory(directory, source.subset, source.split, called=source.path)
+
+
+class TableRows(LazyRows):
+    """The rows of a table, whose columns lie in mapped files; images and sounds stay undecoded."""
+
+    def __init__(self, table: Dataset) -> None:
+        self._table = table
+        self._columns = frozenset(table.column_names) if len(table) else frozenset()
+        self._identity = ""
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def read(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows of these numbers."""
+        return [*tables.rows_of(self._table, numbers)]
+
+    def identity(self) -> str:
+        """A digest of the columns and of all that they hold."""
+        if not self._identity:
+            digest = hashlib.blake2b(digest_size=16)
+            for start in range(0, len(self), _CHUNK):
+                digest.update(tables.contents(self._table, start, min(start + _CHUNK, len(self))))
+            self._identity = digest.hexdigest()
+        return self._identity

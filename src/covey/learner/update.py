@@ -18,7 +18,6 @@ from covey.comm import Comm
 from covey.errors import GuardStop
 from covey.learner.backends.base import Backend, LossFunction
 from covey.learner.grouped import contrasts
-from covey.learner.inputs import micro_inputs
 from covey.learner.optimizer import NonFiniteGradient
 from covey.learner.second_gradient import RandomStates, compare_gradients
 from covey.texts import tr
@@ -230,4 +229,23 @@ def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:
             Fix(text="float32", edits={"torch_dtype": "float32"}),
         ),
         step=step,
+    )
+
+
+def micro_inputs(
+    stats: TokenStats, micro: MicroBatch, batch: Batch, contrast: Contrast | None = None
+) -> LossInputs:
+    """Those of one micro-batch; `contrast` is for the loss `real`."""
+    return LossInputs(
+        logprob_N=stats.logprob_N,
+        old_logprob_N=micro.old_logprob_N,
+        ref_logprob_N=micro.ref_logprob_N,
+        advantage_N=micro.advantage_N,
+        sequence_N=micro.sequence_N,
+        trained_count_S=micro.trained_count_S,
+        denominators=batch.denominators,
+        sampler_logprob_N=micro.sampler_logprob_N,
+        entropy_N=stats.entropy_N,
+        keep_N=micro.keep_N,
+        contrast=contrast,
     )

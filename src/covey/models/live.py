@@ -140,7 +140,6 @@ def take_weights(model: Any, directory: Path, *, trust_remote_code: bool) -> Non
         directory,
         device=torch.device("cpu"),
         disable_dropout=False,
-        gradient_checkpointing=False,
         trust_remote_code=trust_remote_code,
         kernels="torch",
     )

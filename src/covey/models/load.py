@@ -39,7 +39,6 @@ def load_policy(
     *,
     device: torch.device,
     disable_dropout: bool,
-    gradient_checkpointing: bool,
     trust_remote_code: bool = False,
     kernels: KernelsName = "auto",
     quantization: Quantization | None = None,
@@ -54,7 +53,7 @@ def load_policy(
     policy = read_policy(source, trust_remote_code, quantization, device=device)
     if quantization is not None:
         compute_in(policy.model, quantization, compute_dtype)
-    return _ready(policy, device, disable_dropout, gradient_checkpointing, kernels)
+    return _ready(policy, device, disable_dropout, kernels)
 
 
 def load_adapted(
@@ -66,7 +65,6 @@ def load_adapted(
     compute_dtype: torch.dtype,
     device: torch.device,
     disable_dropout: bool,
-    gradient_checkpointing: bool,
     trust_remote_code: bool = False,
     kernels: KernelsName = "auto",
     quantization: Quantization | None = None,
@@ -81,7 +79,7 @@ def load_adapted(
     add_adapter(policy, lora, seed=seed, compute_dtype=compute_dtype, quantization=quantization)
     if adapter is not None:
         load_adapter(policy, adapter)
-    return _ready(policy, device, disable_dropout, gradient_checkpointing, kernels)
+    return _ready(policy, device, disable_dropout, kernels)
 
 
 def load_any(directory: Path, *, device: torch.device, base: Path | None = None) -> Policy:
@@ -90,7 +88,7 @@ def load_any(directory: Path, *, device: torch.device, base: Path | None = None)
     `base` takes the place of the path that the adapter names.
     """
     if not (directory / ADAPTER_CONFIG).is_file():
-        policy = load_policy(directory, device=device, disable_dropout=True, gradient_checkpointing=False)
+        policy = load_policy(directory, device=device, disable_dropout=True)
         return policy.eval()
     settings, named = adapter_settings(directory)
     return load_adapted(
@@ -101,7 +99,6 @@ def load_any(directory: Path, *, device: torch.device, base: Path | None = None)
         compute_dtype=torch.float32,
         device=device,
         disable_dropout=True,
-        gradient_checkpointing=False,
     ).eval()
 
 
@@ -201,13 +198,10 @@ def _ready(
     policy: Policy,
     device: torch.device,
     disable_dropout: bool,
-    gradient_checkpointing: bool,
     kernels: KernelsName,
 ) -> Policy:
     policy.to(device)
     prepare_policy(policy, device, disable_dropout=disable_dropout, kernels=kernels)
-    if gradient_checkpointing:
-        policy.keep_activations("full")
     return policy.train()
 
 
@@ -307,7 +301,6 @@ def load_still(
         directory,
         device=device,
         disable_dropout=True,
-        gradient_checkpointing=False,
         trust_remote_code=trust_remote_code,
         kernels=kernels,
         compute_dtype=dtype,

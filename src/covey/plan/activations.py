@@ -21,7 +21,7 @@ PREFILL_TOKENS = 16384
 MAX_ROWS = 256
 FLAT_PROMPT = 64
 CACHE_SHARE = 0.3
-"""Limits of kernels/protocol.py and rollout/native/{engine,caches,budget}.py; a test holds them to these."""
+"""Limits of kernels/protocol.py and rollout/native/{engine,caches}.py; a test holds them to these."""
 
 _QUERY_NORMS = frozenset({"qwen3"})
 # Blocks of logits that are there at once.

@@ -48,11 +48,6 @@ def prompt_text(a: int, b: int) -> str:
     return f"What is {a}+{b}?"
 
 
-def target_text(a: int, b: int) -> str:
-    """Return the correct completion for one pair, without the end-of-turn token."""
-    return f"<think>{a}+{b}</think><answer>{a + b}</answer>"
-
-
 def _row(a: int, b: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": prompt_text(a, b)}], "solution": str(a + b)}
 

@@ -37,7 +37,6 @@ _ARTICLES = frozenset("aAI")
 _LONGEST = 160
 _MATHS = frozenset(("delimited", "environment", "number", "command", "braced", "letter", "symbol", "close"))
 _DASHES = re.compile(r"[-−–]+")
-_BULLET = re.compile(r"(?:^|\n)[ \t]*(?:\(?\d{1,2}[.)]|[-*+•])[ \t]*\Z")
 
 
 @dataclass(frozen=True, slots=True)

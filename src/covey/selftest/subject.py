@@ -105,7 +105,6 @@ class Subject:
             compute_dtype=torch.float32,
             device=self.device,
             disable_dropout=True,
-            gradient_checkpointing=False,
         )
         policy.attention = self.attention
         generator = torch.Generator().manual_seed(2)
@@ -139,7 +138,7 @@ def subject(device: torch.device, directory: Path, *, is_built_in: bool) -> Subj
 
 
 def _load(directory: Path, device: torch.device) -> Policy:
-    return load_policy(directory, device=device, disable_dropout=True, gradient_checkpointing=False)
+    return load_policy(directory, device=device, disable_dropout=True)
 
 
 def write_random_model(directory: Path) -> None:

@@ -84,7 +84,6 @@ def _whole(
             start if live is not None else resume or start,
             device=device,
             disable_dropout=config.disable_dropout,
-            gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
             kernels=config.kernels,
         )
@@ -97,7 +96,6 @@ def _whole(
             compute_dtype=dtype,
             device=device,
             disable_dropout=config.disable_dropout,
-            gradient_checkpointing=False,
             trust_remote_code=config.trust_remote_code,
             kernels=config.kernels,
             quantization=quantization_of(config),
@@ -202,7 +200,6 @@ def _reference(first: Path | nn.Module, config: Config, device: torch.device) ->
         first,
         device=device,
         disable_dropout=True,
-        gradient_checkpointing=False,
         trust_remote_code=config.trust_remote_code,
         kernels=config.kernels,
     )

@@ -55,7 +55,6 @@ def measure(directory: Path, max_new_tokens: int, kernels: KernelsName = "auto")
         directory,
         device=torch.device("cpu"),
         disable_dropout=True,
-        gradient_checkpointing=False,
         kernels=kernels,
     )
     choose_stream(policy)

@@ -24,8 +24,6 @@ class Finish(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    TOOL_LIMIT = "tool_limit"
-    ENVIRONMENT_ERROR = "environment_error"
     ABORT = "abort"
 
 
@@ -146,7 +144,6 @@ class Segment:
     trained: bool
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
-    media_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,7 +147,6 @@ class TokenStats(NamedTuple):
 
     logprob_N: Tensor
     entropy_N: Tensor
-    aux: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

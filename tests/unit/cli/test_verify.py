@@ -199,7 +199,7 @@ def test_a_family_whose_shapes_are_not_known(tmp_path: Path, capsys: Any) -> Non
 def test_an_adapter(tmp_path: Path, capsys: Any) -> None:
     base = save_model("llama", tmp_path / "base")
     lora = LoraSettings(rank=2, alpha=4.0, target_modules=("q_proj",))
-    given = {"device": torch.device("cpu"), "disable_dropout": True, "gradient_checkpointing": False}
+    given = {"device": torch.device("cpu"), "disable_dropout": True}
     policy = load_adapted(base, lora, adapter=None, seed=0, compute_dtype=torch.float32, **given)
     save_policy(policy, base, tmp_path / "adapter")
     assert verify(capsys, tmp_path / "adapter")[0] == 0

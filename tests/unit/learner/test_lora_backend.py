@@ -52,8 +52,9 @@ def backend_of(
         compute_dtype=dtype,
         device=torch.device("cpu"),
         disable_dropout=True,
-        gradient_checkpointing=checkpointing,
     )
+    if checkpointing:
+        policy.keep_activations("full")
     policy.use_stream("prefix")
     return SingleBackend(policy, optimizer, compute_dtype=dtype)
 

@@ -64,7 +64,6 @@ def train(base: Path, case: str, rank: int, world: int) -> dict[str, torch.Tenso
         compute_dtype=dtype,
         device=torch.device("cpu"),
         disable_dropout=True,
-        gradient_checkpointing=False,
     )
     policy.use_stream("prefix")
     backend = (DDPBackend if world > 1 else SingleBackend)(policy, OPTIMIZER, compute_dtype=dtype)

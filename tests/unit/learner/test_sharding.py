@@ -103,7 +103,6 @@ def test_a_new_adapter_is_that_of_a_whole_model(tmp_path: Path) -> None:
         compute_dtype=torch.bfloat16,
         device=CPU,
         disable_dropout=True,
-        gradient_checkpointing=False,
     )
     expected = dict(whole.named_parameters())
     sharded = split(tmp_path, lora, torch.bfloat16)
@@ -120,7 +119,7 @@ def test_an_adapter_alone_is_that_of_a_whole_model(dtype: torch.dtype, tmp_path:
     """Its base, and its matrices with their scale."""
     save_model("llama", tmp_path)
     lora = LoraSettings(rank=4, alpha=12)
-    how = {"compute_dtype": dtype, "device": CPU, "disable_dropout": True, "gradient_checkpointing": False}
+    how = {"compute_dtype": dtype, "device": CPU, "disable_dropout": True}
     whole = adapter_alone(load_adapted(tmp_path, lora, adapter=None, seed=3, **how))
     sampler = hollow_policy(tmp_path, lora, adapter=None, seed=3, dtype=dtype, trust_remote_code=False).policy
     sharded = split(tmp_path, lora, dtype)

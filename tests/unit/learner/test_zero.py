@@ -49,7 +49,7 @@ def settings(name: str) -> dict[str, Any]:
 
 def whole(base: Path) -> Policy:
     """The policy of a directory, in float32."""
-    policy = load_policy(base, device=CPU, disable_dropout=True, gradient_checkpointing=False)
+    policy = load_policy(base, device=CPU, disable_dropout=True)
     policy.use_stream("padded")
     return policy
 

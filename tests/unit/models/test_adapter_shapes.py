@@ -32,7 +32,6 @@ def adapted(directory, settings, **changes):
         "compute_dtype": torch.float32,
         "device": torch.device("cpu"),
         "disable_dropout": True,
-        "gradient_checkpointing": False,
     }
     return load_adapted(directory, settings, **{**options, **changes})
 

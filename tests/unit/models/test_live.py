@@ -135,7 +135,8 @@ def test_given_back(tmp_path: Path) -> None:
     before, weights = state_of(model), [p.detach().clone() for p in model.parameters()]
     model.model.norm.weight.grad = torch.ones(128)
     with lent(model):
-        policy = load_policy(model, device=CPU, disable_dropout=True, gradient_checkpointing=True)
+        policy = load_policy(model, device=CPU, disable_dropout=True)
+        policy.keep_activations("full")
         policy.use_stream("packed")
         assert policy.model is model and model.model.norm.weight.grad is None
         assert state_of(model) != before
@@ -151,7 +152,7 @@ def test_given_back_with_its_weights() -> None:
     model = loaded(dtype=torch.bfloat16)
     weights = [p.detach().clone() for p in model.parameters()]
     with lent(model, keep_weights=True):
-        load_policy(model, device=CPU, disable_dropout=True, gradient_checkpointing=False)
+        load_policy(model, device=CPU, disable_dropout=True)
         assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert all(
         torch.equal(p, w) and p.dtype == w.dtype for p, w in zip(model.parameters(), weights, strict=True)
@@ -168,9 +169,7 @@ def test_adapters_are_folded_in(saved: tuple[str, ...], fails: bool) -> None:
     settings = LoraSettings(rank=2, alpha=4.0, target_modules=("v_proj",), modules_to_save=saved)
     options: dict[str, Any] = {"adapter": None, "seed": 0, "compute_dtype": torch.float32, "device": CPU}
     with lent(model):
-        policy = load_adapted(
-            model, settings, **options, disable_dropout=True, gradient_checkpointing=False, kernels="torch"
-        )
+        policy = load_adapted(model, settings, **options, disable_dropout=True, kernels="torch")
         with torch.no_grad():
             for parameter in policy.parameters():
                 if parameter.requires_grad:

@@ -38,10 +38,8 @@ def dropping(tmp_path: Path, tiny_config) -> Path:
     return make
 
 
-def load(directory: Path, *, disable_dropout: bool = True, checkpointing: bool = False) -> Policy:
-    return load_policy(
-        directory, device=CPU, disable_dropout=disable_dropout, gradient_checkpointing=checkpointing
-    )
+def load(directory: Path, *, disable_dropout: bool = True) -> Policy:
+    return load_policy(directory, device=CPU, disable_dropout=disable_dropout)
 
 
 @pytest.mark.parametrize("kind", ["padded", "prefix"])
@@ -78,10 +76,11 @@ def test_half_precision_weights_are_loaded_in_float32(tmp_path, tiny_model):
     assert all(torch.equal(p, saved[n].float()) for n, p in policy.model.named_parameters())
 
 
-def test_gradient_checkpointing_is_switched_on(dropping):
-    directory = dropping("llama")
-    assert load(directory, checkpointing=True).model.is_gradient_checkpointing
-    assert not load(directory).model.is_gradient_checkpointing
+def test_no_activation_is_recomputed_unless_a_policy_is_told_so(dropping):
+    policy = load(dropping("llama"))
+    assert not policy.model.is_gradient_checkpointing
+    policy.keep_activations("full")
+    assert policy.model.is_gradient_checkpointing
 
 
 def test_auto_takes_masked_rows_where_flex_attention_cannot_be_had(dropping, monkeypatch):
@@ -193,5 +192,5 @@ def test_weights_begin_where_torch_puts_them(tmp_path, tiny_model):
     weights = load_file(tmp_path / "model.safetensors")
     for words in range(8):
         save_file(weights, tmp_path / "model.safetensors", {"format": "pt", "said": 8 * words * "x"})
-        policy = load_policy(tmp_path, device=CPU, disable_dropout=True, gradient_checkpointing=False)
+        policy = load_policy(tmp_path, device=CPU, disable_dropout=True)
         assert {p.data_ptr() % 64 for p in policy.parameters()} == {0}

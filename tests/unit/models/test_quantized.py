@@ -47,7 +47,6 @@ def adapted(base, quantization, settings=LORA, *, dtype=FP32, seed=0, moved=True
         compute_dtype=dtype,
         device=CPU,
         disable_dropout=True,
-        gradient_checkpointing=False,
         quantization=quantization,
     )
     generator = torch.Generator().manual_seed(5)
@@ -281,9 +280,7 @@ def test_a_model_that_is_stored_packed(bases, tmp_path, quantization):
     stored, packed = adapted(tmp_path, quantization), adapted(bases("llama"), quantization)
     for one, other in zip(logprobs_and_gradients(stored), logprobs_and_gradients(packed), strict=True):
         assert torch.equal(one, other)
-    sampler = load_policy(
-        tmp_path, device=CPU, disable_dropout=True, gradient_checkpointing=False, quantization=quantization
-    ).eval()
+    sampler = load_policy(tmp_path, device=CPU, disable_dropout=True, quantization=quantization).eval()
     tokens = torch.tensor([rows()[0].token_ids])
     packed.use_stream("padded")
     with torch.no_grad(), adapter_off(packed):

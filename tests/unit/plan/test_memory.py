@@ -314,12 +314,12 @@ def test_report() -> None:
 
 def test_limits_are_those_of_the_code() -> None:
     from covey.kernels import protocol
-    from covey.rollout.native import budget, caches, engine
+    from covey.rollout.native import caches, engine
 
     assert {device: cells for device, (_, cells) in protocol._BLOCK.items()} == HEAD_CELLS
     assert engine._PREFILL_TOKENS == PREFILL_TOKENS
     assert caches._FLAT_PROMPT == FLAT_PROMPT
-    assert budget._SHARE == CACHE_SHARE
+    assert caches._SHARE == CACHE_SHARE
     assert engine.NativeEngine.__init__.__kwdefaults__["max_rows"] == MAX_ROWS
 
 

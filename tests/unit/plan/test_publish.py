@@ -51,9 +51,7 @@ def test_the_bytes_are_those_that_are_sent(tuner: dict[str, Any]) -> None:
     )
     with survey(resolved.config, 1) as found:
         plan = publish_plan(resolved.config, found.facts)
-    policy = load_policy(
-        MODEL_DIR, device=torch.device("cpu"), disable_dropout=True, gradient_checkpointing=False
-    )
+    policy = load_policy(MODEL_DIR, device=torch.device("cpu"), disable_dropout=True)
     sent = sum(t.numel() * t.element_size() for _, t in plain_weights(policy))
     assert plan is not None
     assert (plan.way, plan.dtype, plan.adds_adapter) == ("process", "float32", tuner == MERGED)

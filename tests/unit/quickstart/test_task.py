@@ -6,12 +6,17 @@ import itertools
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from covey.quickstart import make_model, task
+from covey.quickstart import task
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+
+import make_model
 
 SIZE_LIMIT = 4_000_000
 HELD_OUT_START = [(81, 80), (62, 30), (98, 25)]
@@ -47,7 +52,7 @@ def test_the_split_is_the_one_the_model_was_made_with():
 
 def test_row_texts():
     assert task.prompt_text(23, 45) == "What is 23+45?"
-    assert task.target_text(23, 45) == "<think>23+45</think><answer>68</answer>"
+    assert make_model.target_text(23, 45) == "<think>23+45</think><answer>68</answer>"
     for rows, pairs in (
         (task.training_rows(), task.training_pairs()),
         (task.held_out_rows(), task.held_out_pairs()),
@@ -112,7 +117,7 @@ def test_digits_are_split(tokenizer):
 
 
 def test_decoding_keeps_the_answer_tags_and_drops_the_special_tokens(tokenizer, plain_tokenizer):
-    target = task.target_text(23, 45)
+    target = make_model.target_text(23, 45)
     ids = make_model.completion_ids(tokenizer, (23, 45))
     assert tokenizer.convert_ids_to_tokens(ids) == [
         *("<think>", "2", "3", "+", "4", "5", "</think>"),

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="session")
 def quickstart_policy() -> Policy:
     """The embedded model, ready to sample from."""
-    policy = load_policy(task.MODEL_DIR, device=CPU, disable_dropout=True, gradient_checkpointing=False)
+    policy = load_policy(task.MODEL_DIR, device=CPU, disable_dropout=True)
     choose_stream(policy)
     return policy.eval()
 

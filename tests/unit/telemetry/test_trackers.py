@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from covey.telemetry.trackers import factory, worker
-from covey.telemetry.trackers.factory import Trackers, missing, start_with
+from covey.telemetry.trackers.factory import Trackers, missing, start
 from covey.telemetry.trackers.protocol import Start
 from covey.telemetry.trackers.tensorboard import markdown
 
@@ -73,7 +73,7 @@ def release() -> Iterator[threading.Event]:
 
 
 def begin(said: Said, *, may_exit: bool = True, **fakes: Fake) -> Trackers:
-    return start_with(
+    return start(
         {name: fake.open for name, fake in fakes.items()},
         run_name="r",
         output_dir=Path("unused"),
@@ -237,14 +237,14 @@ def test_markdown_keeps_a_row_on_its_line() -> None:
 STUCK = """
 import atexit, sys, threading, time
 from pathlib import Path
-from covey.telemetry.trackers.factory import start_with
+from covey.telemetry.trackers.factory import start
 
 def block(start):
     atexit.register(time.sleep, 60)
     threading.Thread(target=time.sleep, args=(60,)).start()
     time.sleep(60)
 
-trackers = start_with({"stuck": block}, run_name=None, output_dir=Path("unused"), config={},
+trackers = start({"stuck": block}, run_name=None, output_dir=Path("unused"), config={},
                       say=print, event=lambda kind, **fields: None, may_exit=True)
 time.sleep(0.2)
 trackers.close(3, patience_s=0.2)

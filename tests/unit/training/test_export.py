@@ -46,7 +46,6 @@ def adapter_of(base, run, settings=LORA):
         compute_dtype=torch.float32,
         device=CPU,
         disable_dropout=True,
-        gradient_checkpointing=False,
     )
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

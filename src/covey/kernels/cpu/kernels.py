@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,15 @@ from torch import Tensor, nn
 from covey.kernels.cpu.attention import CompiledStream
 from covey.kernels.cpu.decoder import CompiledLlama, compiled_llama
 from covey.kernels.cpu.head import CompiledHead, serves
-from covey.kernels.cpu.memory import keep_freed_memory
 from covey.kernels.llama.decoder import llama_decoder
 from covey.kernels.products import FastProducts, is_kept_by_size, use_fast_products
 from covey.kernels.protocol import Decoder, HeadBlocks, HeadSpec, Products, SampledModel, StreamAttention
 from covey.kernels.sizes import in_few_sizes
 from covey.kernels.torch_.kernels import TorchKernels
 from covey.types import MicroBatch, StreamSegment
+
+# mallopt(3) of the GNU C library, and what it is set to in bytes.
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_TOP_PAD = (-3, 32 << 20), (-1, 1 << 30), (-2, 64 << 20)
 
 
 class CpuKernels(TorchKernels):
@@ -74,3 +77,16 @@ class CpuKernels(TorchKernels):
             compiled = compiled_llama(self.library, model, num_positions, own)
         short = compiled or llama_decoder(model, num_positions, former)
         return short or super().decoder(model, num_positions, former)
+
+
+def keep_freed_memory() -> None:
+    """Have freed memory used again before more is asked of the system.
+
+    Otherwise memory of tensors of a few MiB goes back to the system and comes again, filled with zeros, many
+    times a step. Blocks of 32 MiB and more still go back at once. Elsewhere than on the GNU C library nothing
+    changes.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        for parameter, value in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_TOP_PAD):
+            library.mallopt(parameter, value)

@@ -55,9 +55,9 @@ class Caller:
         with self.open("GET", path, None, timeout_s=timeout_s) as answer:
             return answer.json()
 
-    def post(self, path: str, body: Any, timeout_s: float | None = None) -> Any:
+    def post(self, path: str, body: Any) -> Any:
         """The JSON that a path answers to JSON, or to bytes."""
-        with self.open("POST", path, body, timeout_s=timeout_s) as answer:
+        with self.open("POST", path, body) as answer:
             return answer.json()
 
     def open(self, method: str, path: str, body: Any, *, timeout_s: float | None = None) -> Answer:

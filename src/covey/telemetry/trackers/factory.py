@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.telemetry.trackers.leave import leave_in_time
 from covey.telemetry.trackers.protocol import Start, Tracker
 from covey.telemetry.trackers.worker import Failure, Worker
 from covey.texts import tr
+
+_GRACE_S = 3.0
 
 # Of each tracker the package that it imports and the distribution that installs it.
 _PACKAGES = {
@@ -23,7 +28,6 @@ _PACKAGES = {
     "mlflow": ("mlflow", "mlflow-skinny"),
     "trackio": ("trackio", "trackio"),
 }
-NAMES = tuple(_PACKAGES)
 PATIENCE_S = 600.0
 """How long trackers that send nothing are waited for at the end of a run."""
 _POLL_S = 0.2
@@ -159,7 +163,7 @@ class Trackers:
 
 
 def start(
-    names: Sequence[str],
+    names: Sequence[str] | Mapping[str, Open],
     *,
     run_name: str | None,
     output_dir: Path,
@@ -170,8 +174,8 @@ def start(
 ) -> Trackers:
     """Start the named trackers, each on its own thread, and return at once; "none" stands for no tracker.
 
-    `say` and `event` are called from `log`, `table` and `close` only. `may_exit`: the process is a command's,
-    and ends though a client is stuck.
+    `names` may come with the functions that open them. `say` and `event` are called from `log`, `table` and
+    `close` only. `may_exit`: the process is a command's, and ends though a client is stuck.
 
         trackers = start(
             ["wandb"], run_name="a", output_dir=out, config=options, say=say, event=event, may_exit=False
@@ -179,29 +183,9 @@ def start(
         trackers.log(1, {"reward": 0.25, "kl": None})
         trackers.close(exit_code=0)
     """
-    openers = {name: functools.partial(_open, name) for name in dict.fromkeys(names) if name != "none"}
-    return start_with(
-        openers,
-        run_name=run_name,
-        output_dir=output_dir,
-        config=config,
-        say=say,
-        event=event,
-        may_exit=may_exit,
+    openers: Mapping[str, Open] = (
+        names if isinstance(names, Mapping) else {n: functools.partial(_open, n) for n in names}
     )
-
-
-def start_with(
-    openers: Mapping[str, Open],
-    *,
-    run_name: str | None,
-    output_dir: Path,
-    config: Mapping[str, Any],
-    say: Callable[[str], None],
-    event: Callable[..., None],
-    may_exit: bool,
-) -> Trackers:
-    """As `start`, with the functions that open the trackers."""
     options = dict(config)
 
     def worker(name: str, opener: Open) -> Worker:
@@ -210,7 +194,7 @@ def start_with(
 
         return Worker(name, opened)
 
-    workers = [worker(name, opener) for name, opener in openers.items()]
+    workers = [worker(name, opener) for name, opener in openers.items() if name != "none"]
     for one in workers:
         one.start()
     return Trackers(workers, say=say, event=event, may_exit=may_exit)
@@ -220,3 +204,22 @@ def _open(name: str, start: Start) -> Tracker:
     module = importlib.import_module(f"covey.telemetry.trackers.{name}")
     tracker: Tracker = module.open_tracker(start)
     return tracker
+
+
+def leave_in_time(exit_code: int) -> None:
+    """See to it that this process, once its main thread is done, ends within a few seconds.
+
+    A client's own exit handlers and threads may wait for a service that never answers; then the process ends
+    with `exit_code` without them. One that ends by itself in time is left alone.
+    """
+    threading.Thread(target=_leave, args=(exit_code,), name="tracker-exit", daemon=True).start()
+
+
+def _leave(exit_code: int) -> None:
+    # The main thread counts as done before the interpreter waits for threads and runs exit handlers.
+    threading.main_thread().join()
+    time.sleep(_GRACE_S)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)

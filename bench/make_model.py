@@ -1,6 +1,6 @@
 """Build the embedded model: a tokenizer and a small Qwen2, warmed up from random weights.
 
-Run as `python -m covey.quickstart.make_model [--out DIR]`. The warm-up is supervised and ends while the
+Run as `python bench/make_model.py [--out DIR]`. The warm-up is supervised and ends while the
 model is still wrong on most samples, so that reinforcement learning has both successes and failures to
 learn from. Equal seeds on equal hardware and library versions give equal files.
 """
@@ -152,6 +152,11 @@ def validation_pairs() -> list[Pair]:
     return task.training_pairs()[:_VALIDATION]
 
 
+def target_text(a: int, b: int) -> str:
+    """Return the correct completion for one pair, without the end-of-turn token."""
+    return f"<think>{a}+{b}</think><answer>{a + b}</answer>"
+
+
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> list[int]:
     """Return the token ids of the question in the chat format, up to the assistant's turn."""
     text = f"{IM_START}user\n{task.prompt_text(*pair)}{IM_END}\n{IM_START}assistant\n"
@@ -160,7 +165,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> list[int]:
 
 def completion_ids(tokenizer: PreTrainedTokenizerBase, pair: Pair) -> list[int]:
     """Return the token ids of the correct completion, closed by the end-of-turn token."""
-    return tokenizer.encode(task.target_text(*pair) + IM_END, add_special_tokens=False)
+    return tokenizer.encode(target_text(*pair) + IM_END, add_special_tokens=False)
 
 
 @torch.no_grad()
@@ -318,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Held-out pairs are sampled once, after the training, as a gate: a model above the limit is not saved.
     """
-    parser = argparse.ArgumentParser(prog="covey.quickstart.make_model", description="Build the model.")
+    parser = argparse.ArgumentParser(prog="make_model.py", description="Build the model.")
     parser.add_argument(
         "--out", type=Path, default=task.MODEL_DIR, help="folder to write (default: %(default)s)"
     )
