@@ -426,7 +426,7 @@ def test_a_token_is_made_once_and_never_taken_from_a_file_that_others_read(tmp_p
     assert len(token) >= 32 and path.stat().st_mode & 0o777 == 0o600
     assert own_token(path) == token == read_token(str(path))
     path.chmod(0o640)
-    with pytest.raises(WireError, match="can be read by others"):
+    with pytest.raises(WireError, match="other users can read it"):
         own_token(path)
     path.write_text("")
     with pytest.raises(WireError, match="0 words"):
