@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -73,17 +72,15 @@ def test_a_shell_sees_the_same(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_and_version_import_nothing_heavy_and_are_quick() -> None:
+def test_help_and_version_import_nothing_heavy() -> None:
     heavy = "{'torch', 'transformers', 'numpy', 'datasets', 'matplotlib', 'rich'}"
     texts = [["--help"], ["--version"], ["explain", "E201"], *([verb, "-h"] for verb in VERBS)]
     program = (
         f"import sys; from covey.cli.main import main; codes = [main(argv) for argv in {texts!r}]; "
         f"sys.stderr.write(str(sorted({heavy} & set(sys.modules)))); sys.exit(any(codes))"
     )
-    start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "[]")
-    assert time.monotonic() - start < 3  # far above what it takes, for a busy machine
     for verb in VERBS:
         assert f"covey {verb}" in done.stdout
 
