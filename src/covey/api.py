@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from covey.environment import settle
 from covey.plan.launchers import adopted
-from covey.texts import tr
+from covey.texts import joined, tr
+from covey.texts.language import spoken
 
 if TYPE_CHECKING:
     from covey.config.resolve import Resolved
@@ -27,8 +28,10 @@ def train(**options: Any) -> Outcome:
     Objects may stand in the place of names: functions in `reward_funcs`; a model of transformers as `model`,
     with its `tokenizer`; lists of dicts and data sets of `datasets` as `dataset` and `val_dataset`. Such a
     model is trained itself: it holds the trained weights afterwards. Raises ConfigError with every problem of
-    the options before anything is written, and GuardStop where a guard or the watchdog ends the run. The
-    process is never ended from here, unless a launcher has started it as one of several.
+    the options before anything is written, and GuardStop where a guard or the watchdog ends the run. Ctrl-C
+    raises KeyboardInterrupt and SIGTERM raises SystemExit(143), both after a checkpoint is saved; the same
+    call with `resume_from_checkpoint=True` goes on from there. The process is never ended from here, unless
+    a launcher has started it as one of several.
     """
     settle()
     with _resolved(options) as (resolved, objects):
@@ -38,7 +41,9 @@ def train(**options: Any) -> Outcome:
         from covey.training.run import train as run
 
         with survey(resolved.config, world_size(), objects=objects) as surveyed:
-            return run(resolved, surveyed)
+            outcome = run(resolved, surveyed)
+    _end_for_signals(outcome)
+    return outcome
 
 
 def plan(**options: Any) -> dict[str, Any]:
@@ -90,6 +95,18 @@ def export(
     source = Path(checkpoint)
     target = Path(output_dir) if output_dir is not None else export_target(source, merge=merge)
     return run(source, target, merge=merge, base=None if base is None else Path(base))
+
+
+def _end_for_signals(outcome: Outcome) -> None:
+    """End the program as the signal would that has ended the run; its handlers are the program's own again."""
+    if outcome.exit_code == 130:
+        from covey.errors import CONTINUE
+
+        checkpoint = outcome.output_dir / f"checkpoint-{outcome.step}"
+        saved = tr("The run was saved in {checkpoint}.", checkpoint=checkpoint)
+        raise KeyboardInterrupt(spoken(joined(" ", [saved, CONTINUE])))
+    if outcome.exit_code == 143:
+        raise SystemExit(outcome.exit_code)
 
 
 @contextmanager

@@ -97,7 +97,8 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         _start_trackers(resolved.config, job, others)
         stack.enter_context(handlers(job.signals, comm.activity))
         exit_code = _run_to_end(job)
-        recorder.say(*closing(job, "train"), *(_rounded_update(job) if found.live is not None else []))
+        recorder.say(*closing(job, is_command=others.owns_process))
+        recorder.say(*(_rounded_update(job) if found.live is not None else []))
         if recorder.files is not None and job.progress.step:
             _plot(recorder)
     best = job.saver.best_path if resolved.config.load_best_model_at_end else None
@@ -124,7 +125,7 @@ def _run_to_end(job: Job) -> int:
         return exit_code
     except GuardStop as stop:
         exit_code = 3
-        job.stop(stop.finding)
+        stop.checkpoint = job.stop(stop.finding)
         raise
     except BaseException as error:
         if job.comm.world > 1 or not isinstance(error, Exception):
