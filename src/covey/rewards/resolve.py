@@ -35,7 +35,7 @@ class ResolvedReward:
 
     plain: str
     source: str | None
-    kind: Literal["built_in", "object", "function"]
+    kind: Literal["built_in", "orm", "function"]
     wants: Wants
     ask: Ask
     calls: int
@@ -123,7 +123,7 @@ def _in_worker(target: Target, pool: Pool) -> ResolvedReward | RewardFault:
     return ResolvedReward(
         plain=target.metric,
         source=target.source if target.module or target.file else None,
-        kind="object" if loaded.is_live else "function",
+        kind="orm" if loaded.is_orm else "function",
         wants=loaded.wants,
         ask=ask,
         calls=pool.plan.workers,
@@ -140,13 +140,13 @@ def _built_in_in_worker(target: Target, pool: Pool) -> ResolvedReward | RewardFa
 def _here(function: Callable[..., Any], why: str, pool: Pool) -> ResolvedReward | RewardFault:
     name = callable_name(function)
     try:
-        callee, is_live = callee_of(function, pool.plan.options)
+        callee, is_orm = callee_of(function, pool.plan.options)
     except Unloadable as fault:
         return fault.of(name)
     return ResolvedReward(
         plain=name,
         source=getattr(function, "__module__", None),
-        kind="object" if is_live else "function",
+        kind="orm" if is_orm else "function",
         wants=callee.wants,
         ask=_ask_here(callee),
         calls=int(callee.is_async),
