@@ -25,6 +25,12 @@ from covey.types import GOLD_COLUMNS, RewardFault
 
 Entry = str | Callable[..., Any]
 
+# Of what a program has passed: a command has no process of its own that its functions could fill.
+_IN_WORKERS = tr(
+    "Functions of a file run in worker processes: lists and counters that they change, and what they send to "
+    "wandb, stay there. log_extra and log_metric record values of a function."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedReward:
@@ -72,7 +78,10 @@ def resolve_reward(entry: Entry, pool: Pool, orms: Sequence[str]) -> ResolvedRew
     module."""
     if not isinstance(entry, str):
         where = target_of_callable(entry)
-        return _in_worker(where, pool) if isinstance(where, Target) else _here(entry, where, pool)
+        if isinstance(where, str):
+            return _here(entry, where, pool)
+        found = _in_worker(where, pool)
+        return found if isinstance(found, RewardFault) else replace(found, note=_IN_WORKERS)
     if entry in orms:
         return _in_worker(Target(entry=entry, name=entry), pool)
     if built_in_name(entry) is not None:
