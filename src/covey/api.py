@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ def train(**options: Any) -> Outcome:
     a launcher has started it as one of several.
     """
     settle()
-    with _resolved(options) as (resolved, objects):
+    with _one_voice(), _resolved(options) as (resolved, objects):
         _refuse_processes(resolved)
         from covey.training.facts import survey
         from covey.training.process import world_size
@@ -72,7 +74,8 @@ def evaluate(model_or_checkpoint: Any, **options: Any) -> Evaluated:
     from covey.config.take import take_mapping
     from covey.training.facts.objects import named_objects
 
-    with named_objects({**options, "model": model_or_checkpoint}, offline=False) as (named, objects):
+    given = {**options, "model": model_or_checkpoint}
+    with _one_voice(), named_objects(given, offline=False) as (named, objects):
         model = str(named.pop("model"))
         layer = take_mapping(named, "argument")
         resolved = eval_options(model, layer.typed, [*layer.problems, *objects.problems])
@@ -95,6 +98,27 @@ def export(
     source = Path(checkpoint)
     target = Path(output_dir) if output_dir is not None else export_target(source, merge=merge)
     return run(source, target, merge=merge, base=None if base is None else Path(base))
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Of the processes of a launcher that all raise an error, one prints it where no program catches it."""
+    from covey.errors import ConfigError, GuardStop
+    from covey.exits import speaks
+    from covey.plan.check_launch import launch_problems
+
+    try:
+        yield
+    except (ConfigError, GuardStop) as error:
+        if not launch_problems(os.environ) and not speaks(is_of_all=isinstance(error, GuardStop)):
+            sys.excepthook = partial(_print_others, error, sys.excepthook)
+        raise
+
+
+def _print_others(said: BaseException, hook: Callable[..., None], kind: Any, error: Any, trace: Any) -> None:
+    """Print what ends the program, unless another process has said it."""
+    if error is not said:
+        hook(kind, error, trace)
 
 
 def _end_for_signals(outcome: Outcome) -> None:
