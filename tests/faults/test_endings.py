@@ -150,10 +150,13 @@ def test_a_signal_behind_the_agreement_waits_for_the_next(
 def test_a_program_goes_on_with_the_same_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGTERM ends a program as sys.exit(143) does; what is said then is what works."""
+    """SIGTERM ends a program as sys.exit(143) does; what is said then is what works. A reward that was
+    changed in between is told of."""
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"{n}+1=", "solution": str(n + 1)} for n in range(32)]
-    options = {**SMALL, "dataset": rows, "max_steps": 3, "save_steps": 100}
+    reward = tmp_path / "reward.py"
+    reward.write_text("def f(completions, **columns):\n    return [float(len(text)) for text in completions]\n")
+    options = {**SMALL, "dataset": rows, "reward_funcs": "reward.py:f", "max_steps": 3, "save_steps": 100}
     with monkeypatch.context() as patch:
         interrupt(patch, Rules, "check", 0, signal.SIGTERM)
         with pytest.raises(SystemExit) as ended:
@@ -161,7 +164,10 @@ def test_a_program_goes_on_with_the_same_call(
     assert ended.value.code == 143
     said = capsys.readouterr().out
     assert "the same arguments and resume_from_checkpoint=True" in said and "covey train" not in said
+    reward.write_text(reward.read_text().replace("float(len(text))", "-float(len(text))"))
     outcome = train(**options, resume_from_checkpoint=True)
+    assert "The code of reward.py:f has changed since" in " ".join(capsys.readouterr().out.split())
+    assert "W163" in [e.get("code") for e in events(outcome.output_dir)]
     assert (outcome.exit_code, outcome.step) == (0, 3)
     assert steps(outcome.output_dir) == [1, 2, 3]
 
