@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.environment import settle
 from covey.plan.launchers import adopted
-from covey.texts import tr
+from covey.texts import joined, tr
+from covey.texts.language import spoken
 
 if TYPE_CHECKING:
     from covey.config.resolve import Resolved
@@ -27,18 +30,22 @@ def train(**options: Any) -> Outcome:
     Objects may stand in the place of names: functions in `reward_funcs`; a model of transformers as `model`,
     with its `tokenizer`; lists of dicts and data sets of `datasets` as `dataset` and `val_dataset`. Such a
     model is trained itself: it holds the trained weights afterwards. Raises ConfigError with every problem of
-    the options before anything is written, and GuardStop where a guard or the watchdog ends the run. The
-    process is never ended from here, unless a launcher has started it as one of several.
+    the options before anything is written, and GuardStop where a guard or the watchdog ends the run. Ctrl-C
+    raises KeyboardInterrupt and SIGTERM raises SystemExit(143), both after a checkpoint is saved; the same
+    call with `resume_from_checkpoint=True` goes on from there. The process is never ended from here, unless
+    a launcher has started it as one of several.
     """
     settle()
-    with _resolved(options) as (resolved, objects):
+    with _one_voice(), _resolved(options) as (resolved, objects):
         _refuse_processes(resolved)
         from covey.training.facts import survey
         from covey.training.process import world_size
         from covey.training.run import train as run
 
         with survey(resolved.config, world_size(), objects=objects) as surveyed:
-            return run(resolved, surveyed)
+            outcome = run(resolved, surveyed)
+    _end_for_signals(outcome)
+    return outcome
 
 
 def plan(**options: Any) -> dict[str, Any]:
@@ -67,7 +74,8 @@ def evaluate(model_or_checkpoint: Any, **options: Any) -> Evaluated:
     from covey.config.take import take_mapping
     from covey.training.facts.objects import named_objects
 
-    with named_objects({**options, "model": model_or_checkpoint}, offline=False) as (named, objects):
+    given = {**options, "model": model_or_checkpoint}
+    with _one_voice(), named_objects(given, offline=False) as (named, objects):
         model = str(named.pop("model"))
         layer = take_mapping(named, "argument")
         resolved = eval_options(model, layer.typed, [*layer.problems, *objects.problems])
@@ -90,6 +98,39 @@ def export(
     source = Path(checkpoint)
     target = Path(output_dir) if output_dir is not None else export_target(source, merge=merge)
     return run(source, target, merge=merge, base=None if base is None else Path(base))
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Of the processes of a launcher that all raise an error, one prints it where no program catches it."""
+    from covey.errors import ConfigError, GuardStop
+    from covey.exits import speaks
+    from covey.plan.check_launch import launch_problems
+
+    try:
+        yield
+    except (ConfigError, GuardStop) as error:
+        if not launch_problems(os.environ) and not speaks(is_of_all=isinstance(error, GuardStop)):
+            sys.excepthook = partial(_print_others, error, sys.excepthook)
+        raise
+
+
+def _print_others(said: BaseException, hook: Callable[..., None], kind: Any, error: Any, trace: Any) -> None:
+    """Print what ends the program, unless another process has said it."""
+    if error is not said:
+        hook(kind, error, trace)
+
+
+def _end_for_signals(outcome: Outcome) -> None:
+    """End the program as the signal would that has ended the run; its handlers are the program's own again."""
+    if outcome.exit_code == 130:
+        from covey.errors import CONTINUE
+
+        checkpoint = outcome.output_dir / f"checkpoint-{outcome.step}"
+        saved = tr("The run was saved in {checkpoint}.", checkpoint=checkpoint)
+        raise KeyboardInterrupt(spoken(joined(" ", [saved, CONTINUE])))
+    if outcome.exit_code == 143:
+        raise SystemExit(outcome.exit_code)
 
 
 @contextmanager

@@ -1,10 +1,20 @@
-"""Exceptions. One root; ValueError's heirs are for what a user can mend."""
+"""Exceptions. One root; ValueError's heirs are for what a user can mend.
+
+Their text is for the traceback of a Python program: it has what is wrong, and the options as a program types
+them. The command has a layout of its own for the same problems and findings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from covey.types import Finding, Problem
+from covey.texts import counted, padded, tr
+from covey.texts.catalogue import columns
+from covey.texts.language import spoken
+from covey.types import Finding, Problem, Severity
 
 
 class CoveyError(Exception):
@@ -18,13 +28,35 @@ class ConfigError(CoveyError, ValueError):
         self.problems = tuple(problems)
         super().__init__("; ".join(f"{p.code} {p.option}: {p.seen}" for p in self.problems))
 
+    def __str__(self) -> str:
+        faults = [p for p in self.problems if p.severity is Severity.ERROR]
+        warnings = [p for p in self.problems if p.severity is Severity.WARNING]
+        number = counted(len(faults), "problem")
+        lines = [spoken(tr("{number}; nothing was started or written.", number=number))]
+        for fault in faults:
+            lines += ["", f"{fault.code} {fault.option}: {spoken(fault.seen)}", *_ways_out(fault)]
+        if warnings:
+            lines += ["", spoken(tr("Warnings, which did not stop it:"))]
+            lines += [f"{warning.code} {warning.option}: {spoken(warning.seen)}" for warning in warnings]
+        codes = " ".join(dict.fromkeys(fault.code for fault in faults))
+        return "\n".join([*lines, "", spoken(tr("More: covey explain {codes}", codes=codes))])
+
 
 class GuardStop(CoveyError):
-    """A guard stopped the run (exit code 3); `finding` says what it saw."""
+    """A guard stopped the run (exit code 3); `finding` says what it saw, and `checkpoint` is what was saved
+    then, from which the run can be resumed."""
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
+        self.checkpoint: Path | None = None
         super().__init__(f"{finding.code}: {finding.seen}")
+
+    def __str__(self) -> str:
+        lines = _found(self.finding)
+        if self.checkpoint is not None:
+            saved = tr("The run was saved in {checkpoint}.", checkpoint=self.checkpoint)
+            lines += ["", spoken(saved), spoken(CONTINUE)]
+        return "\n".join(lines)
 
 
 class RunFailed(CoveyError):
@@ -36,6 +68,9 @@ class RunFailed(CoveyError):
         self.exit_code = exit_code
         super().__init__(f"{finding.code}: {finding.seen}")
 
+    def __str__(self) -> str:
+        return "\n".join(_found(self.finding))
+
 
 class CheckpointError(CoveyError, ValueError):
     """A directory that is no checkpoint, or one whose files are not what its manifest says."""
@@ -43,3 +78,43 @@ class CheckpointError(CoveyError, ValueError):
 
 class OtherRankFailed(CoveyError):
     """Another rank could not do its part of what all of them do; it says why itself."""
+
+
+CONTINUE = tr("To continue, call train again with the same arguments and resume_from_checkpoint=True.")
+"""How a run is resumed that a Python program has started."""
+
+_DASHES = re.compile(r"(?<![\w-])--(?=[a-z])")
+_CAUSE, _TYPE, _DO, _OR = tr("cause"), tr("type"), tr("do"), tr("or")
+
+
+def as_arguments(edits: Mapping[str, Any]) -> str:
+    """Return option values as arguments of a call: `beta=0.04, reward_funcs=['accuracy']`."""
+    return ", ".join(f"{name}={value!r}" for name, value in edits.items())
+
+
+def _as_program(text: str) -> str:
+    """A text with the names of options as a program has them; commands in backticks stay."""
+    parts = text.split("`")
+    return "`".join(_DASHES.sub("", part) if number % 2 == 0 else part for number, part in enumerate(parts))
+
+
+def _found(finding: Finding) -> list[str]:
+    at = "" if finding.step is None else spoken(tr(" at step {step}", step=finding.step))
+    return [f"{finding.code}{at}: {spoken(finding.seen)}", *_ways_out(finding)]
+
+
+def _ways_out(message: Problem | Finding) -> Iterator[str]:
+    """The cause, where one is known, and what can be done."""
+    if message.cause:
+        yield _line(_CAUSE, message.cause)
+    for number, fix in enumerate(message.fixes):
+        label = _OR if number else _TYPE if fix.edits else _DO
+        if fix.edits:
+            yield _line(label, as_arguments(fix.edits))
+            label = ""
+        yield _line(label, _as_program(spoken(fix.text)))
+
+
+def _line(label: str, text: str) -> str:
+    width = 2 + max(columns(spoken(word)) for word in (_CAUSE, _TYPE, _DO, _OR))
+    return f"  {spoken(padded(label, width))}{spoken(text)}"

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from covey import train
-from covey.checkpoint.read import verify
+from covey.checkpoint.read import find_latest, verify
 from covey.comm import LocalComm
-from covey.errors import GuardStop
+from covey.errors import CONTINUE, GuardStop
 from covey.health.rules import Rules
 from covey.learner import update
 from covey.learner.optimizer import Masters
@@ -97,14 +97,24 @@ def test_no_collective_loses_a_signal(tmp_path: Path, monkeypatch: pytest.Monkey
     for number in calls:
         with monkeypatch.context() as patch:
             interrupt(patch, LocalComm, "max", number)
-            outcome = train(**SMALL, max_steps=9, output_dir=str(tmp_path / f"run-{number}"))
-        assert outcome.exit_code == 130
-        assert outcome.step <= 3
-        assert verify(outcome.checkpoint).trainer
+            saved = interrupted_run(tmp_path / f"run-{number}", max_steps=9)
+        assert int(saved.name.removeprefix("checkpoint-")) <= 3
+        assert verify(saved).trainer
 
 
-def interrupt(patch: pytest.MonkeyPatch, of: type, name: str, number: int) -> list[int]:
-    """Ctrl-C at the end of one call of a method, the first being 0; the calls so far. Those before the run
+def interrupted_run(output_dir: Path, **options: Any) -> Path:
+    """A run that Ctrl-C ends, and with it the program; its newest checkpoint."""
+    with pytest.raises(KeyboardInterrupt, match="resume_from_checkpoint=True") as ended:
+        train(**SMALL, **options, output_dir=str(output_dir))
+    newest = find_latest(output_dir, with_trainer=True).path
+    assert newest is not None and str(newest) in str(ended.value)
+    return newest
+
+
+def interrupt(
+    patch: pytest.MonkeyPatch, of: type, name: str, number: int, sent: int = signal.SIGINT
+) -> list[int]:
+    """Ctrl-C, or another signal, at the end of one call of a method, the first being 0; the calls so far. Those before the run
     has its own handler do not count: there Ctrl-C ends it as it ends any program."""
     real, calls = getattr(of, name), []
     before = (signal.getsignal(signal.SIGINT), signal.SIG_IGN)
@@ -114,7 +124,7 @@ def interrupt(patch: pytest.MonkeyPatch, of: type, name: str, number: int) -> li
         if signal.getsignal(signal.SIGINT) in before:
             return answer
         if len(calls) == number:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(sent)
         calls.append(len(calls))
         return answer
 
@@ -128,13 +138,40 @@ def test_a_signal_behind_the_agreement_waits_for_the_next(
     """What this process alone has seen when a step is agreed on does not end it there: other ranks, which
     saw it a moment later, would be left waiting. They agree in the next step, or in the next rollout."""
     interrupt(monkeypatch, Rules, "check", 1)
-    outcome = train(**SMALL, max_steps=6, num_iterations=2, output_dir=str(tmp_path / "in-a-rollout"))
-    assert (outcome.exit_code, outcome.step) == (130, 2)
+    saved = interrupted_run(tmp_path / "in-a-rollout", max_steps=6, num_iterations=2)
+    assert saved.name == "checkpoint-2"
     with monkeypatch.context() as patch:
         interrupt(patch, Rules, "check", 0)
-        outcome = train(**SMALL, max_steps=6, num_iterations=2, output_dir=str(tmp_path / "in-a-step"))
-    assert (outcome.exit_code, outcome.step) == (130, 2)
+        saved = interrupted_run(tmp_path / "in-a-step", max_steps=6, num_iterations=2)
+    assert saved.name == "checkpoint-2"
     assert steps(tmp_path / "in-a-step") == [1, 2]
+
+
+def test_a_program_goes_on_with_the_same_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM ends a program as sys.exit(143) does; what is said then is what works. A reward that was
+    changed in between is told of."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{n}+1=", "solution": str(n + 1)} for n in range(32)]
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def f(completions, **columns):\n    return [float(len(text)) for text in completions]\n"
+    )
+    options = {**SMALL, "dataset": rows, "reward_funcs": "reward.py:f", "max_steps": 3, "save_steps": 100}
+    with monkeypatch.context() as patch:
+        interrupt(patch, Rules, "check", 0, signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            train(**options)
+    assert ended.value.code == 143
+    said = capsys.readouterr().out
+    assert "the same arguments and resume_from_checkpoint=True" in said and "covey train" not in said
+    reward.write_text(reward.read_text().replace("float(len(text))", "-float(len(text))"))
+    outcome = train(**options, resume_from_checkpoint=True)
+    assert "The code of reward.py:f has changed since" in " ".join(capsys.readouterr().out.split())
+    assert "W163" in [e.get("code") for e in events(outcome.output_dir)]
+    assert (outcome.exit_code, outcome.step) == (0, 3)
+    assert steps(outcome.output_dir) == [1, 2, 3]
 
 
 def test_a_gradient_that_is_not_finite_is_not_applied(
@@ -165,6 +202,9 @@ def test_a_gradient_that_is_not_finite_is_not_applied(
     assert steps(run) == [1, 2]
     assert verify(run / "checkpoint-2").trainer
     assert [e["code"] for e in events(run) if e["kind"] == "finding"] == ["F101"]
+    said = str(stopped.value).splitlines()
+    assert said[0].startswith(f"F101 at step {finding.step}: ") and said[1].startswith("  cause  ")
+    assert said[-2:] == [f"The run was saved in {run / 'checkpoint-2'}.", CONTINUE]
     from safetensors.torch import load_file
 
     saved = load_file(str(run / "checkpoint-2" / "model.safetensors"))

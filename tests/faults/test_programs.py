@@ -60,3 +60,22 @@ def test_a_call_that_hangs_ends_and_the_program_goes_on(mode: str, said: list[st
     assert not (run / "hang-0002").exists()
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [e["step"] for e in events if e.get("code") == "F301"] == [2]
+
+
+@pytest.mark.multi
+def test_one_of_several_processes_says_what_is_wrong(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import covey\n"
+        "covey.train(model='quickstart', dataset='quickstart#64', reward_funcs='accuracy', num_generations=1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\ncovey.errors.ConfigError: ") == done.stderr.count("\nE201 ") == 1, done.stderr

@@ -44,6 +44,11 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "differ from those of the stopped run.",
     ),
     (
+        "W163",
+        "Reward function changed since the stopped run",
+        "The rewards of the steps after the resume cannot be compared with those before it.",
+    ),
+    (
         "W162",
         "Run started again",
         "A process of the run was killed or failed, and torchrun restarted all of them. The steps after "

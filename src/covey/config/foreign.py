@@ -76,6 +76,9 @@ MOOT: Mapping[str, Moot] = {
     "gc_collect_after_offload": Moot(tr("This is always done when something is offloaded.")),
     "model_type": Moot(tr("The model type is read from the model's config.json.")),
     "reward_model_type": Moot(tr("The model type is read from the reward model's config.json.")),
+    "reward_processing_classes": Moot(
+        tr("The tokenizer of a reward model is read from the reward model's directory.")
+    ),
     "reward_model_plugin": Moot(
         tr(
             "The reward of a reward model is its one logit. For a model that writes a verdict use "

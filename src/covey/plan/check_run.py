@@ -32,6 +32,7 @@ def run_problems(config: Config, facts: Facts) -> list[Problem]:
         *_processes(config, facts),
         *output_dir_problems(config, facts),
         *_resume(config, facts.resume),
+        *_changed_rewards(facts),
         *_replay(config, facts),
         *_disk(config, facts),
         *_switched_off(config),
@@ -180,6 +181,22 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
         fixes.append(Fix(text=tr("continue with the change"), edits={"allow_changes": True}))
     seen = tr("{path} was saved with other options: {listed}.", path=resume.path, listed=listed)
     return [*passed, problem("E405", "resume_from_checkpoint", seen, cause, *fixes)]
+
+
+def _changed_rewards(facts: Facts) -> list[Problem]:
+    """A warning where the code of a reward function is not what the stopped run had."""
+    before = dict(facts.resume.reward_texts) if facts.resume is not None else {}
+    changed = [name for name, text in facts.reward_texts if before.get(name, text) != text]
+    if not changed:
+        return []
+    assert facts.resume is not None
+    seen = tr(
+        "The code of {names} has changed since {path} was saved.",
+        names=", ".join(changed),
+        path=facts.resume.path,
+    )
+    fix = Fix(text=tr("no action is needed if you changed it on purpose"))
+    return [warning("W163", "reward_funcs", seen, "", fix)]
 
 
 def _cuts_rollout(config: Config, resume: ResumeFacts) -> bool:

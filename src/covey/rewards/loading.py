@@ -139,9 +139,10 @@ def built(reward_class: Callable[..., Any], options: Mapping[str, Any]) -> Any:
 
 
 def callee_of(reward: Any, options: Mapping[str, Any]) -> tuple[Callee, bool]:
-    """How a function, or an object of a class, is called; and whether it is an object, ms-swift's form."""
+    """How a function, or an object of a class, is called; and whether it is ms-swift's: a class, or an object
+    of one of its base classes. Any other callable is called as TRL calls it."""
     name = callable_name(reward)
-    is_live = not inspect.isroutine(reward)
+    is_orm = inspect.isclass(reward) or swift_standin.is_orm(reward)
     if inspect.isclass(reward):
         reward = built(reward, options)
     if not callable(reward):
@@ -151,7 +152,7 @@ def callee_of(reward: Any, options: Mapping[str, Any]) -> tuple[Callee, bool]:
             subject=name,
         )
     try:
-        return Callee(reward), is_live
+        return Callee(reward), is_orm
     except TypeError as error:
         raise Unloadable("signature", tr("{name} {error}", name=name, error=error), subject=name) from error
 

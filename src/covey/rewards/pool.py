@@ -24,11 +24,11 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A function that the workers have: its number, what it wants, and whether it is of ms-swift's form."""
+    """A function that the workers have: its number, what it wants, and whether it is ms-swift's."""
 
     number: int
     wants: Wants
-    is_live: bool
+    is_orm: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Pool:
         wants = Wants(
             names=tuple(named["names"]), demands=tuple(named["demands"]), takes_all=named["takes_all"]
         )
-        return Loaded(number=number, wants=wants, is_live=reply["is_live"])
+        return Loaded(number=number, wants=wants, is_orm=reply["is_orm"])
 
     def _call(self, request: str, limit_s: float) -> Reply:
         try:

@@ -25,6 +25,12 @@ from covey.types import GOLD_COLUMNS, RewardFault
 
 Entry = str | Callable[..., Any]
 
+# Of what a program has passed: a command has no process of its own that its functions could fill.
+_IN_WORKERS = tr(
+    "Functions of a file run in worker processes: lists and counters that they change, and what they send to "
+    "wandb, stay there. log_extra and log_metric record values of a function."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedReward:
@@ -35,7 +41,7 @@ class ResolvedReward:
 
     plain: str
     source: str | None
-    kind: Literal["built_in", "object", "function"]
+    kind: Literal["built_in", "orm", "function"]
     wants: Wants
     ask: Ask
     calls: int
@@ -72,7 +78,10 @@ def resolve_reward(entry: Entry, pool: Pool, orms: Sequence[str]) -> ResolvedRew
     module."""
     if not isinstance(entry, str):
         where = target_of_callable(entry)
-        return _in_worker(where, pool) if isinstance(where, Target) else _here(entry, where, pool)
+        if isinstance(where, str):
+            return _here(entry, where, pool)
+        found = _in_worker(where, pool)
+        return found if isinstance(found, RewardFault) else replace(found, note=_IN_WORKERS)
     if entry in orms:
         return _in_worker(Target(entry=entry, name=entry), pool)
     if built_in_name(entry) is not None:
@@ -123,7 +132,7 @@ def _in_worker(target: Target, pool: Pool) -> ResolvedReward | RewardFault:
     return ResolvedReward(
         plain=target.metric,
         source=target.source if target.module or target.file else None,
-        kind="object" if loaded.is_live else "function",
+        kind="orm" if loaded.is_orm else "function",
         wants=loaded.wants,
         ask=ask,
         calls=pool.plan.workers,
@@ -140,13 +149,13 @@ def _built_in_in_worker(target: Target, pool: Pool) -> ResolvedReward | RewardFa
 def _here(function: Callable[..., Any], why: str, pool: Pool) -> ResolvedReward | RewardFault:
     name = callable_name(function)
     try:
-        callee, is_live = callee_of(function, pool.plan.options)
+        callee, is_orm = callee_of(function, pool.plan.options)
     except Unloadable as fault:
         return fault.of(name)
     return ResolvedReward(
         plain=name,
         source=getattr(function, "__module__", None),
-        kind="object" if is_live else "function",
+        kind="orm" if is_orm else "function",
         wants=callee.wants,
         ask=_ask_here(callee),
         calls=int(callee.is_async),

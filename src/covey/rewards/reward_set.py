@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,7 +37,7 @@ class RewardSet:
         pool: Pool | None = None,
         apart: Mapping[str, OwnWorker] | None = None,
         faults: Sequence[RewardFault] = (),
-        notes: Sequence[str] = (),
+        notes: Iterable[str] = (),
         tasks: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self._rewards = tuple(rewards)
@@ -95,7 +95,7 @@ class RewardSet:
             pool=pool,
             apart={n: f.worker for n, f in zip(names, resolved, strict=True) if f.worker is not None},
             faults=(*faults, *(f for f in results if isinstance(f, RewardFault)), *_twice(entries)),
-            notes=[f.note for f in resolved if f.note],
+            notes=dict.fromkeys(f.note for f in resolved if f.note),
         )
 
     def of_tasks(self, tasks: Mapping[str, Collection[str]]) -> RewardSet:

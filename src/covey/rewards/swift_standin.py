@@ -32,6 +32,12 @@ def is_installed() -> bool:
     return any((Path(f) / part).is_dir() for f in folders for part in ("rewards", "plugin"))
 
 
+def is_orm(reward: Any) -> bool:
+    """Whether an object is of a class of rewards of ms-swift, its own or the stand-ins below."""
+    bases = [(base.__module__.partition(".")[0], base.__name__) for base in type(reward).__mro__]
+    return ("swift", "ORM") in bases or ("swift", "AsyncORM") in bases
+
+
 def install() -> None:
     """Let `import swift` and everything below it find the stand-ins."""
     sys.meta_path.insert(0, _Finder())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,9 @@ def _place(entry: str) -> Path:
 def target_of_callable(function: Callable[..., Any]) -> Target | str:
     """Where a worker finds a Python callable; or, in words, why only this process can call it."""
     name = getattr(function, "__qualname__", None)
-    if name is None or "<" in name:
+    if name is None or inspect.ismethod(function):
+        return tr("it is an object or a method of one, not a function of a module")
+    if "<" in name:
         return tr("it is not defined at the top level of a module (a lambda or a nested function)")
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
@@ -93,7 +97,9 @@ def target_of_callable(function: Callable[..., Any]) -> Target | str:
 
 
 def callable_name(function: Callable[..., Any]) -> str:
-    """`<lambda>` is `lambda`, an object is called as its class."""
+    """`<lambda>` is `lambda`, an object is called as its class, and a partial as its function."""
+    while isinstance(function, partial):
+        function = function.func
     name = getattr(function, "__name__", type(function).__name__)
     return name.strip("<>")
 

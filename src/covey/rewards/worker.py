@@ -6,7 +6,7 @@ has its time limit, `limit_s`:
     {"do": "open", "path": […], "plugins": ["p.py"], "options": {…}}
         {"orms": ["name"], "faults": [{"reward": "p.py", "kind": "import", "words": …, …}]}
     {"do": "load", "target": {…}}
-        {"wants": {…}, "is_live": false, "is_async": false}, or {"fault": {"kind": "missing", …}}
+        {"wants": {…}, "is_orm": false, "is_async": false}, or {"fault": {"kind": "missing", …}}
     {"do": "call", "reward": 0, "count": 8, "state": {…}, "arguments": {…}}
         a `covey.rewards.callee.Reply`
 
@@ -69,11 +69,11 @@ class Worker:
     def _load(self, target: Target) -> dict[str, Any]:
         assert self._loader is not None
         try:
-            callee, is_live = self._loader.load(target)
+            callee, is_orm = self._loader.load(target)
         except Unloadable as fault:
             return {"fault": packed_fault(fault.of(target.entry))}
         self._callees.append(callee)
-        return {"wants": asdict(callee.wants), "is_live": is_live, "is_async": callee.is_async}
+        return {"wants": asdict(callee.wants), "is_orm": is_orm, "is_async": callee.is_async}
 
 
 def main() -> None:

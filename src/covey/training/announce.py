@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from covey.errors import CONTINUE
 from covey.learner.backends.base import Backend
 from covey.models import sdpa
 from covey.models.policy import Policy
@@ -149,8 +150,8 @@ def _signs(job: Job) -> list[str]:
     ]
 
 
-def closing(job: Job, verb: str) -> list[str]:
-    """Where the run ended, and how to go on."""
+def closing(job: Job, *, is_command: bool) -> list[str]:
+    """Where the run ended, and how to go on: by a command, or by a call of a Python program."""
     step, total = job.progress.step, job.limits.total_steps
     name = job.saver.path(step)
     lines = _signs(job)
@@ -170,10 +171,14 @@ def closing(job: Job, verb: str) -> list[str]:
     if step >= total:
         return [*lines, tr("done      {step} steps; the model is {result}", step=step, result=result or name)]
     why = tr(" ({ended_by})", ended_by=job.ended_by) if job.ended_by else ""
+    where = tr("stopped   at step {step} of {total}{why}; saved.", step=step, total=total, why=why)
+    if job.saver.plan.model_only:
+        return [*lines, where]
+    if not is_command:
+        return [*lines, where, joined("          ", ["", CONTINUE])]
     config = shlex.quote(str(job.saver.output_dir / "config.yaml"))
-    again = tr("covey {verb} {config} --resume_from_checkpoint latest", verb=verb, config=config)
     return [
         *lines,
-        tr("stopped   at step {step} of {total}{why}; saved. Continue with", step=step, total=total, why=why),
-        f"          {again}",
+        tr("{where} Continue with", where=where),
+        f"          covey train {config} --resume_from_checkpoint latest",
     ]

@@ -236,7 +236,7 @@ def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards) 
         keep_best=config.load_best_model_at_end,
         check=guards.check_before_save,
         model_writer=lambda: backend.model_writer(origin, base),
-        meta={"model": config.model, **measured, **reference},
+        meta={"model": config.model, **measured, **reference, "rewards": dict(found.facts.reward_texts)},
     )
 
 

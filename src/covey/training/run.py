@@ -97,7 +97,8 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         _start_trackers(resolved.config, job, others)
         stack.enter_context(handlers(job.signals, comm.activity))
         exit_code = _run_to_end(job)
-        recorder.say(*closing(job, "train"), *(_rounded_update(job) if found.live is not None else []))
+        recorder.say(*closing(job, is_command=others.owns_process))
+        recorder.say(*(_rounded_update(job) if found.live is not None else []))
         if recorder.files is not None and job.progress.step:
             _plot(recorder)
     best = job.saver.best_path if resolved.config.load_best_model_at_end else None
@@ -124,7 +125,7 @@ def _run_to_end(job: Job) -> int:
         return exit_code
     except GuardStop as stop:
         exit_code = 3
-        job.stop(stop.finding)
+        stop.checkpoint = job.stop(stop.finding)
         raise
     except BaseException as error:
         if job.comm.world > 1 or not isinstance(error, Exception):
@@ -180,9 +181,9 @@ def _rounded_update(job: Job) -> list[str]:
 
 
 def _record_start(facts: Facts, problems: Sequence[Problem], job: Job) -> None:
-    """Put on record that the processes were started again, what is switched off, and which checkpoints were
-    passed over."""
-    said = [(problem.code, problem.seen) for problem in problems if problem.code in ("W153", "W162")]
+    """Put on record that the processes were started again, what is switched off, which rewards were
+    changed, and which checkpoints were passed over."""
+    said = [(problem.code, problem.seen) for problem in problems if problem.code in ("W153", "W162", "W163")]
     said += [("W160", reason) for reason in (facts.resume.skipped if facts.resume is not None else ())]
     for code, seen in said:
         job.recorder.event("finding", step=job.progress.step, code=code, seen=seen)

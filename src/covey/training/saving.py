@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey.checkpoint.exact import JSON
 from covey.checkpoint.registry import Registry
 from covey.checkpoint.retain import retain
 from covey.checkpoint.write import Entries, write_checkpoint
@@ -30,7 +31,7 @@ class SavePlan:
     keep_best: bool
     check: Callable[[int], None]
     model_writer: Callable[[], Callable[[Path], Entries]]
-    meta: Mapping[str, str]
+    meta: Mapping[str, JSON]
 
 
 @dataclass(slots=True, kw_only=True)

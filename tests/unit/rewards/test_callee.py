@@ -6,11 +6,13 @@ The functions here are closures, which run in this process.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from covey.rewards.protocol import TrainerState
 from covey.rewards.reward_set import RewardSet
+from covey.rewards.swift_standin import ORM
 from covey.types import Finish, Metric, ScorePart, Status
 
 STANDARD = {
@@ -78,20 +80,25 @@ def test_the_form_of_prompts_and_completions(scored):
         seen.append((prompts, completions))
         return [0.0]
 
-    class Orm:
+    class Judge:
+        def __call__(self, prompts, completions, **kwargs):
+            return reward(prompts, completions)
+
+    class Orm(ORM):
         def __call__(self, completions, **kwargs):
-            seen.append((kwargs["prompts"], completions))
-            return [0.0]
+            return reward(kwargs["prompts"], completions)
 
     rows = [scored("a", prompt="P", turns=turns)]
     text = (["P"], ["a"])
     messages = ([[{"role": "user", "content": "U"}]], [[{"role": "assistant", "content": "a"}]])
     judged(reward, rows)
-    judged(reward, rows, prompt_is_messages=True)
-    judged(Orm(), rows, prompt_is_messages=True)
+    for function in (reward, Judge(), Judge().__call__, partial(reward)):
+        judged(function, rows, prompt_is_messages=True)
+    for swift in (Orm(), Orm):
+        judged(swift, rows, prompt_is_messages=True)
     judged(reward, rows, prompt_is_messages=True, completion_form="text")
     judged(Orm(), rows, completion_form="messages")
-    assert seen == [text, messages, text, text, messages]
+    assert seen == [text, *[messages] * 4, text, text, text, messages]
 
 
 def test_a_column_never_takes_the_place_of_what_was_sampled(scored):

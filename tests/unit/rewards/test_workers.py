@@ -500,18 +500,25 @@ def module_level(completions):
     return [float(os.getpid())] * len(completions)
 
 
+def another_one(completions):
+    return module_level(completions)
+
+
 def test_python_functions_go_to_workers_and_closures_stay(scored):
     def closure(completions):
         return [float(os.getpid())] * len(completions)
 
-    with RewardSet.start([module_level, closure]) as rewards:
-        assert rewards.names == ("module_level", "closure")
+    with RewardSet.start([module_level, closure, another_one]) as rewards:
+        assert rewards.names == ("module_level", "closure", "another_one")
         assert rewards.notes == (
+            "Functions of a file run in worker processes: lists and counters that they change, and what they "
+            "send to wandb, stay there. log_extra and log_metric record values of a function.",
             "The reward closure runs in this process, without a time limit: it is not defined at the "
             "top level of a module (a lambda or a nested function).",
         )
         judged = rewards.score([scored("a")], STATE)
-        assert [p.value for p in judged.rows[0].parts] == [float(rewards.pids[0]), float(os.getpid())]
+        first, second, third = (p.value for p in judged.rows[0].parts)
+        assert second == os.getpid() and {first, third} <= set(rewards.pids)
 
 
 @pytest.mark.parametrize(("guard", "place"), [('if __name__ == "__main__":', "worker"), ("if True:", "here")])
@@ -531,7 +538,7 @@ def test_a_script_is_sent_to_workers_only_where_it_can_be_imported(guard, place,
         """,
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=30)
-    assert done.stdout.split() == [place, "0", "0" if place == "worker" else "1"], done.stderr
+    assert done.stdout.split() == [place, "0", "1"], done.stderr
 
 
 def test_a_file_that_trains_on_import_does_not_start_over_in_the_worker(file):

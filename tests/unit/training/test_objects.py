@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,26 @@ def test_frozen_weights(tokenizer: Any) -> None:
 def test_refused(options: dict[str, Any], problems: list[tuple[str, str]], tokenizer: Any) -> None:
     given = {name: tokenizer if value == "TOKENIZER" else value for name, value in options.items()}
     assert refused(**given) == problems
+
+
+def test_a_reward_model(tokenizer: Any) -> None:
+    """One that is an object is refused, beside what else is there; it is used by its directory."""
+    model = loaded()
+    given = {"reward_funcs": [model, "accuracy"], "reward_processing_classes": tokenizer}
+    assert refused(**given, reward_weights=[1, 2]) == [("E377", "reward_funcs")]
+    with pytest.raises(ConfigError, match="the model Qwen2ForCausalLM as an object") as error:
+        planned(**given)
+    assert f"give its name, from which it was loaded: '{model.name_or_path}'" in str(error.value)
+
+
+def test_rewards_of_one_name() -> None:
+    """Callables that a program alone has keep apart; one that is given twice is one too many."""
+
+    def of_length(completions: list[str], least: int = 0, **columns: Any) -> list[float]:
+        return [float(len(text) > least) for text in completions]
+
+    several = [partial(of_length, least=n) for n in range(3)]
+    plan = planned(reward_funcs=[*several, "accuracy", lambda completions: [1.0] * len(completions)])
+    names = ["of_length", "of_length_2", "of_length_3", "accuracy", "lambda"]
+    assert plan["options"]["reward_funcs"] == names
+    assert refused(reward_funcs=[several[0], several[0]]) == [("E307", "reward_funcs")]

@@ -93,6 +93,7 @@ class Facts:
     reads_steps            whether a reward does, or names the steps; None: not known without a trial
     reward_names           the names of the rewards in metrics, in order
     reward_notes           what is to be said of the rewards
+    reward_texts           (entry, digest) of what is written of each reward that is a function
     unmatched_targets      adapter targets that match no module
     adapter                the adapter that the run starts from, where it starts from one
     untrainable_targets    (name, reason) of adapter targets that an adapter would not reach
@@ -182,6 +183,7 @@ class Facts:
     reads_steps: bool | None = None
     reward_names: tuple[str, ...] = ()
     reward_notes: tuple[str, ...] = ()
+    reward_texts: tuple[tuple[str, str], ...] = ()
     adapter: AdapterFacts | None = None
     unmatched_targets: tuple[TargetFacts, ...] = ()
     untrainable_targets: tuple[tuple[str, str], ...] = ()

@@ -28,6 +28,7 @@ class ResumeFacts:
     value), where its config.yaml can be read (`is_compared`); `pass_rates` is the digest of what was measured
     then, `reference` that of the adapter that the reference had. `foreign` is what a checkpoint of another
     trainer holds. `steps_of_rollout` are the steps taken of the rollout that it stands in, 0 between two.
+    `reward_texts` are the digests of reward functions as they were, as in Facts.
     """
 
     path: str
@@ -41,6 +42,7 @@ class ResumeFacts:
     reference: str | None = None
     foreign: Literal["", "model", "adapter"] = ""
     steps_of_rollout: int = 0
+    reward_texts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,26 +120,50 @@ class _Taking:
         )
 
     def rewards(self, given: Any) -> Any:
-        """The rewards with a name for each function; one that a file holds is named by file, so that
-        config.yaml can be used again."""
-        from covey.rewards.targets import Target, callable_name, target_of_callable
-
+        """The rewards with a name for each function. One that a file holds is named by file, so that
+        config.yaml can be used again; others that share a name are numbered."""
         if given is None:
             return None
         entries = list(given) if isinstance(given, list | tuple) else [given]
+        typed = {entry for entry in entries if isinstance(entry, str)}
         for index, entry in enumerate(entries):
-            if isinstance(entry, str):
-                continue
-            where = target_of_callable(entry)
-            by_file = isinstance(where, Target) and where.file is not None
-            name = (
-                f"{where.file}:{where.name}"
-                if isinstance(where, Target) and by_file
-                else callable_name(entry)
-            )
-            entries[index] = name
-            self._functions[name] = entry
+            if _is_model(entry):
+                entries[index] = self._refused_model(entry)
+            elif not isinstance(entry, str):
+                entries[index] = self._named(entry, typed)
         return entries
+
+    def _named(self, function: Any, typed: Collection[str]) -> str:
+        from covey.rewards.targets import Target, callable_name, target_of_callable
+
+        where = target_of_callable(function)
+        if isinstance(where, Target) and where.file is not None:
+            name = f"{where.file}:{where.name}"
+        else:
+            plain = callable_name(function)
+            numbered = (plain if number == 1 else f"{plain}_{number}" for number in count(1))
+            free = (n for n in numbered if n not in typed and self._functions.get(n, function) is function)
+            name = next(free)
+        self._functions[name] = function
+        return name
+
+    def _refused_model(self, model: Any) -> str:
+        """A reward model comes from files: ranks and its own process read it from there."""
+        kind, source = type(model).__name__, str(getattr(model, "name_or_path", ""))
+        seen = tr(
+            "reward_funcs has the model {kind} as an object; reward models are loaded from a directory or a "
+            "hub.",
+            kind=kind,
+        )
+        saved = Fix(
+            text=tr(
+                "save it with `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`, then use "
+                "reward_funcs=DIR"
+            )
+        )
+        named = Fix(text=tr("give its name, from which it was loaded: {source!r}", source=source))
+        self._problems.append(problem("E377", "reward_funcs", seen, "", *((named,) if source else ()), saved))
+        return object_name(kind, UNUSABLE)
 
     def sources(self, option: str, given: Any) -> Any:
         """The sources with a name for each object. A list of dicts is one source, a list of others several;
@@ -228,6 +253,13 @@ def _is_module(value: Any) -> bool:
     """Whether a value is a module of torch; who has one has imported torch."""
     module = getattr(sys.modules.get("torch.nn"), "Module", None)
     return module is not None and isinstance(value, module)
+
+
+def _is_model(value: Any) -> bool:
+    """Whether a value is a model of transformers, or one of peft around it."""
+    kinds = (("transformers", "PreTrainedModel"), ("peft", "PeftModel"))
+    classes = [getattr(sys.modules.get(module), name, None) for module, name in kinds]
+    return _is_module(value) and isinstance(value, tuple(kind for kind in classes if kind is not None))
 
 
 def _is_words(value: Any) -> bool:

@@ -15,6 +15,7 @@ from covey.plan.facts import Facts, GoldFacts
 from covey.plan.task_rewards import asked
 from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import JUDGE, built_in_of
+from covey.rewards.function_text import function_digest
 from covey.rewards.golds import check_golds
 from covey.rewards.protocol import Scored
 from covey.rewards.registry import available, options_read
@@ -48,6 +49,8 @@ def with_rewards(
     facts = replace(facts, rewards_available=available(), reward_options=options_read())
     if not config.rewards or config.replay_rollouts is not None:
         return facts, None
+    texts = ((name, function_digest(name, functions.get(name))) for name in dict.fromkeys(config.rewards))
+    facts = replace(facts, reward_texts=tuple((name, text) for name, text in texts if text is not None))
     facts = with_code(facts, config, prompts)
     facts = with_reward_models(facts, config, offline=offline)
     models = usable_models(config, facts)

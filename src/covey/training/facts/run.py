@@ -322,7 +322,12 @@ def _resume_facts(
         pass_rates=None if "pass_rates" not in manifest.meta else str(manifest.meta["pass_rates"]),
         reference=None if "reference" not in manifest.meta else str(manifest.meta["reference"]),
         steps_of_rollout=_steps_of_rollout(path),
+        reward_texts=_pairs(manifest.meta.get("rewards")),
     )
+
+
+def _pairs(value: object) -> tuple[tuple[str, str], ...]:
+    return tuple((str(name), str(of)) for name, of in value.items()) if isinstance(value, dict) else ()
 
 
 def _steps_of_rollout(checkpoint: Path) -> int:
