@@ -42,7 +42,7 @@ WITHOUT_EFFECT: Mapping[str, Moot] = {
     **_each(("pad_to_multiple_of", "length_column_name"), _PACKED),
     **_each(
         ("_n_gpu", "_setup_devices", "__cached__setup_devices", "distributed_state", "mixed_precision",
-         "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args", "local_rank"),
+         "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args"),
         _COMPUTED,
     ),
     **_each(("fp16_opt_level", "fp16_backend", "half_precision_backend", "use_mps_device"), _OLD),
@@ -74,6 +74,7 @@ OFF: Mapping[str, Moot] = {
         tr("covey leaves torch's precision of float32 products unchanged, which is without TF32."),
         ("false",),
     ),
+    "local_rank": Moot(tr("A launcher says in LOCAL_RANK which process this is."), ("-1",)),
     "eval_delay": Moot(tr("--eval_strategy, --eval_steps and --eval_on_start say when to evaluate."), ("0",)),
     "save_on_each_node": Moot(
         tr("All nodes write into one output_dir, which they share."), ("false",)
@@ -168,6 +169,7 @@ OF_PROGRAMS_INSTEAD: Mapping[str, str] = {
 
 OFF_INSTEAD: Mapping[str, str] = {
     "eval_delay": "--eval_steps N",
+    "local_rank": tr("--nproc_per_node N, or torchrun"),
     **dict.fromkeys(("use_cpu", "no_cuda"), tr("CUDA_VISIBLE_DEVICES= in front of covey")),
     "train_sampling_strategy": "--dataset_shuffle false",
     "do_predict": "`covey eval`",
