@@ -125,6 +125,7 @@ MOOT: Mapping[str, Moot] = {
     ),
     "push_to_hub": Moot(_UPLOAD, ("false",)),
     "hub_strategy": Moot(_UPLOAD, ("every_save",)),
+    "hub_token": Moot(_UPLOAD),
     "hub_always_push": Moot(_UPLOAD, ("false",)),
     "hub_private_repo": Moot(_UPLOAD, ("false",)),
     "use_transformers_continuous_batching": Moot(_ENGINES, ("false",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -276,10 +277,8 @@ def _is_empty(value: Any) -> bool:
 def _word(value: Any) -> str:
     word = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
     if isinstance(word, str) and word.startswith("{"):
-        try:
+        with suppress(ValueError):
             word = json.loads(word)
-        except ValueError:
-            return word.lower()
     return (json.dumps(word, default=str) if isinstance(word, Mapping) else str(word)).lower()
 
 

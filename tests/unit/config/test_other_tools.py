@@ -82,6 +82,7 @@ def whole(**changes: Any) -> dict[str, Any]:
         "distributed_state": object(),
         "debug": [],
         "report_to": [],
+        "hub_token": "<HUB_TOKEN>",
         "_n_gpu": 1,
         "_setup_devices": "cuda:0",
     }
@@ -101,6 +102,7 @@ def test_a_whole_config_of_trl() -> None:
     # What TRL does not read without vLLM is not read here either.
     assert config.rollout_servers == [] and config.vllm_importance_sampling_mode is None
     assert not [name for name in resolved.typed_names if name.startswith("vllm_")]
+    assert "eval_on_start" not in resolved.typed_names
     # A field that asks for something is not lost.
     problems = from_dict({**RUN, **whole(tools=[len], top_p=0.9, neftune_noise_alpha=5)}).problems
     assert [(p.code, p.option) for p in problems] == [
