@@ -25,6 +25,12 @@ _HELD = (
     *("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_rslora", "use_dora"),
     *_OF_NAMES,
 )
+# The option for each field.
+_OPTIONS = {
+    "r": "lora_rank",
+    **{name: name for name in ("lora_alpha", "lora_dropout", "target_modules", "modules_to_save")},
+    **{name: name for name in ("use_rslora", "use_dora")},
+}
 # What decides nothing once an adapter is trained: where it comes from, and how it was first drawn.
 _SILENT = (
     *("auto_mapping", "base_model_name_or_path", "eva_config", "fan_in_fan_out", "inference_mode"),
@@ -118,6 +124,27 @@ def read_adapter(directory: Path) -> SavedAdapter:
     return SavedAdapter(options=options, base=str(body.get("base_model_name_or_path") or ""))
 
 
+def options_of_config(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The options that mean what a LoraConfig of peft says, by its `to_dict()`, and what it has beside them.
+
+    What it leaves to peft, as `target_modules` None, is left to covey.
+    """
+    others = _other_parts(body) + [name for name in _OF_NAMES if body.get(name)]
+    options: dict[str, Any] = {"tuner_type": "lora"}
+    for name, option in _OPTIONS.items():
+        if body.get(name) is not None:
+            options[option] = body[name]
+    targets = options.get("target_modules")
+    if isinstance(targets, str) and targets != "all-linear":
+        others.append(tr("a pattern as target_modules ({targets})", targets=targets))
+        del options["target_modules"]
+    for name in ("target_modules", "modules_to_save"):
+        value = options.get(name)
+        if isinstance(value, set | frozenset | list | tuple):
+            options[name] = sorted(value)
+    return options, others
+
+
 def quantized_base(directory: Path) -> tuple[str, str] | None:
     """Method and bits by which the base was quantized while the adapter was trained, by ms-swift's args.json;
     None where that says nothing of it."""
@@ -172,8 +199,9 @@ def stored(directory: Path) -> Mapping[str, StoredTensor]:
 
 def _other_parts(body: Mapping[str, Any]) -> list[str]:
     """What an adapter has beside plain LoRA, by the names of adapter_config.json."""
-    if body["peft_type"] != "LORA":
-        return [tr("peft_type {peft_type}", peft_type=body["peft_type"])]
+    kind = getattr(body["peft_type"], "value", body["peft_type"])
+    if kind != "LORA":
+        return [tr("peft_type {peft_type}", peft_type=kind)]
     found = []
     for name, value in body.items():
         if name in (*_HELD, *_SILENT) or not value:
@@ -185,7 +213,8 @@ def _other_parts(body: Mapping[str, Any]) -> list[str]:
         if name == "bias":
             found += [] if value == "none" else [tr("bias {value}", value=value)]
         elif name == "task_type":
-            found += [] if value == "CAUSAL_LM" else [tr("task_type {value}", value=value)]
+            kind = getattr(value, "value", value)
+            found += [] if kind == "CAUSAL_LM" else [tr("task_type {value}", value=kind)]
         elif name == "init_lora_weights":
             found += [] if value in _DRAWN else [tr("init_lora_weights {value}", value=value)]
         else:

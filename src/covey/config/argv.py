@@ -130,7 +130,10 @@ def _take_foreign(layer: Layer, flag: Flag, known: Name) -> list[str]:
         layer.take(flag.name, words[:1], source)
         return words[1:]
     files = [word for word in words if _is_left(word, has_words=False)] if known.moot is not None else []
-    layer.take(flag.name, [word for word in words if word not in files], source)
+    kept = [word for word in words if word not in files]
+    is_other = known.moot is not None or known.refused is not None
+    # A name without a value says yes; an empty one would say nothing.
+    layer.take(flag.name, kept or (["true"] if is_other else []), source)
     return files
 
 

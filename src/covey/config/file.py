@@ -65,8 +65,10 @@ def read_file(path: str) -> Layer:
 def _is_option(key: str) -> bool:
     """Whether a key that holds a mapping is an option with an object for its value, or one of another tool,
     and no section."""
-    known = look_up(key)
-    return normalise(key) not in GROUPS and any((known.option, known.moot, known.refused))
+    known, plain = look_up(key), normalise(key)
+    if plain in GROUPS or (known.option is None and plain.removesuffix("s") in GROUPS):
+        return False
+    return any((known.option, known.moot, known.refused))
 
 
 def _take_section(layer: Layer, path: str, section: str, options: Mapping[Any, Any]) -> None:

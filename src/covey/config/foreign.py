@@ -4,23 +4,18 @@ those that say what covey does anyway."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from covey.config.foreign_algorithms import OTHER_METHODS, OTHER_PREFIXES
+from covey.config.foreign_trainer import (
+    OF_PROGRAMS,
+    OF_PROGRAMS_INSTEAD,
+    OFF,
+    OFF_INSTEAD,
+    WITHOUT_EFFECT,
+)
+from covey.config.moot import Moot
 from covey.config.parallelism import DEVICES, PARALLEL
 from covey.texts import tr
-
-
-@dataclass(frozen=True, slots=True)
-class Moot:
-    """A name whose values say what happens anyway; `values` empty means that any of them does.
-
-    `means` are values that stand for a value of an option.
-    """
-
-    words: str
-    values: tuple[str, ...] = ()
-    means: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
 
 _TUNER = tr("The options for adapters are in the group Adapters of `covey train --help`.")
 _ENGINES = tr(
@@ -36,6 +31,11 @@ _WHOLE = tr(
 )
 _ROLLOUTS = tr("Completions are written to rollouts/ in output_dir; --rollout_log sets which rollouts.")
 _SAVING = tr("Checkpoints are saved every --save_steps optimizer steps and at the end.")
+_SAVING_LITTLE = tr(
+    "{saving} With a --save_steps larger than the number of steps only the last one is saved; covey always "
+    "saves that one, because it holds the trained model.",
+    saving=_SAVING,
+)
 _REF = tr(
     "The reference model of the KL term is the initial model; with --sync_ref_model it follows the policy."
 )
@@ -53,6 +53,8 @@ _UPLOAD = tr("This version does not upload anything.")
 _PLANNED = tr("`covey plan` reads how the model is sharded and offloaded from the options of the run.")
 
 MOOT: Mapping[str, Moot] = {
+    **WITHOUT_EFFECT,
+    **OFF,
     "dataloader_num_workers": Moot(_NO_LOADERS),
     "dataloader_pin_memory": Moot(_NO_LOADERS),
     "dataloader_prefetch_factor": Moot(_NO_LOADERS),
@@ -61,14 +63,16 @@ MOOT: Mapping[str, Moot] = {
     "load_from_cache_file": Moot(_NO_LOADERS),
     "lazy_tokenize": Moot(_NO_LOADERS),
     "remove_unused_columns": Moot(_EVERY_COLUMN, ("false",)),
-    "dataloader_drop_last": Moot(tr("An epoch always consists of whole rollouts."), ("true",)),
+    "dataloader_drop_last": Moot(tr("An epoch always consists of whole rollouts.")),
+    "dataloader_multiprocessing_context": Moot(_NO_LOADERS),
+    "dataloader_in_order": Moot(_NO_LOADERS),
     "per_device_eval_batch_size": Moot(tr("covey samples as many completions at a time as fit in memory.")),
-    "do_train": Moot(tr("`covey train` always trains."), ("true",)),
+    "do_train": Moot(tr("`covey train` always trains.")),
     "do_eval": Moot(tr("--eval_strategy says when to evaluate.")),
     "logging_first_step": Moot(tr("Every step is logged, including the first one.")),
     "logging_dir": Moot(tr("The files of TensorBoard are in output_dir/runs.")),
     "logging_strategy": Moot(tr("covey logs every --logging_steps steps."), ("steps",)),
-    "save_strategy": Moot(_SAVING, ("steps",)),
+    "save_strategy": Moot(_SAVING_LITTLE, ("steps", "false")),
     "save_safetensors": Moot(tr("Weights are always saved as safetensors."), ("true",)),
     "create_checkpoint_symlink": Moot(_SAVING, ("false",)),
     "add_version": Moot(tr("--output_dir is used as given; without it, the runs in runs/ are numbered.")),
@@ -125,20 +129,54 @@ MOOT: Mapping[str, Moot] = {
         {"true": ("vllm_importance_sampling_mode", "sequence_mask")},
     ),
     "push_to_hub": Moot(_UPLOAD, ("false",)),
+    "hub_strategy": Moot(_UPLOAD, ("every_save",)),
+    "hub_token": Moot(_UPLOAD),
+    "hub_always_push": Moot(_UPLOAD, ("false",)),
+    "hub_private_repo": Moot(_UPLOAD, ("false",)),
+    "use_transformers_continuous_batching": Moot(_ENGINES, ("false",)),
+    "use_transformers_paged": Moot(_ENGINES, ("false",)),
+    "vllm_model_impl": Moot(_VLLM, ("vllm",)),
+    "dataset_train_split": Moot(_SPLIT, ("train",)),
+    "dataset_test_split": Moot(
+        tr("The split for evaluation is part of --val_dataset ID:SUBSET@SPLIT."), ("test",)
+    ),
+    "log_unique_prompts": Moot(_ROLLOUTS),
+    "wandb_log_unique_prompts": Moot(_ROLLOUTS),
+    "project": Moot(_OURS, ("huggingface",)),
+    "lora_task_type": Moot(tr("`covey train` runs GRPO on a causal language model."), ("causal_lm",)),
+    "lora_bias": Moot(_TUNER, ("none",)),
+    "ignore_data_skip": Moot(
+        tr("A resumed run always continues at the position in the data where it stopped."), ("false",)
+    ),
+    "auto_find_batch_size": Moot(
+        tr(
+            "covey uses the batch size that you give; `covey plan` lists other ways to split it that "
+            "need less memory."
+        ),
+        ("false",),
+    ),
+    **dict.fromkeys(
+        ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+        Moot(
+            tr("covey supports only --gradient_checkpointing true or selective, without further settings."),
+            ('{"use_reentrant": false}', '{"use_reentrant": true}'),
+        ),
+    ),
     "group_by_length": Moot(tr("The rows of a forward pass are packed."), ("false",)),
     "torch_compile": Moot(tr("This version does not compile the model."), ("false",)),
 }
 """Names that say what covey does anyway: accepted and said once. Other values than those are refused."""
 
 REFUSED: Mapping[str, str] = {
+    **OF_PROGRAMS,
+    **OTHER_METHODS,
     "merge_lora": tr("`covey export CHECKPOINT --merge` merges an adapter into its model."),
     "num_infer_workers": _ONE_EACH,
     "vllm_device": tr(
         "{one_each} A separate server uses the GPUs that its CUDA_VISIBLE_DEVICES lists.", one_each=_ONE_EACH
     ),
     "use_lmdeploy": tr("{engines} ms-swift no longer supports LMDeploy either.", engines=_ENGINES),
-    "use_transformers_continuous_batching": _ENGINES,
-    "use_transformers_paged": _ENGINES,
+    "transformers_continuous_batching_config": _ENGINES,
     "device_map": DEVICES,
     **{name: words for name, (words, _) in PARALLEL.items()},
     "device_groups": _GROUPS,
@@ -151,10 +189,7 @@ REFUSED: Mapping[str, str] = {
     "resume_only_model": (
         tr("To start from saved weights, give them as --model, or as --adapters if they are an adapter.")
     ),
-    "ignore_data_skip": tr("A resumed run always continues at the position in the data where it stopped."),
     "dataset_config": _SPLIT,
-    "dataset_train_split": _SPLIT,
-    "dataset_test_split": tr("The split for evaluation is part of --val_dataset ID:SUBSET@SPLIT."),
     "custom_dataset_info": tr("Give a data set as its file or hub id; rename its columns with --columns."),
     "model_init_kwargs": tr("Use the options --torch_dtype, --model_revision and --trust_remote_code."),
     "template": tr("covey uses the chat template of the tokenizer; --chat_template FILE replaces it."),
@@ -175,15 +210,6 @@ REFUSED: Mapping[str, str] = {
     "lr_scheduler_kwargs": (
         tr("Only --lr_scheduler_type, --warmup_steps and --warmup_ratio configure the schedule.")
     ),
-    "auto_find_batch_size": (
-        tr(
-            "covey uses the batch size that you give; `covey plan` lists other ways to split it that "
-            "need less memory."
-        )
-    ),
-    "gradient_checkpointing_kwargs": tr(
-        "covey supports only --gradient_checkpointing true or selective, without further settings."
-    ),
     "ignore_args_error": tr("An option without effect is always refused."),
     "stopping_strategy": tr(
         "Mixing stops when the first source is used up; without --interleave_prob all sources are used up."
@@ -195,10 +221,12 @@ REFUSED: Mapping[str, str] = {
 """Names that this version has nothing for, each with what it does instead."""
 
 REFUSED_PREFIXES: Mapping[str, str] = {
+    **OTHER_PREFIXES,
     "vllm_": _VLLM,
     "lora_": _TUNER,
     "bnb_": _QUANT,
     "swanlab_": _OURS,
+    "trackio_": _OURS,
     "wandb_": _OURS,
     "fsdp_": tr("Give the settings of FSDP as JSON in --fsdp_config."),
     "hub_": _UPLOAD,
@@ -210,6 +238,8 @@ REFUSED_PREFIXES: Mapping[str, str] = {
 """Beginnings of names that come in families."""
 
 INSTEAD: Mapping[str, str] = {
+    **OFF_INSTEAD,
+    **OF_PROGRAMS_INSTEAD,
     "num_infer_workers": tr("--use_vllm true --nproc_per_node N"),
     "vllm_device": tr("--use_vllm true --vllm_mode colocate"),
     "use_lmdeploy": tr("--use_vllm true"),
@@ -226,6 +256,9 @@ INSTEAD: Mapping[str, str] = {
     "num_completions_to_print": "--log_completions N",
     "eval_dataset": "--val_dataset FILE",
     "resume_only_model": tr("--model CHECKPOINT, or --adapters CHECKPOINT"),
+    "save_strategy": "--save_steps N",
+    "logging_strategy": "--logging_steps N",
+    "activation_checkpointing_kwargs": tr("--gradient_checkpointing true"),
     "dataset_config": "--dataset ID:SUBSET",
     "dataset_train_split": "--dataset ID@SPLIT",
     "dataset_test_split": "--val_dataset ID@SPLIT",
@@ -241,6 +274,8 @@ INSTEAD: Mapping[str, str] = {
     "plan_offload": "--deepspeed zero3_offload",
     "lora_": tr("--lora_rank, --lora_alpha or --target_modules"),
     "bnb_": tr("--quant_bits 4, --bnb_4bit_quant_type or --bnb_4bit_use_double_quant"),
+    "project": tr("a variable such as WANDB_PROJECT=NAME in front of covey"),
+    "trackio_": tr("a variable such as TRACKIO_SPACE_ID=ID in front of covey"),
     "wandb_": tr("a variable such as WANDB_PROJECT=NAME in front of covey"),
     "swanlab_": tr("a variable such as SWANLAB_API_KEY=KEY in front of covey"),
     "fsdp_": "--fsdp_config '{\"NAME\": VALUE}'",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from covey.config.foreign import MOOT, REFUSED, REFUSED_PREFIXES, Moot
+from covey.config.foreign import MOOT, REFUSED, REFUSED_PREFIXES
+from covey.config.moot import Moot
 from covey.options.declare import Options, facts_of
 from covey.options.schema import FACTS, GROUPS, OPTIONS, Config
 
@@ -28,6 +29,9 @@ class Name:
     refused: str | None = None
     nearest: str | None = None
 
+
+_MOST_EDITS = 2
+_LETTERS_PER_EDIT = 3
 
 LONG_DASHES = "\u2012\u2013\u2014\u2212"
 """What word processors and web pages make of the dashes in front of an option."""
@@ -61,16 +65,46 @@ def _look_up(plain: str, declares: type[Options]) -> Name:
     names = {name: option for option, facts in facts_of(declares).items() for name in (option, *facts.names)}
     if plain in names:
         return Name(typed=plain, option=names[plain])
-    match = nearest(plain, list(names))
+    match = _close(plain, list(names))
     return Name(typed=plain, nearest=names[match] if match else None)
 
 
 def nearest_option(plain: str) -> str | None:
-    """Return the option whose name or alias is nearest to an unknown one; None if none is near."""
+    """Return the option that an unknown name most likely means: one with a name that is close enough to be
+    the same name misspelled, or the one that a name of other tools means; None if there is neither."""
     if plain in HINTS:
         return HINTS[plain]
-    match = nearest(plain, [*OPTIONS, *ALIASES])
+    match = _close(plain, [*OPTIONS, *ALIASES])
     return ALIASES.get(match, match) if match else None
+
+
+def _close(plain: str, names: Sequence[str]) -> str | None:
+    """The name that `plain` misspells: the nearest of those with one or two other letters, or the one that
+    has the same parts in another order; None where there is none, since another option would be a guess."""
+    parts = sorted(plain.split("_"))
+    for name in names:
+        if sorted(name.split("_")) == parts:
+            return name
+    letters = plain.replace("_", "")
+    limit = min(_MOST_EDITS, len(letters) // _LETTERS_PER_EDIT)
+    distances = {name: _edits(letters, name.replace("_", ""), limit) for name in names}
+    near = min(names, key=lambda name: distances[name], default=None)
+    return near if near is not None and distances[near] <= limit else None
+
+
+def _edits(one: str, other: str, limit: int) -> int:
+    """How many letters are missing, too many, different or swapped; `limit` + 1 stands for more."""
+    if abs(len(one) - len(other)) > limit:
+        return limit + 1
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        before, last, row = row, before, [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return min(row[-1], limit + 1)
 
 
 def nearest_group(plain: str) -> str | None:

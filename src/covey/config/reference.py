@@ -157,7 +157,7 @@ def _refused() -> list[str]:
         groups.setdefault((words, instead_of(prefix)), []).append(f"{prefix}…")
     for (words, new), names in groups.items():
         lines.append(f"| {_quoted(names)} | {_cell(words)} | {_cell(new) or NONE} |")
-    return [*lines, "", "Any other name is unknown (E101), and the nearest option is named."]
+    return [*lines, "", "Any other name is unknown (E101); an option with a name close to it is named."]
 
 
 if __name__ == "__main__":

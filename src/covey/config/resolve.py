@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from covey.config.derive import (
     derive_batch,
 )
 from covey.config.dialect import SOURCE, dialect_note, ms_swift_typed
+from covey.config.names import nearest_option
 from covey.config.output import default_output_dir
 from covey.config.start import start_of
 from covey.config.take import Typed, take_mapping
@@ -57,7 +58,7 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     Raises ConfigError where no configuration can be built at all, with every problem so far.
     """
     start = start_of(typed)
-    all_problems = [*problems, *start.problems, *_missing(typed, {p.option for p in problems})]
+    all_problems = [*problems, *start.problems, *_missing(typed, faulty_options(problems))]
     values = {name: t.value for name, t in typed.items()}
     sources = {name: t.source for name, t in typed.items()}
     for name, (value, source) in start.values.items():
@@ -96,6 +97,14 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
         other_names=MappingProxyType({name: t.name for name, t in typed.items() if t.name}),
         problems=tuple(all_problems),
     )
+
+
+def faulty_options(problems: Collection[Problem]) -> set[str]:
+    """The options that something is said about, and those that a misspelled name most likely means: what
+    follows from the values that they have without it is no problem of its own."""
+    faulty = {problem.option for problem in problems}
+    meant = {nearest_option(problem.option) for problem in problems if problem.code == "E101"}
+    return faulty | {name for name in meant if name is not None}
 
 
 def is_asked(name: str, value: Any) -> bool:

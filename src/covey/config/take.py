@@ -3,14 +3,27 @@ converted."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from covey.codes import CODES
-from covey.config.foreign import Moot, instead_of
-from covey.config.names import Name, look_up, nearest, normalise, switch_value
-from covey.config.values import FALSE_WORDS, TRUE_WORDS, Kind, UnfitError, coerce, default_in, kind_of
+from covey.config.foreign import instead_of
+from covey.config.moot import Moot
+from covey.config.names import HINTS, Name, look_up, nearest, normalise, switch_value
+from covey.config.programs import is_whole_config, of_program
+from covey.config.values import (
+    FALSE_WORDS,
+    NONE_WORDS,
+    TRUE_WORDS,
+    Kind,
+    UnfitError,
+    coerce,
+    default_in,
+    kind_of,
+)
 from covey.options.declare import Options
 from covey.options.schema import Config
 from covey.options.verbs import PLAN_WORDS
@@ -33,20 +46,30 @@ class Layer:
 
     They are those that the class `declares`, and `verb` is whose `--help` lists them. `named` are all that
     were typed, those with a value at fault among them. `is_ms_swift` where `rlhf_type` is among them: it is a
-    command of ms-swift, whose defaults it means.
+    command of ms-swift, whose defaults it means. Where `is_whole` nobody typed the single names, they are all
+    fields of a configuration of TRL: those without effect are not named.
     """
 
-    def __init__(self, declares: type[Options] = Config, verb: str = "train") -> None:
+    def __init__(
+        self, declares: type[Options] = Config, verb: str = "train", *, is_whole: bool = False
+    ) -> None:
         self.declares = declares
         self.verb = verb
         self.named: set[str] = set()
         self.typed: dict[str, Typed] = {}
         self.is_ms_swift = False
+        self.is_whole = is_whole
         self.problems: list[Problem] = []
 
     def take(self, name: str, value: Any, source: str) -> None:
-        """Add one option under any of its names; faults are added to the problems."""
+        """Add one option under any of its names; faults are added to the problems.
+
+        None, or null in YAML, is a value where the option has one that is not set; elsewhere, as for a name
+        of another tool, the name counts as not typed.
+        """
         known = self.look_up(name)
+        if self._is_unset(known, value):
+            return
         if known.option is not None:
             self._add(known.option, switch_value(known.typed, value), source, known.typed)
         elif self.declares is not Config:
@@ -59,11 +82,21 @@ class Layer:
         elif known.moot is not None and _word(value) in known.moot.means:
             self._add(*known.moot.means[_word(value)], source, known.typed)
         elif known.moot is not None:
-            self.problems.append(_moot(known.typed, known.moot, value, source))
+            note = _moot(known.typed, known.moot, value, source)
+            if not (self.is_whole and note.severity is Severity.NOTE):
+                self.problems.append(note)
         elif known.refused is not None:
             self.problems.append(refused(known, source))
         else:
             self.problems.append(self._unknown(known, value, source))
+
+    def _is_unset(self, known: Name, value: Any) -> bool:
+        if known.option is not None:
+            kind = self.kind_of(known.option)
+            return value is None and not (kind.optional or kind.base == "json")
+        if known.moot is None and known.refused is None:
+            return value is None and known.typed == "rlhf_type"
+        return _is_empty(value) and not (known.moot is not None and "none" in known.moot.means)
 
     def look_up(self, name: str) -> Name:
         """Say what a typed name is among these options."""
@@ -105,11 +138,11 @@ class Layer:
         if near is not None:
             try:
                 edits = {near: coerce(near, value, self.declares)}
-                fixes = (Fix(text=tr("the option is called {near}", near=near), edits=edits), listing)
+                fixes = (Fix(text=tr("did you mean {near}?", near=near), edits=edits), listing)
             except UnfitError:
                 takes = self.kind_of(near).words
                 fixes = (
-                    Fix(text=tr("the option is called --{near} and takes {takes}", near=near, takes=takes)),
+                    Fix(text=tr("did you mean --{near}? It takes {takes}", near=near, takes=takes)),
                     listing,
                 )
         return Problem(
@@ -119,9 +152,7 @@ class Layer:
             why=tr("If it were ignored, the run would not use the value that you gave.")
             if self.declares is Config
             else tr("If it were ignored, the run would not do what the command says."),
-            cause=tr("No option has a similar name.")
-            if near is None
-            else tr("The nearest option is {near}.", near=near),
+            cause=_cause_of_unknown(known.typed, near),
             fixes=fixes,
         )
 
@@ -154,27 +185,31 @@ def _flag_of(source: str) -> str:
 
 def take_mapping(options: Mapping[str, Any], source: str) -> Layer:
     """Return the layer of a flat mapping, each value with the same source."""
-    layer = Layer()
+    layer = Layer(is_whole=is_whole_config(options))
     seen: dict[str, str] = {}
-    for name, value in options.items():
+    for name, value in of_program(options).items():
         spelled = seen.setdefault(normalise(str(name)), str(name))
-        layer.take(
-            spelled, value, source if spelled == name else tr("{source} {name}", source=source, name=name)
-        )
+        option = layer.look_up(spelled).option
+        is_plain = spelled == name and option in (None, normalise(spelled))
+        layer.take(spelled, value, source if is_plain else tr("{source} {name}", source=source, name=name))
     return layer
 
 
 def refused(known: Name, source: str) -> Problem:
     """Return the problem of a name that another tool or a later version has."""
     instead = instead_of(known.typed)
-    rest = tr(" and use {instead}", instead=instead) if instead else tr("; there is no replacement")
+    text = (
+        tr("leave out --{name} and use {instead}", name=known.typed, instead=instead)
+        if instead
+        else tr("leave out --{name}; there is no replacement", name=known.typed)
+    )
     return Problem(
         code="E102",
         option=known.typed,
         seen=tr("This version of covey has no option {typed} ({source}).", typed=known.typed, source=source),
         why=known.refused or "",
         cause=tr("The command comes from TRL, from ms-swift or from another version of covey."),
-        fixes=(Fix(text=tr("leave out --{typed}{rest}", typed=known.typed, rest=rest)),),
+        fixes=(Fix(text=text),),
     )
 
 
@@ -231,9 +266,21 @@ def _other_method(value: Any, source: str) -> list[Problem]:
     ]
 
 
+def _is_empty(value: Any) -> bool:
+    """Whether a value says nothing: none, or a list or an object with nothing in it."""
+    if isinstance(value, list | tuple):
+        return all(_is_empty(one) for one in value)
+    if isinstance(value, Mapping | set):
+        return not value
+    return value is None or (isinstance(value, str) and value.strip().lower() in ("", *NONE_WORDS))
+
+
 def _word(value: Any) -> str:
     word = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
-    return "true" if word in (None, [], ()) else str(word).lower()
+    if isinstance(word, str) and word.startswith("{"):
+        with suppress(ValueError):
+            word = json.loads(word)
+    return (json.dumps(word, default=str) if isinstance(word, Mapping) else str(word)).lower()
 
 
 def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
@@ -258,16 +305,17 @@ def _moot(name: str, moot: Moot, value: Any, source: str) -> Problem:
         ),
         why=moot.words,
         cause=tr("The command comes from TRL, from ms-swift or from another version of covey."),
-        fixes=(
-            Fix(
-                text=tr(
-                    "leave out --{name}; covey works as with --{name} {values}",
-                    name=name,
-                    values=joined(tr(" or "), _distinct(moot.values)),
-                )
-            ),
-        ),
+        fixes=(Fix(text=_without(name, moot)),),
     )
+
+
+def _without(name: str, moot: Moot) -> str:
+    """What to type instead of a value that is not taken."""
+    instead = instead_of(name)
+    if instead:
+        return tr("leave out --{name} and use {instead}", name=name, instead=instead)
+    values = joined(tr(" or "), _distinct(moot.values))
+    return tr("leave out --{name}; covey works as with --{name} {values}", name=name, values=values)
 
 
 def _distinct(values: Sequence[str]) -> Sequence[str]:
@@ -283,6 +331,14 @@ def _is_same(word: str, value: str) -> bool:
         return float(word) == float(value)
     except ValueError:
         return word == value
+
+
+def _cause_of_unknown(typed: str, near: str | None) -> str:
+    if near is None:
+        return tr("No option has a similar name.")
+    if typed in HINTS:
+        return tr("Other tools use this name for {near}.", near=near)
+    return tr("The name is close to that of {near}.", near=near)
 
 
 def _twice(option: str, old: Typed, new: Typed) -> Problem:

@@ -16,7 +16,7 @@ class DataOptions(Options):
         "as [hf::|ms::]ID[:SUBSET][@SPLIT]; #N after a source takes N rows. quickstart: the built-in task.",
         trl="required",
         swift="required",
-        names=("dataset_name",),
+        names=("dataset_name", "train_dataset"),
         hints=("data", "train_files"),
     )
     val_dataset: list[str] = option(
@@ -64,6 +64,7 @@ class DataOptions(Options):
         "Read rows only when they are needed; needs max_steps, and shuffles only within blocks of rows.",
         trl="false",
         swift="false",
+        names=("dataset_streaming",),
     )
     task_column: str | None = option(
         None,

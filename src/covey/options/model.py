@@ -110,6 +110,7 @@ class ModelOptions(Options):
             "0": "false",
             "none": "false",
         },
+        names=("activation_checkpointing",),
         alone="true",
         resume="free",
     )

@@ -18,6 +18,7 @@ class EvaluationOptions(Options):
         trl="no",
         swift="save_strategy",
         words={"false": "no", "none": "no", "epochs": "epoch"},
+        names=("evaluation_strategy",),
         resume="free",
     )
     eval_steps: int = option(

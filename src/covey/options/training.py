@@ -54,7 +54,6 @@ class OptimizerOptions(Options):
         trl="adamw_torch_fused",
         swift="adamw_torch_fused",
         words={"adamw": "adamw_torch", "adamw_torch_fused": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit"},
-        hints=("optimizer",),
     )
     adam_beta1: float = option(
         0.9,

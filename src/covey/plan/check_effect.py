@@ -11,7 +11,7 @@ from covey.options.schema import FACTS, Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.words import flags
-from covey.texts import plural, tr
+from covey.texts import counted, plural, tr
 from covey.types import Fix, Problem
 
 # Conditions of which E115 or W108 is said below.
@@ -140,15 +140,26 @@ def _messages(config: Config, facts: Facts) -> list[Problem]:
 def _tables(config: Config, typed: Collection[str]) -> list[Problem]:
     if "log_completions" not in typed or not config.log_completions or config.report_to != ["none"]:
         return []
+    seen = tr(
+        "log_completions asks for a table of {completions} in a tracker, but report_to is none.",
+        completions=counted(config.log_completions, "completion"),
+    )
+    cause = tr(
+        "In TRL the option also prints a table on the terminal. covey prints no completions; it writes them "
+        "to {output_dir}/rollouts/*.jsonl, one line for each with its text, rewards and advantage.",
+        output_dir=config.output_dir,
+    )
+    if config.rollout_log == "none":
+        cause = tr(
+            "In TRL the option also prints a table on the terminal. covey prints no completions, and with "
+            "--rollout_log none it writes none."
+        )
     return [
         warning(
             "W108",
             "log_completions",
-            tr(
-                "log_completions is {log_completions}, but report_to is none, so no tracker gets a table.",
-                log_completions=config.log_completions,
-            ),
-            tr("In TRL the option prints a table. covey always writes every completion to RUN/rollouts."),
+            seen,
+            cause,
             _leave_out(["log_completions"]),
             Fix(text=tr("use a tracker"), edits={"report_to": ["tensorboard"]}),
         )

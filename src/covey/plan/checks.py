@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from covey.config.resolve import Resolved
+from covey.config.resolve import Resolved, faulty_options
 from covey.errors import ConfigError
 from covey.options.schema import Config
 from covey.plan.check_algorithm import algorithm_problems
@@ -86,7 +86,7 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
     What only follows from a value that nobody could read is left out.
     """
     said = [problem for problem in resolved.problems if not is_settled(problem, facts)]
-    faulty = {problem.option for problem in said}
+    faulty = faulty_options(said)
     no_gpus = not facts.layout.num_gpus
     no_batch = no_gpus or bool(faulty & {*COUNTS, "nproc_per_node"})
     # Where a launcher's variables are wrong (E370), the number of processes is not known.

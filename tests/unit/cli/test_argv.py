@@ -13,7 +13,7 @@ from covey.cli.main import main
 from covey.cli.verbs import VERBS
 from covey.config import parse
 from covey.config.argv import read_words
-from covey.config.foreign import INSTEAD, REFUSED, REFUSED_PREFIXES
+from covey.config.foreign import INSTEAD, MOOT, REFUSED, REFUSED_PREFIXES
 from covey.config.take import take_mapping
 from covey.config.values import kind_of
 from covey.options.declare import fields_of
@@ -141,7 +141,7 @@ def test_the_layout_takes_what_a_plan_can_have() -> None:
 
 
 def test_a_refused_name_says_in_one_line_what_to_type() -> None:
-    assert set(INSTEAD) <= {*REFUSED, *REFUSED_PREFIXES}
+    assert set(INSTEAD) <= {*REFUSED, *REFUSED_PREFIXES, *MOOT}
     for name in (*REFUSED, *(f"{prefix}zzz" for prefix in REFUSED_PREFIXES)):
         (problem,) = take_mapping({name: "x"}, "argument").problems
         (fix,) = problem.fixes

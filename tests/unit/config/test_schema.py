@@ -45,5 +45,5 @@ def test_other_names_do_not_hide_options() -> None:
         assert not set(table) & set(OPTIONS)
     assert not set(ALIASES) & set(REFUSED) and not set(MOOT) & set(REFUSED)
     assert set(ALIASES.values()) | set(HINTS.values()) <= set(OPTIONS)
-    # A name is looked up before its beginning is: lora_rank is an option, and lora_bias is refused.
-    assert look_up("lora_rank").option == "lora_rank" and look_up("lora_bias").refused
+    # A name is looked up before its beginning is: lora_rank is an option, and lora_dtype is refused.
+    assert look_up("lora_rank").option == "lora_rank" and look_up("lora_dtype").refused

@@ -132,4 +132,4 @@ def test_mappings_of_a_file(tmp_path: Path) -> None:
     }
     # An object of another tool is named as such, and what nobody knows as a section that there is none of.
     file.write_text("gradient_checkpointing_kwargs: {use_reentrant: false}\nzoo: {a: 1}\n")
-    assert codes(str(file)) == [("E102", "gradient_checkpointing_kwargs"), ("E101", "zoo")]
+    assert codes(str(file)) == [("W108", "gradient_checkpointing_kwargs"), ("E101", "zoo")]

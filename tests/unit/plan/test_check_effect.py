@@ -35,7 +35,7 @@ CASES: Sequence[tuple[dict[str, object], Facts, str, str, str]] = [
     ({"tuner_type": "lora", "lora_dropout": 0.05}, facts(), "W108", "lora_dropout", "nothing is dropped"),
     ({"eval_steps": 7}, facts(), "W108", "eval_steps", "--eval_steps 7 is set, but nothing is evaluated"),
     ({**VAL, "eval_strategy": "no", "num_generations_eval": 4}, facts(), "W108", "num_generations_eval", ""),
-    ({"log_completions": True}, facts(), "W108", "log_completions", "no tracker gets a table"),
+    ({"log_completions": True}, facts(), "W108", "log_completions", "a table of 8 completions in a tracker"),
     ({"cosine_max_len": 5}, READ, "W108", "cosine_max_len", "no reward of this run reads it: accuracy."),
     ({"repetition_n_grams": 5, "reward_weights": [2]}, READ, "W108", "repetition_n_grams", "5 is set, but"),
     ({"system": "Be brief."}, TEXT, "E115", "system", "'Be brief.' is set, but the column prompt holds text"),

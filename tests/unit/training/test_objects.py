@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 import pandas
+import peft
 import pytest
 import torch
 import transformers
@@ -135,6 +136,39 @@ def test_frozen_weights(tokenizer: Any) -> None:
     assert planned(model=model, tokenizer=tokenizer, tuner_type="lora")["facts"]["num_trained"]
 
 
+def test_a_lora_config() -> None:
+    given = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], use_rslora=True)
+    options = planned(peft_config=given, callbacks=None, optimizers=(None, None))["options"]
+    names = ("tuner_type", "lora_rank", "lora_alpha", "lora_dropout", "target_modules", "use_rslora")
+    assert [options[name] for name in names] == ["lora", 4, 8.0, 0.0, ["q_proj", "v_proj"], True]
+    assert planned(peft_config=given, use_peft=True, lora_r=4)["options"] == options
+    assert planned(peft_config=None)["options"]["tuner_type"] == "full"
+    assert planned(peft_config=peft.LoraConfig(target_modules="all-linear"))["options"]["lora_rank"] == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "typed", "code", "words"),
+    [
+        (peft.LoraConfig(bias="all", rank_pattern={"q_proj": 2}), {}, "E102", "bias all, rank_pattern"),
+        (peft.LoraConfig(target_modules=".*q_proj"), {}, "E102", "a pattern as target_modules (.*q_proj)"),
+        (
+            peft.LoraConfig(layers_to_transform=[0], target_modules=["q_proj"]),
+            {},
+            "E102",
+            "layers_to_transform",
+        ),
+        (peft.IA3Config(), {}, "E102", "peft_type IA3"),
+        (peft.LoraConfig(r=4), {"lora_r": 8}, "E106", "8 (argument lora_r) and 4 (LoraConfig"),
+        ({"r": 4}, {}, "E102", "no option peft_config"),
+    ],
+)
+def test_an_adapter_of_another_kind(given: Any, typed: dict[str, Any], code: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        planned(peft_config=given, **typed)
+    (problem,) = error.value.problems
+    assert problem.code == code and words in problem.seen, problem.seen
+
+
 @pytest.mark.parametrize(
     ("options", "problems"),
     [
@@ -148,7 +182,14 @@ def test_frozen_weights(tokenizer: Any) -> None:
         ({"dataset": [{"text": "a"}]}, [("E303", "dataset"), ("E303", "dataset")]),
         ({"dataset": "object 3 rows (checksum 00000000)"}, [("E376", "dataset")]),
         ({"model": "object MyModel (checksum 00000000)"}, [("E376", "model")]),
-        ({"dataset": TABLE, "train_dataset": TABLE}, [("E101", "train_dataset")]),
+        ({"dataset": TABLE, "train_dataset": ROWS[:4]}, [("E106", "dataset")]),
+        ({"val_dataset": TABLE, "eval_dataset": TABLE}, [("E106", "val_dataset")]),
+        ({"tokenizer": None, "processing_class": "TOKENIZER"}, [("E377", "tokenizer")]),
+        (
+            {"tokenizer": "TOKENIZER", "processing_class": "TOKENIZER"},
+            [("E106", "tokenizer"), ("E377", "tokenizer")],
+        ),
+        ({"callbacks": [print], "args": object()}, [("E102", "callbacks"), ("E102", "args")]),
         # All at once.
         (
             {

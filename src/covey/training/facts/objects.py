@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,6 +22,7 @@ from covey.data.live import LiveRows, live_rows
 from covey.options.schema import Config
 from covey.plan.problem import problem
 from covey.texts import tr
+from covey.training.facts.peft_config import with_adapter_options
 from covey.training.facts.rewards import Functions
 from covey.types import Fix, Problem
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from covey.models.live import LiveModel
 
 # Names of TRL's trainer that its command does not have.
-_OF_TRAINERS = {"train_dataset": "dataset", "eval_dataset": "val_dataset", "processing_class": "tokenizer"}
+_OF_TRAINERS = {"eval_dataset": "val_dataset", "processing_class": "tokenizer"}
 _ROWS = tr("a list of dicts, a Dataset of the library datasets, or a file, directory or id")
 
 
@@ -55,7 +56,15 @@ NO_OBJECTS = Objects()
 def named_objects(options: Mapping[str, Any], *, offline: bool) -> Iterator[tuple[dict[str, Any], Objects]]:
     """The options with names in the place of objects, and the objects, whose files last as long as this."""
     taking = _Taking()
-    values = {_known(name, options): value for name, value in options.items()}
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        known = _OF_TRAINERS.get(normalise(name), name)
+        if known != name and known in options and options[known] is not None:
+            taking.both_given(known, name, value)
+        else:
+            values[known] = value
+    values, faults = with_adapter_options(values)
+    taking.add(faults)
     tokenizer = values.pop("tokenizer", None)
     for name, value in values.items():
         match look_up(name).option:
@@ -71,12 +80,6 @@ def named_objects(options: Mapping[str, Any], *, offline: bool) -> Iterator[tupl
         elif tokenizer is not None:
             taking.refuse_tokenizer(values.get(key))
         yield values, taking.objects()
-
-
-def _known(name: str, options: Mapping[str, Any]) -> str:
-    """The name, or what it means where TRL's trainer alone has it and the other is not given too."""
-    known = _OF_TRAINERS.get(normalise(name), name)
-    return name if known in options else known
 
 
 def frozen_problems(config: Config, live: LiveModel | None) -> list[Problem]:
@@ -164,6 +167,18 @@ class _Taking:
         named = Fix(text=tr("give its name, from which it was loaded: {source!r}", source=source))
         self._problems.append(problem("E377", "reward_funcs", seen, "", *((named,) if source else ()), saved))
         return object_name(kind, UNUSABLE)
+
+    def add(self, problems: Sequence[Problem]) -> None:
+        self._problems += problems
+
+    def both_given(self, known: str, name: str, value: Any) -> None:
+        """Say that an object has a second name of the same meaning; a None beside it says nothing."""
+        if value is None:
+            return
+        seen = tr("{known} and {name} are both given.", known=known, name=name)
+        why = tr("Both names mean the same option, and an option has only one value.")
+        fixes = tuple(Fix(text=tr("leave out {name}", name=one)) for one in (name, known))
+        self._problems.append(Problem(code="E106", option=known, seen=seen, why=why, fixes=fixes))
 
     def sources(self, option: str, given: Any) -> Any:
         """The sources with a name for each object. A list of dicts is one source, a list of others several;

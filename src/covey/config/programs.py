@@ -1,0 +1,35 @@
+"""The options of a Python program: plain values for enumerations, and whole configurations of TRL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+# Every GRPOConfig of TRL has these fields, and no configuration of covey has all of them.
+_OF_GRPO_CONFIG = frozenset(
+    {"use_vllm", "vllm_mode", "vllm_server_host", "vllm_importance_sampling_correction", "do_predict"}
+)
+_OF_EVALUATIONS = ("eval_on_start", "eval_steps", "num_generations_eval")
+
+
+def is_whole_config(options: Mapping[str, Any]) -> bool:
+    """Whether all fields of a GRPOConfig are among the options, as in `train(**vars(config))`."""
+    return options.keys() >= _OF_GRPO_CONFIG
+
+
+def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with plain values in the place of enumerations. Of a whole GRPOConfig without the fields
+    that TRL does not read: those of vLLM where it is not used, those of a server where there is none, and
+    those of evaluations where nothing is evaluated."""
+    values = {name: value.value if isinstance(value, Enum) else value for name, value in options.items()}
+    if not is_whole_config(options):
+        return values
+    unread: tuple[str, ...] = ()
+    if values.get("eval_strategy") in ("no", None):
+        values = {name: value for name, value in values.items() if name not in _OF_EVALUATIONS}
+    if not values["use_vllm"]:
+        unread = ("vllm_",)
+    elif values["vllm_mode"] != "server":
+        unread = ("vllm_server_", "vllm_group_port")
+    return {name: value for name, value in values.items() if not (unread and name.startswith(unread))}
