@@ -114,8 +114,8 @@ def interrupted_run(output_dir: Path, **options: Any) -> Path:
 def interrupt(
     patch: pytest.MonkeyPatch, of: type, name: str, number: int, sent: int = signal.SIGINT
 ) -> list[int]:
-    """Ctrl-C, or another signal, at the end of one call of a method, the first being 0; the calls so far. Those before the run
-    has its own handler do not count: there Ctrl-C ends it as it ends any program."""
+    """Ctrl-C, or another signal, at the end of one call of a method, the first being 0; the calls so far.
+    Those before the run has its own handler do not count: there Ctrl-C ends it as it ends any program."""
     real, calls = getattr(of, name), []
     before = (signal.getsignal(signal.SIGINT), signal.SIG_IGN)
 
@@ -155,7 +155,9 @@ def test_a_program_goes_on_with_the_same_call(
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"{n}+1=", "solution": str(n + 1)} for n in range(32)]
     reward = tmp_path / "reward.py"
-    reward.write_text("def f(completions, **columns):\n    return [float(len(text)) for text in completions]\n")
+    reward.write_text(
+        "def f(completions, **columns):\n    return [float(len(text)) for text in completions]\n"
+    )
     options = {**SMALL, "dataset": rows, "reward_funcs": "reward.py:f", "max_steps": 3, "save_steps": 100}
     with monkeypatch.context() as patch:
         interrupt(patch, Rules, "check", 0, signal.SIGTERM)
