@@ -122,7 +122,7 @@ def _print_others(said: BaseException, hook: Callable[..., None], kind: Any, err
 
 
 def _end_for_signals(outcome: Outcome) -> None:
-    """End the program as the signal would that has ended the run; its handlers are the program's own again."""
+    """Raise in the program what the signal that has ended the run raises in any program."""
     if outcome.exit_code == 130:
         from covey.errors import CONTINUE
 

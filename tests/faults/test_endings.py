@@ -114,8 +114,8 @@ def interrupted_run(output_dir: Path, **options: Any) -> Path:
 def interrupt(
     patch: pytest.MonkeyPatch, of: type, name: str, number: int, sent: int = signal.SIGINT
 ) -> list[int]:
-    """Ctrl-C, or another signal, at the end of one call of a method, the first being 0; the calls so far. Those before the run
-    has its own handler do not count: there Ctrl-C ends it as it ends any program."""
+    """Ctrl-C, or another signal, at the end of one call of a method, the first being 0; the calls so far.
+    Those before the run has its own handler do not count: there Ctrl-C ends it as it ends any program."""
     real, calls = getattr(of, name), []
     before = (signal.getsignal(signal.SIGINT), signal.SIG_IGN)
 

@@ -66,8 +66,8 @@ def test_a_call_that_hangs_ends_and_the_program_goes_on(mode: str, said: list[st
 def test_one_of_several_processes_says_what_is_wrong(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(
-        "import covey\n"
-        "covey.train(model='quickstart', dataset='quickstart#64', reward_funcs='accuracy', num_generations=1)\n"
+        "from covey import train\n"
+        "train(model='quickstart', dataset='quickstart#64', reward_funcs='accuracy', num_generations=1)\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script],

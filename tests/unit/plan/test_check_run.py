@@ -47,7 +47,7 @@ CASES = [
     Case(code="W161", option="resume_from_checkpoint", words="runs/a/config.yaml is missing",
          facts=facts(resume=ResumeFacts(path="runs/a/checkpoint-5", step=5, is_compared=False)),
          options=RESUME),
-    Case(code="W163", option="reward_funcs", words="The code of r.py:f has changed since runs/a/checkpoint-5 was",
+    Case(code="W163", option="reward_funcs", words="r.py:f has changed since runs/a/checkpoint-5 was",
          facts=facts(reward_texts=(("r.py:f", "a"), ("r.py:g", "b"), ("r.py:h", "c")),
                      resume=ResumeFacts(path="runs/a/checkpoint-5", step=5,
                                         reward_texts=(("r.py:f", "z"), ("r.py:g", "b")))),
