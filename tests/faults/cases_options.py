@@ -13,6 +13,15 @@ CASES = (
     Case(name="option_misspelt_with_a_bad_value", words=words("--num_generatoins four")),
     Case(name="option_unknown", words=words("--quux 3")),
     Case(name="option_of_another_tool", words=words("--lr 1e-5 --batch_size 8 --kl_coef 0.1")),
+    Case(name="option_misspelt_that_is_required", words=words("").replace("--dataset", "--datset")),
+    Case(name="option_that_only_sounds_alike", words=words("--guard_everything true --sleep_deep 2")),
+    Case(
+        name="arguments_of_a_trainer",
+        words=words(
+            "--callbacks x --optimizer muon --use_cpu --log_level info --log_completions --save_strategy epoch "
+            "--dataset_train_split train"
+        ),
+    ),
     Case(
         name="options_retired_by_ms_swift",
         words=words(

@@ -58,7 +58,7 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     Raises ConfigError where no configuration can be built at all, with every problem so far.
     """
     start = start_of(typed)
-    all_problems = [*problems, *start.problems, *_missing(typed, faulty_options(problems))]
+    all_problems = [*problems, *start.problems, *_missing(typed, faulty_options(problems, typed))]
     values = {name: t.value for name, t in typed.items()}
     sources = {name: t.source for name, t in typed.items()}
     for name, (value, source) in start.values.items():
@@ -99,12 +99,12 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     )
 
 
-def faulty_options(problems: Collection[Problem]) -> set[str]:
-    """The options that something is said about, and those that a misspelled name most likely means: what
-    follows from the values that they have without it is no problem of its own."""
+def faulty_options(problems: Collection[Problem], typed: Collection[str]) -> set[str]:
+    """The options that something is said about, and those that a misspelled name most likely means where they
+    are not `typed` too: what follows from the values that they have without it is no problem of its own."""
     faulty = {problem.option for problem in problems}
     meant = {nearest_option(problem.option) for problem in problems if problem.code == "E101"}
-    return faulty | {name for name in meant if name is not None}
+    return faulty | {name for name in meant if name is not None and name not in typed}
 
 
 def is_asked(name: str, value: Any) -> bool:

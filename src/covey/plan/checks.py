@@ -86,7 +86,7 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
     What only follows from a value that nobody could read is left out.
     """
     said = [problem for problem in resolved.problems if not is_settled(problem, facts)]
-    faulty = faulty_options(said)
+    faulty = faulty_options(said, resolved.typed_names)
     no_gpus = not facts.layout.num_gpus
     no_batch = no_gpus or bool(faulty & {*COUNTS, "nproc_per_node"})
     # Where a launcher's variables are wrong (E370), the number of processes is not known.

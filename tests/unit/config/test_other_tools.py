@@ -184,7 +184,8 @@ def test_only_a_close_name_is_suggested(typed: str, near: str | None) -> None:
 def test_nothing_is_said_about_an_option_that_a_misspelled_name_means() -> None:
     problems = from_dict({"model": "m", "datset": "d.jsonl", "reward_fnucs": "accuracy"}).problems
     assert [(p.code, p.option) for p in problems] == [("E101", "datset"), ("E101", "reward_fnucs")]
-    assert {"dataset", "reward_funcs"} <= faulty_options(problems)
+    assert {"dataset", "reward_funcs"} <= faulty_options(problems, ())
+    assert "dataset" not in faulty_options(problems, ["dataset"])
 
 
 def test_train_dataset_is_a_name_of_dataset() -> None:
