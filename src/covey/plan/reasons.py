@@ -22,9 +22,16 @@ REASONS: Mapping[str, str] = {
     "role": tr("with a message of an unknown role"),
     "tools": tr("with tools that are not a list of functions"),
     "lost": tr("with a message that the chat template leaves out"),
+    "not_continued": tr("with the beginning of an answer that the chat template cannot continue"),
     "tools_lost": tr("with tools that the chat template leaves out"),
 }
 """Words for why a row is left out, by the key that the data gives."""
 
-REFUSED: Mapping[str, str] = {"lost": "E360", "tools_lost": "E361", "role": "E362", "tools": "E364"}
+REFUSED: Mapping[str, str] = {
+    "lost": "E360",
+    "tools_lost": "E361",
+    "role": "E362",
+    "tools": "E364",
+    "not_continued": "E365",
+}
 """Reasons that one row is enough for to refuse the data, with their codes."""

@@ -48,6 +48,19 @@ def test_a_function_gets_what_it_names(scored):
     assert seen == {"completions": ["a", "b"], "solution": ["3", "5"], "completion_ids": [[1, 2], [4]]}
 
 
+def test_a_completion_that_continues_a_message_is_given_with_it(scored):
+    seen = {}
+
+    def reward(prompts, completions, messages):
+        seen.update(prompts=prompts, completions=completions, messages=messages)
+        return [0.0]
+
+    turns = ({"role": "user", "content": "U"}, {"role": "assistant", "content": "So "})
+    judged(reward, [scored("3", prompt="P", turns=turns, opened="So ")], completion_form="messages")
+    whole = {"role": "assistant", "content": "So 3"}
+    assert seen == {"prompts": [[*turns]], "completions": [[whole]], "messages": [[turns[0], whole]]}
+
+
 def test_a_function_with_keywords_gets_everything(scored):
     seen = {}
 
