@@ -140,7 +140,7 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     (
         "E365",
         "Beginning of an answer that cannot be continued",
-        "A prompt that ends with a message of the assistant asks the model to continue it. The chat template has "
-        "to write this message unchanged.",
+        "A prompt that ends with a message of the assistant asks the model to continue it. The chat template "
+        "has to write this message unchanged.",
     ),
 )

@@ -38,11 +38,11 @@ class ReadRow:
     """What a row holds.
 
     `text` is a prompt that no template touches; else `messages` go through the template, with `tools` and
-    `template_kwargs`. `continues` is whether the last of them is the beginning of the assistant's answer, which
-    the completion continues. `columns` goes to the rewards. `read_as` says what was read from another column than
-    covey's own form uses. `reason` is why there is no prompt, a key of `plan/reasons.py`, and `detail` what
-    stands there; `media` names the columns with images, sound or video, `unread` those with bytes, `unused`
-    those that a prompt through the template would have and a `prompt` string has not.
+    `template_kwargs`. `continues` is whether the last of them is the beginning of the assistant's answer,
+    which the completion continues. `columns` goes to the rewards. `read_as` says what was read from another
+    column than covey's own form uses. `reason` is why there is no prompt, a key of `plan/reasons.py`, and
+    `detail` what stands there; `media` names the columns with images, sound or video, `unread` those with
+    bytes, `unused` those that a prompt through the template would have and a `prompt` string has not.
     """
 
     columns: Mapping[str, Any]

@@ -142,7 +142,9 @@ def _not_continued(config: Config, left_out: LeftOut, option: str, rows: str) ->
         seen,
         "",
         Fix(text=tr("a chat template that writes this message as it is: --chat_template FILE")),
-        Fix(text=tr("if this message is the reference answer, rename the column"), edits={"columns": renamed}),
+        Fix(
+            text=tr("if this message is the reference answer, rename the column"), edits={"columns": renamed}
+        ),
     )
 
 
