@@ -174,6 +174,8 @@ class _Reading:
         while begun is None and messages and messages[-1]["role"] == "assistant":
             answer = messages.pop()["content"]
         asked = [m for m in messages if m["role"] not in ("system", "developer")]
+        if not asked and (answer is not None or begun is not None):
+            raise RowFault("only_answers")
         if not asked or not (asked[-1]["content"] or "").strip():
             raise RowFault("no_prompt")
         own = self._system()

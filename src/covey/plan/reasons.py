@@ -13,6 +13,7 @@ of a file that has none, half of a surrogate pair, a column of a type that no ta
 
 REASONS: Mapping[str, str] = {
     "no_prompt": tr("without a prompt"),
+    "only_answers": tr("whose messages are all of the assistant (roles assistant, gpt and bot)"),
     "too_long": tr("longer than max_length"),
     "cut": tr("cut on the left to max_length"),
     "wrong_type": tr("with a prompt that is neither text nor a list of messages"),

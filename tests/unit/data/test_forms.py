@@ -133,12 +133,14 @@ def test_calls_of_tools_reach_the_template(model_dir):
 def test_messages_without_a_question_are_left_out(codec):
     for messages in (
         [{"role": "system", "content": "Be brief."}],
-        [GOLD],
         [{"role": "user", "content": ""}],
         [USER, GOLD, {"role": "user", "content": " "}],
         [],
     ):
         assert reason({"messages": messages}, codec)[0] == "no_prompt"
+    for column in ("messages", "prompt"):
+        for messages in ([GOLD], [{"role": "system", "content": "S"}, {"role": "bot", "content": "20"}]):
+            assert reason({column: messages}, codec)[0] == "only_answers"
     for messages in ("What is 10+10?", "[broken", "[1, 2]", 7, {"role": "user"}, [["user", "Q?"]]):
         assert reason({"messages": messages}, codec)[0] == "wrong_type"
     anthropic = [{"role": "user", "content": [{"type": "tool_result", "content": "20"}]}]

@@ -72,7 +72,7 @@ CASES = [
          facts=facts(longest_prompt=None), options={"max_completion_length": 4096}),
     Case(code="E309", option="dataset", words="3 rows but no usable prompt",
          facts=facts(num_rows=3, num_prompts=0)),
-    Case(code="E309", option="dataset", words="0 rows", facts=facts(num_rows=0, num_prompts=0)),
+    Case(code="E309", option="dataset", words="The dataset is empty: it has no rows.", facts=facts(num_rows=0, num_prompts=0)),
     Case(code="E312", option="dataset", words="images, audio or video: image, clip.",
          facts=facts(media_columns=("image", "clip"))),
     Case(code="E321", option="dataset", words="gsm8k is not in the cache",

@@ -190,7 +190,7 @@ def test_a_number_that_is_not_finite_marks_its_row_alone(bad, scored):
     assert (said[1].value, said[1].status, said[1].message) == (
         None,
         Status.INVALID,
-        f"returned {bad} for this row",
+        f"returned {bad} instead of a finite number or None",
     )
 
 

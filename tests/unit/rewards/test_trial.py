@@ -22,12 +22,15 @@ def test_what_the_trial_finds(scored, tmp_path):
         faults = trial(rewards, rows).faults
     assert {f.kind for f in faults} == {"trial"}
     assert [(f.reward, f.words) for f in faults] == [
-        ("single", "on row 4, whose completion is '72': returned 1 value for 2 completions"),
-        ("word", "on row 4, whose completion is '72': returned a str instead of a number or None: 'good'"),
+        ("single", "returned 1 value for 2 completions; seen on row 5, with the completion '72'"),
+        (
+            "word",
+            "returned a str instead of a number or None: 'good'; seen on row 5, with the completion '72'",
+        ),
         (
             "empty",
-            "on row 4, with an empty completion: IndexError: list index out of range (mine.py, line 3: "
-            "def empty(completions): return [float(c.split()[0]) for c in completions])",
+            "IndexError: list index out of range (mine.py, line 3: def empty(completions): return "
+            "[float(c.split()[0]) for c in completions]); seen on row 5, with an empty completion",
         ),
-        ("single", "on row 4, with an empty completion: returned 1 value for 2 completions"),
+        ("single", "returned 1 value for 2 completions; seen on row 5, with an empty completion"),
     ]
