@@ -122,7 +122,12 @@ def evaluation_lines(config: Config, facts: Facts) -> list[str]:
     if config.eval_strategy == "no" or not facts.eval_sets:
         return []
     when = (
-        plural(config.eval_steps, "every {eval_steps} step", "every {eval_steps} steps", eval_steps=config.eval_steps)
+        plural(
+            config.eval_steps,
+            "every {eval_steps} step",
+            "every {eval_steps} steps",
+            eval_steps=config.eval_steps,
+        )
         if config.eval_strategy == "steps"
         else tr("after each epoch")
     )

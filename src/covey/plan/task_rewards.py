@@ -23,7 +23,7 @@ def shown(entries: Sequence[str]) -> list[str]:
     """What messages call rewards: as they were typed, but a function of a file with a whole path, as a
     program gives it, by its name alone, where no other has it.
 
-    `shown(["/home/ann/train.py:length", "format"])` is `["length", "format"]`.
+    `shown(["/data/train.py:length", "format"])` is `["length", "format"]`.
     """
     names = [_name(entry) for entry in entries]
     return [

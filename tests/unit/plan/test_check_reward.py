@@ -132,10 +132,10 @@ def test_every_faulty_reward_is_named() -> None:
 def test_a_function_of_a_program_is_called_by_its_name_where_that_is_its_alone() -> None:
     def seen(*entries: str) -> str:
         fault = RewardFault(reward=entries[0], kind="trial", words="seen so")
-        return [p.seen for p in found(facts(faulty_rewards=(fault,)), reward_funcs=list(entries))][0]
+        return next(p.seen for p in found(facts(faulty_rewards=(fault,)), reward_funcs=list(entries)))
 
-    assert seen("/home/ann/m.py:good", "format") == "good: seen so"
-    assert seen("/home/ann/m.py:good", "n.py:good") == "/home/ann/m.py:good: seen so"
+    assert seen("/data/m.py:good", "format") == "good: seen so"
+    assert seen("/data/m.py:good", "n.py:good") == "/data/m.py:good: seen so"
     assert seen("m.py:good", "format") == "m.py:good: seen so"
 
 
