@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 from faults.case import Case, jsonl, sums, words
 
+_BEGUN = [{"role": "user", "content": "What is 1+1?"}, {"role": "assistant", "content": "<think>1</think>So"}]
+_CUTS = "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}[assistant]"
 _NO_SYSTEM = (
     "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -58,6 +60,8 @@ CASES = (
     _rows("template_without_tools", sums(64, tools=[_ADD])),
     _rows("template_without_renamed_tools", sums(64, functions=[_ADD]), "--columns '{\"functions\": \"tools\"}'"),
     _rows("tools_no_list", sums(64, tools="add")),
+    _rows("answer_that_cannot_be_continued", [{"prompt": _BEGUN, "solution": "2"}] * 64,
+          "--chat_template t.jinja", **{"t.jinja": _CUTS}),
     _rows("preference_pairs", [{"prompt": "What is 1+1?", "chosen": "2", "rejected": "3"}] * 64),
     _rows("surrogates", [{"question": f"\ud83d What is {n}+1?", "solution": str(n + 1)} for n in range(64)]),
     _rows("columns_with_numbers_beside_them",

@@ -155,6 +155,9 @@ CASES = (
     Case(name="val_dataset_missing", words=words("--val_dataset test.jsonl")),
     # -- models
     Case(name="model_missing", words=words(model="./models/qwen")),
+    Case(name="model_is_a_file", words=words(model="tiny/config.json"), files={"tiny/config.json": "{}"}),
+    Case(name="adapter_is_a_file", words=words("--adapters file"), files={"file": "mine"}),
+    Case(name="reward_model_is_a_file", words=words("--reward_model file"), files={"file": "mine"}),
     Case(name="model_not_in_the_cache", words=words(model="Qwen/Qwen2.5-0.5B-Instruct"), edge=_offline),
     Case(
         name="model_without_weights",

@@ -72,6 +72,7 @@ CASES = (
     Case(name="output_holds_a_run", words=words("--output_dir run"), files=_RUN),
     Case(name="output_holds_files", words=words("--output_dir photos"), files={"photos/a.txt": "mine"}),
     Case(name="output_cannot_be_written", words=words("--output_dir file/run"), files={"file": "mine"}),
+    Case(name="output_is_a_file", words=words("--output_dir file"), files={"file": "mine"}),
     Case(name="resume_from_nothing", words=words("--resume_from_checkpoint latest --output_dir run")),
     Case(
         name="resume_from_a_folder",

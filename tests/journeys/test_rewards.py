@@ -295,7 +295,8 @@ def test_one_value_that_is_no_number_stops_the_run(value: str, said: str, tmp_pa
     assert [e["code"] for e in events(tmp_path / "run", "finding")] == ["F107"]
     (finding,) = events(tmp_path / "run", "finding")
     named = re.fullmatch(
-        rf"the reward ratio returned {said} for this row: row (\d) of the data, completion 3 of 4, '.+'?",
+        rf"the reward ratio returned {said} instead of a finite number or None: row (\d) of the data, "
+        r"completion 3 of 4, '.+'?",
         finding["seen"],
     )
     assert named and 1 <= int(named[1]) <= 8
@@ -319,11 +320,13 @@ def test_a_value_that_is_no_number_in_an_evaluation_stops_the_run_too(tmp_path: 
     options = small("d.jsonl", "run", reward_funcs=["mine.py:ratio"], val_dataset=["v.jsonl"])
     done = covey("train", *flags(options))
     assert done.code == 3, done.out + done.err
-    assert "the reward ratio returned nan for this row: row 1 of the data, completion 1 of 1" in done.err
+    said = "returned nan instead of a finite number or None"
+    where = "row 1 of the data, completion 1 of 1"
+    assert f"the reward ratio {said}: {where}" in " ".join(done.err.split())
     typed = {"val_dataset": ["v.jsonl"], "reward_funcs": ["mine.py:ratio"], "reward_trial": False}
     done = covey("eval", "quickstart", *flags(typed))
     assert done.code == 3, done.out + done.err
-    assert "returned nan for this row" in done.err
+    assert said in " ".join(done.err.split())
 
 
 def test_built_in_rewards_with_their_options(tmp_path: Path) -> None:

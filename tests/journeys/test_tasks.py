@@ -164,7 +164,7 @@ def test_what_a_reward_reads_is_asked_of_its_own_rows_alone(tmp_path: Path) -> N
     # A judge of the second task alone is tried on one of its rows.
     (tmp_path / "mine.py").write_text("def kind(completions, **kwargs):\n    return [1 / 0]\n")
     refused = covey("plan", *flags(two_tasks("d.jsonl", "r")))
-    assert refused.code == 2 and "E316" in refused.err and "row 8" in refused.err
+    assert refused.code == 2 and "E316" in refused.err and "row 9" in refused.err
 
 
 # -- pass rates --------------------------------------------------------------------------------------------

@@ -142,4 +142,10 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
         "Tools that cannot be read",
         "The chat template needs the tools as a list of functions with names.",
     ),
+    (
+        "E365",
+        "Beginning of an answer that cannot be continued",
+        "A prompt that ends with a message of the assistant asks the model to continue it. The chat template "
+        "has to write this message unchanged.",
+    ),
 )

@@ -224,6 +224,8 @@ def _other_parts(body: Mapping[str, Any]) -> list[str]:
 
 def _body(directory: Path) -> dict[str, Any]:
     path = directory / ADAPTER_CONFIG
+    if directory.is_file():
+        raise AdapterFileError(tr("{file} is a file, but an adapter is a directory", file=directory))
     if not directory.is_dir():
         raise AdapterFileError(tr("{directory} is not a directory", directory=directory))
     if not path.is_file():

@@ -38,15 +38,17 @@ class ReadRow:
     """What a row holds.
 
     `text` is a prompt that no template touches; else `messages` go through the template, with `tools` and
-    `template_kwargs`. `columns` goes to the rewards. `read_as` says what was read from another column than
-    covey's own form uses. `reason` is why there is no prompt, a key of `plan/reasons.py`, and `detail` what
-    stands there; `media` names the columns with images, sound or video, `unread` those with bytes, `unused`
-    those that a prompt through the template would have and a `prompt` string has not.
+    `template_kwargs`. `continues` is whether the last of them is the beginning of the assistant's answer,
+    which the completion continues. `columns` goes to the rewards. `read_as` says what was read from another
+    column than covey's own form uses. `reason` is why there is no prompt, a key of `plan/reasons.py`, and
+    `detail` what stands there; `media` names the columns with images, sound or video, `unread` those with
+    bytes, `unused` those that a prompt through the template would have and a `prompt` string has not.
     """
 
     columns: Mapping[str, Any]
     text: str | None = None
     messages: tuple[Message, ...] = ()
+    continues: bool = False
     tools: tuple[Message, ...] = ()
     template_kwargs: Mapping[str, Any] | None = None
     read_as: tuple[str, ...] = ()
@@ -146,17 +148,35 @@ class _Reading:
             if name.startswith("conversation") or self.column != name:
                 self._say(tr("prompts: {columns}", columns=_in_words([self.column])))
         self._others()
-        return self._conversation(messages, system)
+        # A `prompt` of messages, as TRL has it, holds no answer: it may hold the beginning of one.
+        begun = self._begun(messages) if name == "prompt" and not isinstance(value, str) else None
+        return self._conversation(messages, system, begun)
 
-    def _conversation(self, messages: list[dict[str, Any]], system: str | None) -> ReadRow:
-        """A prompt that goes through the template."""
+    def _begun(self, messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """The assistant's last message, taken off the messages, where the completion continues it."""
+        if not messages or messages[-1]["role"] != "assistant":
+            return None
+        if messages[-1].get("tool_calls"):
+            raise RowFault("not_continued", tr("a call of a tool"))
+        last = messages.pop()
+        if not last["content"].strip():
+            return None
+        self._say(tr("prompts: each ends with the beginning of an answer, which completions continue"))
+        return last
+
+    def _conversation(
+        self, messages: list[dict[str, Any]], system: str | None, begun: dict[str, Any] | None
+    ) -> ReadRow:
+        """A prompt that goes through the template; `begun` is the beginning of its answer."""
         if any("<image>" in (m["content"] or "") for m in messages):
             raise RowFault("media")
         # Data of other tools ends with the gold assistant turn; the policy writes that turn itself.
         answer = None
-        while messages and messages[-1]["role"] == "assistant":
+        while begun is None and messages and messages[-1]["role"] == "assistant":
             answer = messages.pop()["content"]
         asked = [m for m in messages if m["role"] not in ("system", "developer")]
+        if not asked and (answer is not None or begun is not None):
+            raise RowFault("only_answers")
         if not asked or not (asked[-1]["content"] or "").strip():
             raise RowFault("no_prompt")
         own = self._system()
@@ -170,10 +190,17 @@ class _Reading:
             self._say(tr("the system message of the messages is used, not that of the column system"))
         elif system and own is None and system != messages[0]["content"]:
             self._say(tr("the system message of the messages is used, not --system"))
-        return self._done(messages=tuple(messages), answer=answer)
+        if begun is not None:
+            messages.append(begun)
+        return self._done(messages=tuple(messages), answer=answer, continues=begun is not None)
 
     def _done(
-        self, *, text: str | None = None, messages: tuple[Message, ...] = (), answer: str | None = None
+        self,
+        *,
+        text: str | None = None,
+        messages: tuple[Message, ...] = (),
+        answer: str | None = None,
+        continues: bool = False,
     ) -> ReadRow:
         tools: tuple[Message, ...] = ()
         if text is None and not _is_empty(tools_value := self._value("tools")):
@@ -185,6 +212,7 @@ class _Reading:
             columns=columns,
             text=text,
             messages=messages,
+            continues=continues,
             tools=tools,
             template_kwargs=kwargs if isinstance(kwargs, Mapping) else None,
             read_as=tuple(self._read_as),

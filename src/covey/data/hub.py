@@ -59,6 +59,9 @@ def locate_model(
     """
     if _is_local(name):
         return ModelFiles(directory=Path(name).expanduser())
+    if Path(name).expanduser().is_file():
+        words = tr("{name} is a file, but a model is a directory", name=name)
+        raise ModelError(words, kind="file", subject=name)
     hub, name = _hub_id(name, use_hf)
     if hub == "ms":
         directory = modelscope.model_directory(

@@ -24,6 +24,8 @@ SYSTEM_PRESETS = {
     "<answer> your answer </answer>"
 }
 
+# Behind the beginning of an answer, where a template is asked to go on; the space shows whether it strips.
+_GOES_ON = "covey goes on here "
 # An opening tag at the very end: the model goes on inside it.
 _OPENED = re.compile(
     r"(?:<(?:think|thinking|thought|reasoning|answer|solution)>|\[THINK\])\s*\Z", re.IGNORECASE
@@ -33,7 +35,8 @@ _OPENED = re.compile(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
     """A row's prompt text, or the reason why it has none and what stands there; `messages` is None where no
-    template made the text. `row` is what was read, `role` that of a message that is lost."""
+    template made the text. `row` is what was read, `role` that of a message that is lost, `begun` the
+    beginning of the answer where the row has one, as it stands at the end of the text."""
 
     row: ReadRow
     text: str = ""
@@ -41,6 +44,7 @@ class Rendered:
     reason: str = ""
     detail: str = ""
     role: str = ""
+    begun: str = ""
 
 
 def system_text(value: str) -> str:
@@ -78,21 +82,50 @@ def render(
     if read.text is not None:
         return Rendered(row=read, text=read.text)
     kwargs = read.template_kwargs or {}
-    text = codec.render(read.messages, tools=read.tools, kwargs=kwargs)
+    begun = ""
     try:
+        if read.continues:
+            text, begun = _continued(read, codec)
+        else:
+            text = codec.render(read.messages, tools=read.tools, kwargs=kwargs)
         check.check(text, read.messages, read.tools, kwargs)
     except RowFault as fault:
         return Rendered(row=read, reason=fault.reason, detail=fault.detail, role=fault.role)
-    return Rendered(row=read, text=text, messages=read.messages)
+    return Rendered(row=read, text=text, messages=read.messages, begun=begun)
+
+
+def _continued(read: ReadRow, codec: TextCodec) -> tuple[str, str]:
+    """The text up to the end of the last message, which no mark closes, and how that message stands there.
+
+    As `apply_chat_template(..., continue_final_message=True)` of transformers: where the template strips
+    messages, the spaces at the end are gone. RowFault("not_continued") where the template writes this message
+    in another way, as one that cuts thoughts out of it.
+    """
+    *before, last = read.messages
+    begun = last["content"].strip()
+    asked = [*before, {**last, "content": last["content"] + _GOES_ON}]
+    kwargs = read.template_kwargs or {}
+    whole = codec.render(asked, add_generation_prompt=False, tools=read.tools, kwargs=kwargs)
+    text, mark, rest = whole.rpartition(_GOES_ON.rstrip())
+    if not rest.startswith(" "):
+        text = text.rstrip()
+    whole_at_end = last["content"] if text.endswith(last["content"]) else begun
+    start = text.rfind(whole_at_end)
+    if not mark or start < 0 or text[start:].strip() != begun:
+        shown = begun if len(begun) <= 60 else f"{begun[:60]} ..."
+        raise RowFault("not_continued", repr(shown))
+    return text, text[start:]
 
 
 def opened(rendered: Rendered) -> str:
-    """What the prompt has opened of the assistant's turn: `<think>\\n` where its text ends with that, else
-    nothing.
+    """What the prompt has opened of the assistant's turn: the beginning of an answer, or `<think>\\n` where
+    its text ends with that, else nothing.
 
     A tag that ends the last message's own text opens nothing: the template then adds no turn of the
     assistant.
     """
+    if rendered.begun:
+        return rendered.begun
     match = _OPENED.search(rendered.text[-40:])
     if match is None:
         return ""

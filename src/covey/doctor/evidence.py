@@ -9,7 +9,7 @@ from covey.doctor.log import Log
 from covey.health.baseline import fallen, total_of
 from covey.health.history import History
 from covey.health.names import ENTROPY, IDENTICAL, REPETITIVE, UNPARSED
-from covey.texts import filled, joined, tr
+from covey.texts import filled, joined, plural, tr
 
 _ZERO_LOSS = 1e-6
 
@@ -20,7 +20,9 @@ def evidence(log: Log, history: History, trend: tuple[float, float, int] | None)
     lines = [
         (
             tr("run"),
-            tr(
+            plural(
+                log.total_steps or log.last_step,
+                "{path}, written by {source}; {last_step:,}{of} optimizer step",
                 "{path}, written by {source}; {last_step:,}{of} optimizer steps",
                 path=log.path,
                 source=log.source,

@@ -12,9 +12,10 @@ from covey.codes import CODES
 from covey.doctor.evidence import evidence
 from covey.doctor.log import Log, metrics_of
 from covey.health.history import History, number
+from covey.health.names import CUT, NO_SPREAD
 from covey.health.record import fixes_of, text_of
 from covey.health.rules import Rules
-from covey.texts import joined, tr, written
+from covey.texts import counted, joined, tr, written
 from covey.types import Finding, Fix, Severity, StepRecord
 
 HEALTHY, WRONG = 0, 3
@@ -36,6 +37,8 @@ _VERDICTS = (
 )
 _ORDER = tuple(code for _, codes in _VERDICTS for code in codes)
 _LEAST_VALUES = 20
+# Above this share of truncated completions most are not whole answers.
+_MOST_CUT = 0.5
 _STILL_WRITTEN_S = 120.0
 
 
@@ -78,7 +81,7 @@ def examine(log: Log, now: float) -> Report:
     if trend is not None and trend[2] < 0 and not any(code in first for code in said):
         sightings.append(Sighting(finding=_falling(trend, rules.history)))
     sightings.sort(key=_rank)
-    verdict, summary, exit_code = _judge(log, sightings, trend, now)
+    verdict, summary, exit_code = _judge(log, sightings, rules.history, trend, now)
     return Report(
         log=log,
         verdict=verdict,
@@ -190,7 +193,11 @@ def _rank(sighting: Sighting) -> tuple[bool, bool, int, int]:
 
 
 def _judge(
-    log: Log, sightings: Sequence[Sighting], trend: tuple[float, float, int] | None, now: float
+    log: Log,
+    sightings: Sequence[Sighting],
+    history: History,
+    trend: tuple[float, float, int] | None,
+    now: float,
 ) -> tuple[str, str, int]:
     """The verdict's word, its line, and the exit code."""
     present = [s.finding for s in sightings if s.holds]
@@ -224,11 +231,40 @@ def _judge(
             ),
             HEALTHY,
         )
-    return (
-        tr("healthy"),
-        tr("nothing unusual in {num_records:,} records", num_records=len(log.records)),
-        HEALTHY,
-    )
+    doubts = _doubts(history)
+    if doubts:
+        words = tr(
+            "no rule speaks after {records}, but {doubts}",
+            records=counted(len(log.records), "record"),
+            doubts=joined(tr(" and "), doubts),
+        )
+        return tr("unclear"), words, HEALTHY
+    words = tr("nothing unusual in {records}", records=counted(len(log.records), "record"))
+    if trend is None:
+        words += tr(", which are too few to say whether the reward rises")
+    else:
+        level = tr(
+            "; the mean reward neither rises nor falls ({first:.4g} -> {last:.4g})",
+            first=trend[0],
+            last=trend[1],
+        )
+        words += level
+    return tr("healthy"), words, HEALTHY
+
+
+def _doubts(history: History) -> list[str]:
+    """What stands against calling a run healthy although no rule speaks yet."""
+    doubts = []
+    cut, flat = history.get(CUT), history.get(NO_SPREAD)
+    if cut is not None and cut.now > _MOST_CUT:
+        doubts.append(tr("{cut:.0%} of the newest completions are truncated", cut=cut.now))
+    if (
+        flat is not None
+        and history.compares_siblings
+        and min(v.value for v in (*flat.first, *flat.last)) == 1
+    ):
+        doubts.append(tr("all completions of each prompt got the same reward so far"))
+    return doubts
 
 
 def _title(finding: Finding) -> str:

@@ -108,10 +108,14 @@ def why_equal(h: History) -> str:
         )
     if reward is not None and series is not None:
         highest = max(series.last.numbers())
-        if reward > 0 and reward >= highest and min(series.last.numbers()) < highest:
+        lowest = min(*series.last.numbers(), *(v.value for v in series.first))
+        if reward >= highest and lowest < highest:
             return tr("The prompts are solved: the reward is at its highest in this run.")
         if reward == 0:
-            return tr("The prompts are too hard, or the reward does not find what it looks for.")
+            return tr(
+                "The prompts are too hard, the reward does not find what it looks for, or it is a penalty "
+                "that no completion gets."
+            )
     return tr("The prompts are too easy or too hard, or the reward does not depend on the completion.")
 
 

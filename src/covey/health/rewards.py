@@ -9,11 +9,14 @@ from typing import Any
 
 from covey.codes import CODES
 from covey.errors import GuardStop
-from covey.texts import tr
+from covey.rewards.builtin import PENALTIES
+from covey.texts import counted, tr
 from covey.types import Finding, Finish, Fix, ScoredGroup, ScorePart, Severity, Status
 
 _WINDOW = 10
 _MOST_FAILED = 0.01
+# Rows that a reward does not apply to are usual; so many of them, and no other, from the start on are not.
+_LEAST_PROMPTS = 4
 
 
 class RewardWatch:
@@ -29,15 +32,19 @@ class RewardWatch:
         self._recent: dict[str, deque[tuple[int, int]]] = {}
         self._has_failed: set[str] = set()
         self._is_first = True
+        # Prompts so far, until a reward gives a number for a completion of one; None from then on.
+        self._num_unscored: int | None = 0
 
     def check(self, groups: Sequence[ScoredGroup], step: int) -> list[Finding]:
         """Return what is unusual: F107, a reward that failed for the first time; F108, one that is the same
         throughout the first rollout.
 
         Raises GuardStop (F107) where a reward gave what is no finite number, failed on a whole rollout, or on
-        more than 1 % of the completions of the last ten.
+        more than 1 % of the completions of the last ten, and where no reward has given a number since the run
+        began.
         """
         refuse_no_numbers(groups, step)
+        self._refuse_no_scores(groups, step)
         by_name = self._parts(groups)
         num = sum(len(g.scores) for g in groups)
         said = []
@@ -63,6 +70,17 @@ class RewardWatch:
         first, self._is_first = self._is_first, False
         return [*said, *(_constant(groups, by_name, step) if first else ())]
 
+    def _refuse_no_scores(self, groups: Sequence[ScoredGroup], step: int) -> None:
+        if self._num_unscored is None:
+            return
+        parts = [p for g in groups for score in g.scores for p in score.parts]
+        if any(p.value is not None or p.status is not Status.OK for p in parts):
+            self._num_unscored = None
+            return
+        self._num_unscored += len(groups)
+        if parts and self._num_unscored >= _LEAST_PROMPTS:
+            raise GuardStop(_no_score(self._num_unscored, step))
+
     def _parts(self, groups: Sequence[ScoredGroup]) -> Mapping[str, dict[int, ScorePart]]:
         """The parts of each reward that was asked, by the number of the completion."""
         by_name: dict[str, dict[int, ScorePart]] = {}
@@ -86,11 +104,17 @@ class RewardWatch:
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON."""
         recent = {name: [list(pair) for pair in pairs] for name, pairs in self._recent.items()}
-        return {"is_first": self._is_first, "recent": recent, "has_failed": sorted(self._has_failed)}
+        return {
+            "is_first": self._is_first,
+            "recent": recent,
+            "has_failed": sorted(self._has_failed),
+            "num_unscored": self._num_unscored,
+        }
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Go on from the rollouts that the stopped run had checked."""
         self._is_first, self._has_failed = values["is_first"], set(values["has_failed"])
+        self._num_unscored = values.get("num_unscored")
         self._recent = {
             name: deque(((lost, seen) for lost, seen in pairs), maxlen=_WINDOW)
             for name, pairs in values["recent"].items()
@@ -139,6 +163,23 @@ def _no_number(part: ScorePart, row: int, where: str, step: int) -> Finding:
     )
 
 
+def _no_score(num_prompts: int, step: int) -> Finding:
+    return Finding(
+        code="F107",
+        seen=tr(
+            "every reward returned None for every completion so far, of {prompts}",
+            prompts=counted(num_prompts, "prompt"),
+        ),
+        why=tr("A completion without a reward is left out, so there is nothing to learn from."),
+        cause=tr("A column that the reward needs is missing or empty, or no reference answer can be read."),
+        fixes=(
+            Fix(text=tr("return a number for each completion that the reward applies to")),
+            Fix(text=tr("look at the columns of a row in rollouts/, and rename them with --columns")),
+        ),
+        step=step,
+    )
+
+
 def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, where: str = "") -> Finding:
     return Finding(
         code="F107",
@@ -167,6 +208,8 @@ def _constant(
         if len(values) > 1 or len(parts) < 2:
             continue
         (value,) = values
+        if value == 0 and name in PENALTIES:
+            continue  # the best that it gives: no completion is too long, or repeats itself
         findings.append(
             Finding(
                 code="F108",
@@ -194,14 +237,17 @@ def _cause(groups: Sequence[ScoredGroup], value: float | None) -> str:
             "The reward returned None for every row: a column that it needs is missing, or no correct "
             "answer can be read."
         )
-    if cut > 0.5:
+    if cut > 0.5 and value <= 0:
         return tr(
             "{cut:.0%} of the completions were truncated at max_completion_length, before an answer.", cut=cut
         )
-    if sources and all(s == "none" for s in sources):
+    if value <= 0 and sources and all(s == "none" for s in sources):
         return tr("No completion contains an answer: no <answer> tag, no \\boxed, no number.")
     if value == 0:
         return tr(
-            "The task is too hard for the model, or the prompt does not ask for the format that is rewarded."
+            "The task is too hard for the model, the prompt does not ask for the format that is rewarded, or "
+            "the reward is a penalty that no completion gets."
         )
+    if value < 0:
+        return tr("Every completion gets the same penalty, or the reward does not depend on the completion.")
     return tr("The task is too easy for the model, or the reward does not depend on the completion.")

@@ -39,6 +39,7 @@ _FAULTS: Mapping[str, tuple[str, str]] = {
             "on a machine with network access"
         ),
     ),
+    "file": ("", tr("give the directory that holds config.json, tokenizer.json and *.safetensors")),
     "pickled_weights": (
         tr("The model is old; weights in this format can run code when they are loaded."),
         tr("convert them: AutoModelForSequenceClassification.from_pretrained(DIR).save_pretrained(DIR)"),

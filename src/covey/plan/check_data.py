@@ -47,23 +47,19 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
     is_explained = is_explained or any(rows.reason in REFUSED for rows in facts.left_out)
     is_explained = is_explained or (facts.pass_rates is not None and facts.pass_rates.num_rows)
     if config.dataset and facts.num_prompts == 0 and not is_explained:
-        left = left_words(facts)
-        problems.append(
-            problem(
-                "E309",
-                "dataset",
-                tr(
-                    "The dataset has {rows} but no usable prompt{words}.",
-                    rows=counted(facts.num_rows, "row"),
-                    words=tr(": {left}", left=left) if left else "",
-                )
-                if facts.num_rows
-                else tr("The dataset has no rows."),
-                "",
-                Fix(text=_mend(facts)),
-            )
-        )
+        problems.append(problem("E309", "dataset", _unusable(facts), "", Fix(text=_mend(facts))))
     return problems
+
+
+def _unusable(facts: Facts) -> str:
+    if facts.num_rows == 0:
+        return tr("The dataset is empty: it has no rows.")
+    left = left_words(facts)
+    return tr(
+        "The dataset has {rows} but no usable prompt{words}.",
+        rows=counted(facts.num_rows or 0, "row"),
+        words=tr(": {left}", left=left) if left else "",
+    )
 
 
 _CUT_EMOJI = tr(
@@ -76,6 +72,10 @@ def _mend(facts: Facts) -> str:
     reasons = {rows.reason for rows in facts.left_out if not rows.where}
     if reasons == {"surrogate"}:
         return _CUT_EMOJI
+    if reasons == {"only_answers"}:
+        return tr("give the message that the model answers the role user")
+    if facts.num_rows == 0:
+        return tr('write rows into it, as {"question": "What is 1+1?", "solution": "2"}')
     if facts.unread_columns:
         names = ", ".join(facts.unread_columns)
         return tr(

@@ -116,6 +116,7 @@ _CAUSES: Mapping[str, tuple[str, str]] = {
         tr("It may be the directory above or below the model; a checkpoint of a run is RUN/checkpoint-N."),
         _WHOLE_DIRECTORY,
     ),
+    "file": ("", _WHOLE_DIRECTORY),
     "adapter": (
         tr("It is the directory of a LoRA adapter, not of a model."),
         tr("give the base model as --model and the adapter's directory as --adapters"),
@@ -159,7 +160,7 @@ def model_fault_problems(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details: FaultDetails) -> Problem:
-    if fault == "hub" and _looks_local(config.model):
+    if fault == "hub" and (_looks_local(config.model) or details.cause == "file"):
         fault = "missing"
     code, cause, fixes = _FAULTS[fault]
     if details.cause in _CAUSES:

@@ -22,13 +22,18 @@ _CUT = (*_STEP, "num_iterations")
 def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[Problem]:
     """Return what stands against writing to output_dir; `words` say why it cannot be, where that is known."""
     path, state = config.output_dir, facts.output_dir_state
+    known = words or facts.output_dir_fault
     if state == "not_writable":
         return [
             problem(
                 "E403",
                 "output_dir",
-                tr("{path} cannot be written{words}.", path=path, words=": " + words if words else ""),
-                tr("There is no write permission, or a file is where a directory is needed."),
+                tr("{path} cannot be written: {words}.", path=path, words=known)
+                if known
+                else tr("{path} cannot be written.", path=path),
+                ""
+                if known
+                else tr("There is no write permission, or a file is where a directory is needed."),
                 Fix(text=tr("use a directory of your own: --output_dir DIR")),
             )
         ]

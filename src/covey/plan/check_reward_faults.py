@@ -11,6 +11,7 @@ from covey.config.names import nearest
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem
+from covey.plan.task_rewards import shown
 from covey.texts import filled, replaced, tr
 from covey.types import GOLD_NAMES, FaultKind, Fix, Problem, RewardCause, RewardFault
 
@@ -118,7 +119,7 @@ def _once_each(faults: Sequence[RewardFault]) -> list[RewardFault]:
             kept.append(fault)
         elif last.completion:
             both = tr(
-                "on row {row}, both with the completion {text!r:.60} and with an empty one: {said}",
+                "{said}; seen on row {row}, with the completion {text!r:.60} and with an empty one",
                 row=fault.row,
                 text=last.completion,
                 said=fault.said,
@@ -142,11 +143,15 @@ def _faulty(config: Config, facts: Facts, fault: RewardFault) -> Problem:
     return problem(
         code,
         option,
-        words if is_named else tr("{name}: {words}", name=name, words=words),
+        words if is_named else tr("{name}: {words}", name=_shown(config, name), words=words),
         cause,
         *_typed_fixes(config, facts, fault),
         Fix(text=advice),
     )
+
+
+def _shown(config: Config, reward: str) -> str:
+    return dict(zip(config.rewards, shown(config.rewards), strict=True)).get(reward, reward)
 
 
 def _advised(config: Config, fault: RewardFault) -> tuple[str, str, str]:

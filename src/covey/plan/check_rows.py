@@ -118,9 +118,32 @@ def _refused(config: Config, left_out: LeftOut) -> Problem:
         )
         fix = Fix(text=tr("change the role in the data; the roles are {roles}", roles=_ROLES))
         return problem(code, option, seen, "", fix)
+    if left_out.reason == "not_continued":
+        return _not_continued(config, left_out, option, rows)
     seen = tr("The column tools of {rows} does not hold a list of functions with names.", rows=rows)
     form = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
     return problem(code, option, seen, "", Fix(text=tr("write tools as {form}", form=form)))
+
+
+def _not_continued(config: Config, left_out: LeftOut, option: str, rows: str) -> Problem:
+    seen = tr(
+        "The prompt of {rows} ends with a message of the assistant, which the completion would continue, but "
+        "the chat template does not write it unchanged at the end. In row {first}: {detail}.",
+        rows=rows,
+        first=left_out.rows[0],
+        detail=left_out.detail,
+    )
+    renamed = {**(config.columns or {}), _source(config, "prompt"): "messages"}
+    return problem(
+        REFUSED["not_continued"],
+        option,
+        seen,
+        "",
+        Fix(text=tr("a chat template that writes this message as it is: --chat_template FILE")),
+        Fix(
+            text=tr("if this message is the reference answer, rename the column"), edits={"columns": renamed}
+        ),
+    )
 
 
 def _source(config: Config, name: str) -> str:

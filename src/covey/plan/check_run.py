@@ -319,6 +319,8 @@ def _disk(config: Config, facts: Facts) -> list[Problem]:
     free, needed = plan.free_bytes, plan.peak_bytes
     if needed is None or free is None or config.save_total_limit < 1 or needed <= free:
         return []
+    if facts.output_dir_state == "not_writable":
+        return []  # What is free where nothing can be written says nothing.
     ways = (
         (tr("keep fewer checkpoints"), {"save_total_limit": 1}),
         (tr("save only weights; the run cannot be resumed then"), {"save_only_model": True}),

@@ -7,7 +7,7 @@ from typing import Any
 
 from covey.options.schema import Config
 from covey.plan.facts import Facts
-from covey.texts import tr
+from covey.texts import counted, tr
 
 _SPARE = 1
 
@@ -48,8 +48,8 @@ class DiskPlan:
             if rest
             else tr("one checkpoint {size} = the model", size=size(self.checkpoint_bytes)),
             tr(
-                "{num_kept} checkpoints kept plus the one being written: at most {size}{free}",
-                num_kept=self.num_kept,
+                "{checkpoints} kept plus the one being written: at most {size}{free}",
+                checkpoints=counted(self.num_kept, "checkpoint"),
                 size=size(self.peak_bytes),
                 free=free,
             ),

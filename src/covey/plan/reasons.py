@@ -13,6 +13,7 @@ of a file that has none, half of a surrogate pair, a column of a type that no ta
 
 REASONS: Mapping[str, str] = {
     "no_prompt": tr("without a prompt"),
+    "only_answers": tr("whose messages are all of the assistant (roles assistant, gpt and bot)"),
     "too_long": tr("longer than max_length"),
     "cut": tr("cut on the left to max_length"),
     "wrong_type": tr("with a prompt that is neither text nor a list of messages"),
@@ -22,9 +23,16 @@ REASONS: Mapping[str, str] = {
     "role": tr("with a message of an unknown role"),
     "tools": tr("with tools that are not a list of functions"),
     "lost": tr("with a message that the chat template leaves out"),
+    "not_continued": tr("with the beginning of an answer that the chat template cannot continue"),
     "tools_lost": tr("with tools that the chat template leaves out"),
 }
 """Words for why a row is left out, by the key that the data gives."""
 
-REFUSED: Mapping[str, str] = {"lost": "E360", "tools_lost": "E361", "role": "E362", "tools": "E364"}
+REFUSED: Mapping[str, str] = {
+    "lost": "E360",
+    "tools_lost": "E361",
+    "role": "E362",
+    "tools": "E364",
+    "not_continued": "E365",
+}
 """Reasons that one row is enough for to refuse the data, with their codes."""

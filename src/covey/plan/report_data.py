@@ -8,7 +8,8 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.memory import reward_model_bytes
 from covey.plan.reasons import REASONS
-from covey.texts import counted, joined, tr
+from covey.plan.task_rewards import shown
+from covey.texts import counted, joined, plural, tr
 
 _SPLITS = 6
 
@@ -97,7 +98,7 @@ def pass_rate_lines(config: Config, facts: Facts) -> list[str]:
 
 def reward_lines(config: Config, facts: Facts) -> list[str]:
     """The rewards with their weights, and the models that score."""
-    pairs = zip(config.rewards, config.reward_weights, strict=True)
+    pairs = zip(shown(config.rewards), config.reward_weights, strict=True)
     return [
         " + ".join(f"{weight:g} x {name}" for name, weight in pairs),
         *_models(facts),
@@ -121,7 +122,12 @@ def evaluation_lines(config: Config, facts: Facts) -> list[str]:
     if config.eval_strategy == "no" or not facts.eval_sets:
         return []
     when = (
-        tr("every {eval_steps} steps", eval_steps=config.eval_steps)
+        plural(
+            config.eval_steps,
+            "every {eval_steps} step",
+            "every {eval_steps} steps",
+            eval_steps=config.eval_steps,
+        )
         if config.eval_strategy == "steps"
         else tr("after each epoch")
     )

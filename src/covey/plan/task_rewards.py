@@ -19,6 +19,19 @@ def called(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     return {**short, **{entry: entry for entry in entries}}
 
 
+def shown(entries: Sequence[str]) -> list[str]:
+    """What messages call rewards: as they were typed, but a function of a file with a whole path, as a
+    program gives it, by its name alone, where no other has it.
+
+    `shown(["/data/train.py:length", "format"])` is `["length", "format"]`.
+    """
+    names = [_name(entry) for entry in entries]
+    return [
+        name if entry.startswith("/") and ".py:" in entry and names.count(name) == 1 else entry
+        for entry, name in zip(entries, names, strict=True)
+    ]
+
+
 def _name(entry: str) -> str:
     if ":" not in entry and "/" in entry:  # a reward model, called as its directory
         return entry.rstrip("/").rpartition("/")[2]

@@ -94,14 +94,14 @@ def conversations(rows: Sequence[Scored]) -> dict[str, list[Any]]:
 
 
 def _conversation(row: Scored) -> str | list[dict[str, Any]]:
-    if row.prompt.messages is None:
+    if row.before is None:
         return row.prompt.text + row.trajectory.text
-    return [*(dict(m) for m in row.prompt.messages), {"role": "assistant", "content": row.text}]
+    return [*(dict(m) for m in row.before), {"role": "assistant", "content": row.text}]
 
 
 def _values(row: Scored) -> dict[str, str]:
     columns = {name: _as_text(value) for name, value in row.prompt.columns.items()}
-    prompt = row.prompt.text if row.prompt.messages is None else prompt_in_words(row.prompt.messages)
+    prompt = row.prompt.text if row.before is None else prompt_in_words(row.before)
     return {**columns, "prompt": prompt, "completion": row.text}
 
 

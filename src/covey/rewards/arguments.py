@@ -48,11 +48,11 @@ def arguments_of(
     are strings in both.
     """
     readers = {
-        "prompts": lambda r: _messages(r) if form == "messages" else r.prompt.text,
+        "prompts": lambda r: _messages(r, r.prompt.messages) if form == "messages" else r.prompt.text,
         "completions": lambda r: [_turn(r)] if form == "messages" else r.text,
         "completion_steps": lambda r: r.steps(step_separator),
         "completion_ids": lambda r: list(r.trajectory.completion_ids),
-        "messages": lambda r: [*_messages(r), _turn(r)],
+        "messages": lambda r: [*_messages(r, r.before), _turn(r)],
         "response_token_ids": lambda r: list(r.trajectory.completion_ids),
         "finish_reason": lambda r: r.trajectory.finish.value,
         "is_truncated": lambda r: r.trajectory.finish is Finish.LENGTH,
@@ -83,10 +83,10 @@ def _turn(row: Scored) -> dict[str, Any]:
     return {"role": "assistant", "content": row.text}
 
 
-def _messages(row: Scored) -> list[dict[str, Any]]:
-    if row.prompt.messages is None:
+def _messages(row: Scored, messages: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    if messages is None:
         return [{"role": "user", "content": row.prompt.text}]
-    return [dict(m) for m in row.prompt.messages]
+    return [dict(m) for m in messages]
 
 
 def _plain(value: Any) -> Any:

@@ -75,6 +75,12 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
     }
 )
 
+# Their best score is 0.
+PENALTIES = (
+    *("repetition", "get_repetition_penalty_reward"),
+    *("soft_overlong", "get_soft_overlong_punishment"),
+)
+
 # These take long or start programs, and run in the workers.
 IN_WORKERS: Mapping[str, Target] = MappingProxyType(
     {"code_reward": Target(entry="code_reward", name="CodeReward", module="covey.rewards.code")}

@@ -203,7 +203,11 @@ def _row(value: Any) -> list[Any]:
         )
         return _failed(Status.INVALID, words, "no_number")
     if not math.isfinite(number):
-        return _failed(Status.INVALID, tr("returned {number} for this row", number=number), "not_finite")
+        return _failed(
+            Status.INVALID,
+            tr("returned {number} instead of a finite number or None", number=number),
+            "not_finite",
+        )
     return [number, Status.OK.value, "", ""]
 
 

@@ -25,6 +25,13 @@ class Scored:
         """The assistant's turn as a reader would see it: what the prompt opened, then what was sampled."""
         return self.prompt.opened + self.trajectory.text
 
+    @property
+    def before(self) -> tuple[Mapping[str, Any], ...] | None:
+        """The messages before the assistant's turn, of which the last one of the prompt may be the beginning;
+        None where the prompt is text."""
+        messages = self.prompt.messages
+        return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+
     def steps(self, separator: str) -> list[str]:
         """The text in steps; what the prompt opened is of the first."""
         pieces = steps_of(self.trajectory.text, separator)

@@ -235,13 +235,13 @@ def _plain(value: Any) -> str | None:
 
 
 def _fault(row: Scored, part: ScorePart, cause: RewardCause) -> RewardFault:
-    shown = (
-        tr("with the completion {text!r:.60}", text=row.text) if row.text else tr("with an empty completion")
-    )
+    shown = tr("the completion {text!r:.60}", text=row.text) if row.text else tr("an empty completion")
     return RewardFault(
         reward=part.name,
         kind="trial",
-        words=tr("on row {row}, {shown}: {said}", row=row.prompt.id + 1, shown=shown, said=part.message),
+        words=tr(
+            "{said}; seen on row {row}, with {shown}", said=part.message, row=row.prompt.id + 1, shown=shown
+        ),
         cause=cause,
         row=row.prompt.id + 1,
         completion=row.text,

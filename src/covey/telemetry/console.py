@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from covey.telemetry.line import format_duration, format_line
-from covey.texts import tr
+from covey.texts import counted, tr
 from covey.texts.language import spoken
 from covey.types import StepRecord
 
@@ -123,7 +123,9 @@ class Console:
 
     def _render(self) -> Text:
         if self._terminal is None or self._record is None:
-            waiting = tr("{total} steps in all; the first rollout is being sampled", total=self._total)
+            waiting = tr(
+                "{steps} in all; the first rollout is being sampled", steps=counted(self._total, "step")
+            )
             return Text(spoken(waiting), no_wrap=True, overflow="ellipsis")
         line = self._line(self._record, width=self._terminal.width)
         return Text(line, no_wrap=True, overflow="ellipsis")
@@ -138,15 +140,14 @@ class Console:
     def _left(self, record: StepRecord) -> str:
         """Return the time that the remaining steps take at the pace of those after the first.
 
-        The first step also pays for whatever happens once, so it is believed only while it is the only one.
+        The first step also pays for whatever happens once, so nothing is said of the pace before the second.
         """
-        if self._first is None:
+        num_left = max(self._total - record.step, 0)
+        num_steps = 0 if self._first is None else record.step - self._first[0]
+        if self._first is None or (num_steps < 1 and num_left):
             return "–"
-        now = self._clock()
-        first_step, first_time = self._first
-        num_steps = record.step - first_step
-        pace = (now - first_time) / num_steps if num_steps > 0 else now - self._started
-        return format_duration(max(self._total - record.step, 0) * pace)
+        pace = (self._clock() - self._first[1]) / max(num_steps, 1)
+        return format_duration(num_left * pace)
 
     def _print(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"

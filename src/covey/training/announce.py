@@ -53,6 +53,14 @@ def opening(
                 total_steps=job.limits.total_steps,
             )
         )
+        if job.progress.step >= job.limits.total_steps:
+            lines.append(
+                tr(
+                    "          no step is left to take: this run is planned to end at step {total_steps}; a "
+                    "larger --max_steps continues it",
+                    total_steps=job.limits.total_steps,
+                )
+            )
         if not job.rules.history.num_records:
             lines.append(
                 tr(
@@ -169,7 +177,8 @@ def closing(job: Job, *, is_command: bool) -> list[str]:
             )
         )
     if step >= total:
-        return [*lines, tr("done      {step} steps; the model is {result}", step=step, result=result or name)]
+        steps = counted(step, "step")
+        return [*lines, tr("done      {steps}; the model is {result}", steps=steps, result=result or name)]
     why = tr(" ({ended_by})", ended_by=job.ended_by) if job.ended_by else ""
     where = tr("stopped   at step {step} of {total}{why}; saved.", step=step, total=total, why=why)
     if job.saver.plan.model_only:

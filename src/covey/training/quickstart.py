@@ -22,7 +22,7 @@ from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
-from covey.texts import joined, padded, tr
+from covey.texts import counted, joined, padded, tr
 from covey.texts.language import spoken
 from covey.training.facts import Survey, model_dir
 from covey.training.run import Outcome, train
@@ -111,10 +111,10 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
         [
             "",
             tr(
-                "held-out accuracy  {first}{accuracy:.3f}   ({step} steps, {seconds:.1f} s)",
+                "held-out accuracy  {first}{accuracy:.3f}   ({steps}, {seconds:.1f} s)",
                 first=first,
                 accuracy=after.accuracy,
-                step=outcome.step,
+                steps=counted(outcome.step, "step"),
                 seconds=seconds,
             ),
             "",

@@ -55,7 +55,8 @@ class Prompt:
     `Prompt(id=7, messages=({"role": "user", "content": "What is 1+2?"},), text="<|im_start|>user…",
     token_ids=(256, 5), columns={"solution": "3"}, origin=Origin(epoch=0, rollout=0))`. `id` is the row's
     number in its source; `columns` goes to the rewards. `opened` is what the rendered prompt has already
-    written of the assistant's turn, `<think>` for some models: rewards read it before the completion's text.
+    written of the assistant's turn, `<think>` for some models, or the content of a last message of the
+    assistant, which the completion continues: rewards read it before the completion's text.
     `task` is "" where rows have none, and `pass_rate` is None where nobody measured it. `checksum` is of the
     messages, where these are not kept. `token_ids` are a tuple once a rollout has taken the prompt; a table
     of all prompts holds arrays.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from covey.data.rows import PromptOptions, prompt_table
 from covey.data.text import load_codec
@@ -132,12 +133,14 @@ def test_calls_of_tools_reach_the_template(model_dir):
 def test_messages_without_a_question_are_left_out(codec):
     for messages in (
         [{"role": "system", "content": "Be brief."}],
-        [GOLD],
         [{"role": "user", "content": ""}],
         [USER, GOLD, {"role": "user", "content": " "}],
         [],
     ):
         assert reason({"messages": messages}, codec)[0] == "no_prompt"
+    for column in ("messages", "prompt"):
+        for messages in ([GOLD], [{"role": "system", "content": "S"}, {"role": "bot", "content": "20"}]):
+            assert reason({column: messages}, codec)[0] == "only_answers"
     for messages in ("What is 10+10?", "[broken", "[1, 2]", 7, {"role": "user"}, [["user", "Q?"]]):
         assert reason({"messages": messages}, codec)[0] == "wrong_type"
     anthropic = [{"role": "user", "content": [{"type": "tool_result", "content": "20"}]}]
@@ -174,6 +177,63 @@ def test_where_the_gold_stands(row, gold, codec):
     assert entry.columns.get("solution") == gold
     for name in ("response", "reward_model", "label", "completion"):
         assert entry.columns.get(name) == row.get(name)
+
+
+# -- the beginning of an answer ----------------------------------------------------------------------------
+
+
+def begins(said, **fields):
+    return {"prompt": [USER, {"role": "assistant", "content": said, **fields}], "solution": "20"}
+
+
+@pytest.mark.parametrize("said", ["Let me think:", "Let me think: ", " <think>\n", "20", "a\n\nb"])
+@pytest.mark.parametrize("strips", [False, True])
+def test_a_prompt_that_begins_the_answer_is_continued_as_by_transformers(said, strips, model_dir):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content"
+        + ("|trim" if strips else "")
+        + " }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    directory = model_dir(template=template)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    row = begins(said)
+    wanted = tokenizer.apply_chat_template(
+        row["prompt"], chat_template=template, continue_final_message=True, tokenize=False
+    )
+    for prompt in (row["prompt"], json.dumps(row["prompt"])):
+        entry = only({**row, "prompt": prompt}, load_codec(directory))
+        assert entry.text == wanted
+        assert entry.text.endswith(entry.opened)
+        assert entry.opened == (said.strip() if strips else said)
+        assert entry.messages == tuple(row["prompt"])
+        assert entry.columns == {"solution": "20"}
+        assert tuple(entry.token_ids) == tuple(tokenizer.encode(wanted, add_special_tokens=False))
+
+
+def test_the_beginning_of_an_answer_is_no_gold(codec):
+    row = begins("Let me think:")
+    del row["solution"]
+    assert only(row, codec).columns == {}
+    (words,) = table([row], codec).read_as
+    assert words == "prompts: each ends with the beginning of an answer, which completions continue"
+    assert only({"messages": row["prompt"]}, codec).columns == {"solution": "Let me think:"}
+
+
+def test_an_empty_beginning_is_none(codec):
+    entry = only(begins(""), codec)
+    assert (entry.text, entry.opened, entry.messages) == (ASKED, "", (USER,))
+
+
+def test_a_beginning_that_cannot_be_continued_is_refused(codec, model_dir):
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    assert reason(begins("", tool_calls=[call]), codec) == ("not_continued", "a call of a tool")
+    cuts = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    codec = load_codec(model_dir(template=cuts))
+    assert only(begins("So"), codec).text == "[user]What is 10+10?[assistant]So"
+    assert reason(begins("<think>a</think>So"), codec) == ("not_continued", "'<think>a</think>So'")
 
 
 def test_a_gold_in_capitals_has_both_names(codec):

@@ -68,6 +68,7 @@ def test_a_lack_of_signal_is_never_named_before_what_caused_it(run: dict[str, An
         found = report(run, steps)
         assert found.verdict in (
             "healthy",
+            "unclear",
             "unhealthy",
             "broken",
             "reward hacking",

@@ -36,8 +36,33 @@ def text(found: Report, label: str) -> str:
 def test_a_healthy_run(make: RunMaker) -> None:
     found = report(make.covey(60, saved=(60,)))
     assert (found.verdict, found.exit_code, codes(found)) == ("healthy", 0, [])
+    assert found.summary.startswith("nothing unusual in 60 records; the mean reward neither rises nor falls")
     assert "60 of 60 optimizer steps" in text(found, "run")
     assert text(found, "saved") == "checkpoints of step 60"
+
+
+def test_a_short_run_is_not_called_healthy_while_its_completions_are_cut_and_its_rewards_equal(
+    make: RunMaker,
+) -> None:
+    cut = {"completions/clipped_ratio": 1.0}
+    flat = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "reward": 0.0}
+    found = report(make.covey(2, {**cut, **flat}))
+    assert (found.verdict, found.exit_code, codes(found)) == ("unclear", 0, [])
+    assert found.summary == (
+        "no rule speaks after 2 records, but 100% of the newest completions are truncated and all "
+        "completions of each prompt got the same reward so far"
+    )
+
+
+def test_one_rollout_without_signal_is_usual(make: RunMaker) -> None:
+    found = report(make.covey(5, {"frac_reward_zero_std": lambda s: float(s == 5)}))
+    assert found.verdict == "healthy"
+    assert found.summary == "nothing unusual in 5 records, which are too few to say whether the reward rises"
+
+
+def test_what_is_truncated_while_the_reward_rises_is_no_doubt(make: RunMaker) -> None:
+    rising = {"completions/clipped_ratio": 0.6, "reward": lambda s: 0.2 + s / 100}
+    assert report(make.covey(60, rising)).verdict == "learning"
 
 
 def test_a_run_that_learns(make: RunMaker) -> None:

@@ -106,6 +106,42 @@ def test_a_reward_that_never_differs_is_said_once() -> None:
     assert resumed(watch).check(rollout([0.5] * 8), 1) == []
 
 
+def unscored(number: int, *values: float | None, name: str = "judge") -> ScoredGroup:
+    """A group that one reward alone scores."""
+    made = [trajectory(number=number, sibling=i) for i in range(len(values))]
+    scores = [Score(total=v, parts=(ScorePart(name=name, value=v),)) for v in values]
+    return scored(made, scores, number=number)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_run_whose_rewards_say_nothing_from_the_start_is_stopped(is_resumed: bool) -> None:
+    watch = RewardWatch()
+    (found,) = watch.check([unscored(0, None, None), unscored(1, None, None)], 0)
+    assert found.code == "F108"
+    watch = resumed(watch) if is_resumed else watch
+    watch.check([unscored(2, None, None)], 1)
+    with pytest.raises(GuardStop) as stop:
+        watch.check([unscored(3, None, None)], 2)
+    seen = "every reward returned None for every completion so far, of 4 prompts"
+    assert (stop.value.finding.code, stop.value.finding.seen) == ("F107", seen)
+
+
+def test_rows_that_no_reward_applies_to_are_no_fault_beside_others() -> None:
+    watch = RewardWatch()
+    watch.check([unscored(0, None, None), unscored(1, None, 1.0)], 0)
+    for step in range(1, 9):
+        assert resumed(watch).check([unscored(step, None, None)], step) == []
+
+
+def test_a_penalty_that_no_completion_gets_is_no_finding() -> None:
+    for name in ("soft_overlong", "get_soft_overlong_punishment", "repetition"):
+        assert RewardWatch().check([unscored(0, 0.0, 0.0, name=name)], 0) == []
+        (found,) = RewardWatch().check([unscored(0, -1.0, -1.0, name=name)], 0)
+        assert "same penalty" in found.cause
+    (found,) = RewardWatch().check([unscored(0, 0.0, 0.0)], 0)
+    assert "a penalty that no completion gets" in found.cause
+
+
 @pytest.mark.parametrize("message", ["gave nan for this row", "gave inf for this row", "gave a str where"])
 def test_one_value_that_is_no_number_stops_at_once(message: str) -> None:
     """One of 64 completions, in any rollout: the function and the row are named."""

@@ -362,6 +362,14 @@ def test_a_run_without_signal_is_told_why() -> None:
     hard = {**flat, "reward": 0.0, "completions/clipped_ratio": 0.0}
     (finding,) = [f for s in (1, 2, 3) for f in rules.check(record(s, hard)) if f.code == "F211"]
     assert "too hard" in finding.cause and {"num_generations": 16} in [dict(f.edits) for f in finding.fixes]
+    # A reward of penalties alone, which nobody gets any more, is at its highest.
+    rules = Rules(OPTIONS)
+    for step in range(1, 40):
+        rules.check(record(step, {**HEALTHY, "reward": -0.5, "reward_std": 0.2, "frac_reward_zero_std": 0.0}))
+    said_now = [f for s in range(40, 43) for f in rules.check(record(s, hard)) if f.code == "F211"]
+    assert [f.cause for f in said_now] == [
+        "The prompts are solved: the reward is at its highest in this run."
+    ]
     rules = Rules({**OPTIONS, "generation_batch_size": 24})
     cut = {**flat, "completions/clipped_ratio": 0.9}
     (finding,) = [f for s in (1, 2, 3) for f in rules.check(record(s, cut)) if f.code == "F211"]

@@ -52,6 +52,8 @@ CASES = [
          facts=facts(longest_prompt=3500, longest_prompt_in_data=3500), options={"max_length": 3500}),
     Case(code="E305", option="max_completion_length", words="a prompt of at least 1 token + ",
          facts=facts(longest_prompt=None), options={"max_completion_length": 4096}),
+    Case(code="E309", option="dataset", words="The dataset is empty: it has no rows.",
+         facts=facts(num_rows=0, num_prompts=0)),
     Case(code="E321", option="dataset", words="gsm8k is not in the cache",
          facts=facts(hub_problem=HubProblem(name="gsm8k", words="gsm8k is not in the cache"),
                      num_prompts=None)),

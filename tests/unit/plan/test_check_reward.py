@@ -97,9 +97,19 @@ def test_every_faulty_reward_is_named() -> None:
     assert [(p.code, p.seen) for p in problems] == [("E314", "a.py:f: seen so"), ("E316", "b.py:f: seen so")]
 
 
-def tried(completion: str, said: str, row: int = 0, cause: RewardCause = "") -> RewardFault:
-    shown = f"with the completion {completion!r}" if completion else "with an empty completion"
-    words = f"on row {row}, {shown}: {said}"
+def test_a_function_of_a_program_is_called_by_its_name_where_that_is_its_alone() -> None:
+    def seen(*entries: str) -> str:
+        fault = RewardFault(reward=entries[0], kind="trial", words="seen so")
+        return next(p.seen for p in found(facts(faulty_rewards=(fault,)), reward_funcs=list(entries)))
+
+    assert seen("/data/m.py:good", "format") == "good: seen so"
+    assert seen("/data/m.py:good", "n.py:good") == "/data/m.py:good: seen so"
+    assert seen("m.py:good", "format") == "m.py:good: seen so"
+
+
+def tried(completion: str, said: str, row: int = 1, cause: RewardCause = "") -> RewardFault:
+    shown = f"the completion {completion!r}" if completion else "an empty completion"
+    words = f"{said}; seen on row {row}, with {shown}"
     return RewardFault(
         reward="r.py:f", kind="trial", words=words, cause=cause, row=row, completion=completion, said=said
     )
@@ -109,13 +119,13 @@ def test_what_both_answers_to_a_row_show_is_said_once() -> None:
     def seen(*faults: RewardFault) -> list[str]:
         return [p.seen for p in found(facts(faulty_rewards=faults), reward_funcs=["r.py:f"])]
 
-    both = "r.py:f: on row 0, both with the completion '5' and with an empty one: KeyError"
+    both = "r.py:f: KeyError; seen on row 1, with the completion '5' and with an empty one"
     assert seen(tried("5", "KeyError"), tried("", "KeyError")) == [both]
     assert seen(tried("", "KeyError"), tried("", "KeyError")) == [
-        "r.py:f: on row 0, with an empty completion: KeyError"
+        "r.py:f: KeyError; seen on row 1, with an empty completion"
     ]
     assert len(seen(tried("5", "KeyError"), tried("", "TypeError"))) == 2
-    assert len(seen(tried("5", "KeyError"), tried("", "KeyError", row=1))) == 2
+    assert len(seen(tried("5", "KeyError"), tried("", "KeyError", row=2))) == 2
 
 
 @pytest.mark.parametrize(

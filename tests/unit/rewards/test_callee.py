@@ -38,6 +38,19 @@ def parts(function, rows, **options):
     return [row.parts[0] for row in judged(function, rows, **options).rows]
 
 
+def test_a_completion_that_continues_a_message_is_given_with_it(scored):
+    seen = {}
+
+    def reward(prompts, completions, messages):
+        seen.update(prompts=prompts, completions=completions, messages=messages)
+        return [0.0]
+
+    turns = ({"role": "user", "content": "U"}, {"role": "assistant", "content": "So "})
+    judged(reward, [scored("3", prompt="P", turns=turns, opened="So ")], completion_form="messages")
+    whole = {"role": "assistant", "content": "So 3"}
+    assert seen == {"prompts": [[*turns]], "completions": [[whole]], "messages": [[turns[0], whole]]}
+
+
 def test_a_function_with_keywords_gets_everything(scored):
     seen = {}
 
@@ -172,7 +185,7 @@ def test_a_number_that_is_not_finite_marks_its_row_alone(bad, scored):
     assert (said[1].value, said[1].status, said[1].message) == (
         None,
         Status.INVALID,
-        f"returned {bad} for this row",
+        f"returned {bad} instead of a finite number or None",
     )
 
 

@@ -118,9 +118,10 @@ def test_what_is_read_is_the_conversation_or_the_plain_text() -> None:
     templated = answered(prompt(messages, "<|user|>1+2?<think>\n"), "3", 0)
     templated = replace(templated, prompt=replace(templated.prompt, opened="<think>\n"))
     plain = answered(prompt(None, "1+2="), "3", 0)
-    assert conversations([templated, plain]) == {
-        "conversations": [[*messages, {"role": "assistant", "content": "<think>\n3"}], "1+2=3"]
-    }
+    begun = (*messages, {"role": "assistant", "content": "<think>\n"})
+    continued = replace(templated, prompt=replace(templated.prompt, messages=begun))
+    turns = [*messages, {"role": "assistant", "content": "<think>\n3"}]
+    assert conversations([templated, continued, plain]) == {"conversations": [turns, turns, "1+2=3"]}
 
 
 def test_a_model_runs_in_a_process_of_its_own_and_ends_with_the_set(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def plain(total: int, every: int, num_steps: int, start: int = 1) -> list[str]:
 def test_plain_lines_are_exactly_these() -> None:
     rest = "reward 0.500 ±0.250  signal 75%  kl –  grad 0  len 31.2  5.12k tok/s"
     assert plain(4, 1, 4) == [
-        f"step 1/4  {rest}  0:30 left  0:10",
+        f"step 1/4  {rest}  – left  0:10",
         f"step 2/4  {rest}  0:04 left  0:12",
         f"step 3/4  {rest}  0:02 left  0:14",
         f"step 4/4  {rest}  0:00 left  0:16",

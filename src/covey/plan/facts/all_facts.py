@@ -107,6 +107,7 @@ class Facts:
     checkpoint_bytes       size of one checkpoint with everything a resume needs
     model_bytes            size of one that is reduced to the model
     free_disk_bytes        free space where output_dir lies
+    output_dir_fault       why output_dir cannot be written, or ""
     owner                  the process that writes to output_dir now, where there is one
     records_problem        why the records in output_dir cannot be gone on with, as (path, words)
     in_the_way             (path, words) of what stands in output_dir under a name that the run will need
@@ -191,6 +192,7 @@ class Facts:
     missing_packages: tuple[tuple[str, str], ...] = ()
     has_bfloat16: bool | None = None
     output_dir_state: OutputDirState | None = None
+    output_dir_fault: str = ""
     owner: RunOwner | None = None
     records_problem: tuple[str, str] | None = None
     in_the_way: tuple[tuple[str, str], ...] = ()

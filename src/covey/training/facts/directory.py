@@ -3,7 +3,9 @@ and names that something else has taken."""
 
 from __future__ import annotations
 
+import errno
 import fnmatch
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,3 +88,36 @@ def _is_event(record: Mapping[str, Any]) -> bool:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def existing(path: Path) -> Path:
+    """The nearest ancestor that is there."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def unwritable(output_dir: Path) -> str:
+    """Why the directory cannot be made or written into, in words; "" where it can be."""
+    where = existing(output_dir)
+    if not where.is_dir():
+        return (
+            tr("it is a file, but a run needs a directory")
+            if where == output_dir
+            else tr("{where} is a file, not a directory", where=where)
+        )
+    where = where.absolute()
+    try:
+        # Permission bits do not tell: root passes them everywhere, network file systems have rules of their
+        # own.
+        with tempfile.TemporaryDirectory(prefix=".covey-", dir=where):
+            return ""
+    except OSError as error:
+        match error.errno:
+            case errno.EACCES | errno.EPERM:
+                return tr("you have no permission to write into {where}", where=where)
+            case errno.EROFS:
+                return tr("{where} is on a file system that is mounted read-only", where=where)
+            case errno.ENOSPC | errno.EDQUOT:
+                return tr("no space is left for you in {where}", where=where)
+        return tr("{where}: {error}", where=where, error=error.strerror or str(error))

@@ -94,7 +94,7 @@ def _described(entry: str, revision: str | None, config: Config, offline: bool) 
     try:
         files = locate_model(entry, revision=revision, use_hf=config.use_hf, offline=offline)
     except ModelError as error:
-        return replace(facts, problem=str(error), fault="hub")
+        return replace(facts, problem=str(error), fault="file" if error.kind == "file" else "hub")
     directory = files.directory
     problem = classifier_problem(directory, with_weights=files.revision is None)
     if problem is not None:

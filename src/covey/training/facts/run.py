@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
@@ -31,7 +30,7 @@ from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
 from covey.texts import joined, tr
 from covey.training.facts.devices import gpus_have_bfloat16, num_gpus
-from covey.training.facts.directory import in_the_way, is_leftover, records_problem
+from covey.training.facts.directory import existing, in_the_way, is_leftover, records_problem, unwritable
 from covey.training.facts.memory import free_memory
 from covey.training.facts.ray_cluster import find_ray
 from covey.types import Severity
@@ -56,11 +55,12 @@ def run_facts(config: Config, num_processes: int) -> Facts:
         num_processes_here=here if here < num_processes else None,
         is_rank=num_ranks(os.environ) > 1,
         output_dir_state=output_state(output),
+        output_dir_fault=unwritable(output),
         owner=owner_of(output),
         records_problem=records_problem(output) if resume is not None else None,
         in_the_way=in_the_way(output, (resume and resume.step) or 0) if continues else (),
         resume=resume,
-        free_disk_bytes=shutil.disk_usage(_existing(output)).free,
+        free_disk_bytes=shutil.disk_usage(existing(output)).free,
         free_memory_bytes=free_memory(cuda=gpus > 0),
         cuda=gpus > 0,
         npu=_npu(),
@@ -228,22 +228,9 @@ def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
     return facts
 
 
-def _existing(path: Path) -> Path:
-    """The nearest ancestor that is there."""
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
-
-
 def output_state(output: Path) -> OutputDirState:
     """What a directory holds, but for what a run that was killed before its first record leaves."""
-    try:
-        # Permission bits do not tell: root passes them everywhere, network file systems have rules of their
-        # own.
-        with tempfile.TemporaryDirectory(prefix=".covey-", dir=_existing(output)):
-            pass
-    except OSError:
+    if unwritable(output):
         return "not_writable"
     if not output.exists() or all(is_leftover(path.name) for path in output.iterdir()):
         return "free"
