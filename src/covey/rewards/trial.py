@@ -110,10 +110,10 @@ def blind(
 
     Each row is answered with nothing, with its gold and with the gold of another row, both in several forms.
     Where no form of the gold scores more (times its weight) than the other, the row is not told apart. A
-    reward that fails on one of them is a fault, the first row of which is named, and no reward is judged
-    then. A row that scores None is not judged, nor is a gold that is no plain text, nor a weight of 0. Where
-    every single reward sees it, the weighted total has to score the gold above nothing. The rewards numbered
-    in `claims` read golds as answers, and have to see each form that they say they read.
+    reward that fails on a form of the gold of more than half of the rows is a fault, and no reward is judged
+    then. A row that scores None or fails is not judged, nor is a gold that is no plain text, nor a weight of
+    0. Where every single reward sees it, the weighted total has to score the gold above nothing. The rewards
+    numbered in `claims` read golds as answers, and have to see each form that they say they read.
     """
     columns = [c for c in GOLD_NAMES if any(c in p.columns for p in prompts)]
     readers = {
@@ -128,8 +128,8 @@ def blind(
             continue
         flat = [row for rows in tries for row in rows]
         scored = rewards.score(flat, TrainerState(max_steps=1)).rows
-        if faults := _faults(flat, scored):
-            return Compared(blind=[], faults=list({f.reward: f for f in reversed(faults)}.values()))
+        if faults := _faults_on_golds(tries, _faults(flat, scored)):
+            return Compared(blind=[], faults=faults)
         judged = iter(scored)
         said = [[next(judged) for _ in rows] for rows in tries]
         for i in (i for i, name in readers.items() if name == column):
@@ -142,6 +142,16 @@ def blind(
             totals = [[total(row.parts, weights).total for row in rows] for rows in said]
             blind_rewards += [b for b in _judged(totals, "", column, 1.0) if b.compared == "empty"]
     return Compared(blind=blind_rewards, faults=[])
+
+
+def _faults_on_golds(tries: Sequence[Sequence[Scored]], faults: Sequence[RewardFault]) -> list[RewardFault]:
+    """The first fault of each reward that fails on a form of its own gold in more than half of the rows."""
+    golds = {(row.prompt.id + 1, row.text) for rows in tries for row in rows[1 : 1 + NUM_FORMS]}
+    failed: dict[str, dict[int | None, RewardFault]] = {}
+    for fault in faults:
+        if (fault.row, fault.completion) in golds:
+            failed.setdefault(fault.reward, {}).setdefault(fault.row, fault)
+    return [next(iter(rows.values())) for rows in failed.values() if 2 * len(rows) > len(tries)]
 
 
 def _judged(
