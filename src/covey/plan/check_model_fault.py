@@ -175,6 +175,8 @@ def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details:
     if fault == "code":
         if details.subject == config.model:
             fixes = (Fix(text=tr("read the code, then run it"), edits={"trust_remote_code": True}), _OTHER)
+    elif details.cause == "run":
+        cause, fixes = "", (Fix(text=tr("use this checkpoint"), edits={"model": details.command}),)
     elif fault == "format":
         fixes = (Fix(text=filled(_CONVERT, model=config.model)), _BUILT_IN)
     elif fault == "shards":

@@ -47,7 +47,7 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
         ("rlhf --rlhf_type dpo", ["E114"], ["rlhf_type is dpo", "covey rlhf --rlhf_type grpo"]),
         ("eval", ["E105"], ["No model is given to `covey eval`"]),
         ("eval ./absent", ["E105", "E301"], ["./absent is neither", "val_dataset is not given"]),
-        ("export absent", ["E404"], ["absent is not a directory"]),
+        ("export absent", ["E413"], ["absent: no such file or directory"]),
         ("export a b --force", ["E101", "E108"], ["--force", "`b` after a"]),
         ("grpo --model m", ["E112"], ["`covey train` takes the same options"]),
         ("trian", ["E112"], ["nearest command is train"]),
