@@ -55,10 +55,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "lang" in common.typed:
         language = common.typed["lang"].value or language
     with ends_on_signals(), passed_on(language):
-        return leave(_run(common, words, language))
+        try:
+            return leave(_run(common, words, language))
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Terminated:
+            return TERMINATED
 
 
 def _run(common: Layer, words: list[str], language: Language) -> int:
+    """Run the verb; a signal may come at any time, also while a rank waits for the one that says why."""
+    try:
+        return _answered(common, words, language)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Terminated:
+        return TERMINATED
+
+
+def _answered(common: Layer, words: list[str], language: Language) -> int:
     try:
         if common.problems:
             raise ConfigError(common.problems)
@@ -78,10 +93,6 @@ def _run(common: Layer, words: list[str], language: Language) -> int:
     except RunFailed as error:
         show.finding(error.finding, language)
         return error.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Terminated:
-        return TERMINATED
 
 
 def _do(common: Mapping[str, Any], words: list[str], language: Language) -> int:
