@@ -30,8 +30,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from covey.checkpoint.examine import examine
 from covey.checkpoint.manifest import list_files
-from covey.checkpoint.read import find_latest, list_checkpoints, verify
+from covey.checkpoint.read import find_latest, verify
 from covey.checkpoint.staging import tidy
+from covey.config.checkpoints import list_checkpoints
 from covey.config.resolve import from_dict
 from covey.errors import CheckpointError
 from covey.training.facts.run import _resume

@@ -12,16 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from covey.checkpoint.manifest import (
-    FORMAT,
-    MANIFEST,
-    TRAINER,
-    Manifest,
-    checkpoint_step,
-    read_manifest,
-)
-from covey.checkpoint.read import Fault, find_faults, list_checkpoints, state_faults
+from covey.checkpoint.manifest import FORMAT, MANIFEST, TRAINER, Manifest, read_manifest
+from covey.checkpoint.read import Fault, find_faults, state_faults
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from covey.config.checkpoints import checkpoint_step, list_checkpoints
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.config_shapes import shapes_of_config
@@ -62,8 +56,8 @@ class Examined:
 
 def examine(path: Path) -> Examined:
     """Examine a directory, every file of it."""
-    if not path.is_dir():
-        return _none(path, tr("not a directory") if path.exists() else tr("no such file or directory"))
+    if (why := neither(path)) is not None:
+        return Examined(path=path, kind="none", faults=(why,))
     try:
         if (path / MANIFEST).exists():
             return _examine_checkpoint(path)
@@ -72,8 +66,23 @@ def examine(path: Path) -> Examined:
         return Examined(path=path, kind="model", faults=(tr("it cannot be read: {error}", error=error),))
 
 
-def _none(path: Path, why: str) -> Examined:
-    return Examined(path=path, kind="none", faults=(why,))
+def neither(path: Path) -> str | None:
+    """Return why a path is neither a checkpoint nor a model, and None where it is one; no file is read."""
+    if not path.exists():
+        return tr("no such file or directory")
+    if not path.is_dir():
+        return tr("not a directory")
+    names = (MANIFEST, TRAINER, WHOLE, INDEX, _CONFIG, ADAPTER_CONFIG)
+    if any((path / name).exists() for name in names):
+        return None
+    if runs := list_checkpoints(path):
+        return tr("it is the directory of a run, whose newest checkpoint is {newest}", newest=runs[-1])
+    return tr(
+        "it has no {manifest}, no {config} and no {adapter_config}",
+        manifest=MANIFEST,
+        config=_CONFIG,
+        adapter_config=ADAPTER_CONFIG,
+    )
 
 
 def _examine_checkpoint(path: Path) -> Examined:
@@ -135,23 +144,6 @@ def _examine_plain(path: Path) -> Examined:
             manifest=MANIFEST,
         )
         return Examined(path=path, kind="checkpoint", faults=(fault,), step=checkpoint_step(path.name))
-    if not any((path / name).is_file() for name in (WHOLE, INDEX, _CONFIG, ADAPTER_CONFIG)):
-        runs = list_checkpoints(path)
-        hint = (
-            tr("it is the directory of a run, whose newest checkpoint is {runs}", runs=runs[-1])
-            if runs
-            else ""
-        )
-        return _none(
-            path,
-            hint
-            or tr(
-                "it has no {manifest}, no {config} and no {adapter_config}",
-                manifest=MANIFEST,
-                config=_CONFIG,
-                adapter_config=ADAPTER_CONFIG,
-            ),
-        )
     faults, notes = _model_faults(path)
     files = [file for file in path.iterdir() if file.is_file()]
     return Examined(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,6 @@ FORMAT = 2
 _READ = (1, 2)
 MANIFEST = "manifest.json"
 TRAINER = "trainer"
-
-_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +46,6 @@ class Manifest:
     def size(self) -> int:
         """Bytes of all listed files together."""
         return sum(entry.size for entry in self.files.values())
-
-
-def checkpoint_name(step: int) -> str:
-    """Return the directory name of a step: `checkpoint_name(40)` is "checkpoint-40"."""
-    return f"checkpoint-{step}"
-
-
-def checkpoint_step(name: str) -> int | None:
-    """Return the step in a directory name, or None where the name is not that of a checkpoint."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
 
 
 def render_manifest(manifest: Manifest) -> str:

@@ -14,7 +14,6 @@ from covey.checkpoint.manifest import (
     TRAINER,
     FileEntry,
     Manifest,
-    checkpoint_step,
     hash_file,
     list_files,
     read_manifest,
@@ -23,6 +22,7 @@ from covey.checkpoint.manifest import (
 from covey.checkpoint.pieces import SavedPieces, damaged
 from covey.checkpoint.registry import State
 from covey.checkpoint.write import STATE_FILE, tensor_file
+from covey.config.checkpoints import checkpoint_step, list_checkpoints
 from covey.errors import CheckpointError
 from covey.texts import tr
 from covey.weight_files import DamagedFileError, read_header
@@ -178,15 +178,6 @@ def _read_body(checkpoint: Path) -> dict[str, Any]:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(tr("{path} cannot be read: {error!r}", path=path, error=error)) from error
-
-
-def list_checkpoints(output_dir: Path) -> list[Path]:
-    """Return the directories called `checkpoint-<step>`, oldest step first, whole or not."""
-    if not output_dir.is_dir():
-        return []
-    steps = {path: checkpoint_step(path.name) for path in output_dir.iterdir() if path.is_dir()}
-    numbered = [(step, path) for path, step in steps.items() if step is not None]
-    return [path for _, path in sorted(numbered)]
 
 
 def find_latest(output_dir: Path, *, with_trainer: bool = False) -> Latest:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from covey.checkpoint.manifest import TRAINER, Manifest, read_manifest
-from covey.checkpoint.read import list_checkpoints, verify, verify_sizes
+from covey.checkpoint.read import verify, verify_sizes
 from covey.checkpoint.staging import hidden_sibling, store_manifest, sync_directory, tidy
+from covey.config.checkpoints import list_checkpoints
 from covey.errors import CheckpointError
 
 

@@ -8,14 +8,8 @@ import secrets
 import shutil
 from pathlib import Path
 
-from covey.checkpoint.manifest import (
-    MANIFEST,
-    TRAINER,
-    Manifest,
-    checkpoint_step,
-    read_manifest,
-    render_manifest,
-)
+from covey.checkpoint.manifest import MANIFEST, TRAINER, Manifest, read_manifest, render_manifest
+from covey.config.checkpoints import checkpoint_step
 from covey.errors import CheckpointError
 
 _HIDDEN = re.compile(r"\.(tmp|old|del)-(checkpoint-[0-9]+)-[0-9a-f]+")

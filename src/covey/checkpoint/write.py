@@ -25,7 +25,6 @@ from covey.checkpoint.manifest import (
     TRAINER,
     FileEntry,
     Manifest,
-    checkpoint_name,
     hash_file,
     list_files,
 )
@@ -33,6 +32,7 @@ from covey.checkpoint.pieces import Piece, write_pieces
 from covey.checkpoint.registry import State
 from covey.checkpoint.staging import hidden_sibling, store_manifest, sync_directory, sync_file, tidy
 from covey.checkpoint.tensor_file import write_tensors, write_text
+from covey.config.checkpoints import checkpoint_name
 from covey.errors import CheckpointError, OtherRankFailed
 from covey.texts import packed, tr, unpacked
 

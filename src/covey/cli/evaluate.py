@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from covey.config import parse
+from covey.cli.targets import BUILT_IN, refused
+from covey.cli.verbs import nameless
+from covey.config import Parsed, parse
+from covey.config.checkpoints import checkpoints_around, list_checkpoints
 from covey.config.evaluation import eval_options
+from covey.config.names import normalise
 from covey.errors import ConfigError
-from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
 from covey.texts import tr
 from covey.texts.language import spoken
-from covey.types import Fix, Problem
+from covey.types import Severity
 
 
 def evaluate(argv: Sequence[str]) -> int:
     """Print the metrics of a model on held-out prompts, and write them with every completion."""
-    if not argv or argv[0].startswith("-"):
-        raise ConfigError([_nameless()])
-    model = str(MODEL_DIR) if argv[0] == "quickstart" else argv[0]
-    parsed = parse(argv[1:], "eval")
-    resolved = eval_options(model, parsed.typed, parsed.problems)
+    model, base, parsed = _read(argv)
+    directory = Path(model)
+    resolved = eval_options(model, parsed.typed, parsed.problems, base)
+    # Of a name that may be of a hub, and of any other directory, the facts say more.
+    is_of_run = bool(list_checkpoints(directory)) or not directory.exists()
+    no_model = refused("eval", argv, model, "model") if is_of_run and checkpoints_around(directory) else None
+    if no_model is not None:
+        faults = [p for p in resolved.problems if p.severity is Severity.ERROR]
+        raise ConfigError([no_model, *faults])
     from covey.training.facts.evaluation import survey_checked
 
     with survey_checked(resolved) as surveyed:
         from covey.training.standalone import evaluate as run
 
-        done = run(resolved, surveyed, Path(model))
+        done = run(resolved, surveyed, directory)
     width = max(len(name) for name in done.metrics)
     lines = [
         f"{name:<{width}}  {'–' if m.value is None else format(m.value, '.4g'):>8}  n {m.count}"
@@ -40,11 +48,23 @@ def evaluate(argv: Sequence[str]) -> int:
     return 0
 
 
-def _nameless() -> Problem:
-    return problem(
-        "E105",
-        "model",
-        tr("No model is given to `covey eval`."),
-        tr("The first argument is the directory of a model or of a checkpoint."),
-        Fix(text=tr("`covey eval DIR --val_dataset FILE --reward_funcs accuracy`")),
-    )
+def _read(argv: Sequence[str]) -> tuple[str, str | None, Parsed]:
+    """Return the model or checkpoint, the base of an adapter where one is named, and the other options.
+
+    The model is the first word; in a command of ms-swift it is `--adapters`, or else `--model`.
+    """
+    if argv and not argv[0].startswith("-"):
+        return _path_of(argv[0]), None, parse(argv[1:], "eval")
+    words = ["--adapters" if normalise(word) == "ckpt_dir" else word for word in argv]
+    parsed = parse(words, "eval")
+    named = [t.value for name in ("adapters", "model") if (t := parsed.typed.get(name)) is not None]
+    if not named:
+        usage = tr("`covey eval DIR --val_dataset FILE --reward_funcs accuracy`")
+        raise ConfigError([nameless("eval", tr("No model is given to `covey eval`."), usage)])
+    others = {name: typed for name, typed in parsed.typed.items() if name not in ("adapters", "model")}
+    base = str(named[1]) if len(named) > 1 else None
+    return _path_of(str(named[0])), base, replace(parsed, typed=others)
+
+
+def _path_of(name: str) -> str:
+    return str(MODEL_DIR) if name == BUILT_IN else name

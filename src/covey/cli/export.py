@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from covey.checkpoint.manifest import export_target
+from covey.cli.targets import BUILT_IN, refused
 from covey.cli.verbs import nameless
 from covey.config.argv import read_words
 from covey.errors import ConfigError, CoveyError
 from covey.options.verbs import ExportOptions
+from covey.plan.problem import problem
+from covey.quickstart.task import MODEL_DIR
 from covey.texts import tr
 from covey.texts.language import spoken
 from covey.types import Fix, Problem
@@ -19,16 +22,13 @@ from covey.types import Fix, Problem
 def export(argv: Sequence[str]) -> int:
     """Export a checkpoint and print where it is; ConfigError carries what is wrong with the words."""
     options, words = read_words("export", argv, ExportOptions)
-    if not words:
-        usage = tr("`covey export CHECKPOINT --merge --output_dir DIR`")
-        raise ConfigError([nameless("export", tr("No checkpoint is given."), usage)])
-    checkpoint = Path(words[0])
+    word, base = _named(options, words)
+    checkpoint = Path(word)
     given = options.output_dir
     target = export_target(checkpoint, merge=options.merge) if given is None else Path(given)
-    _refuse(checkpoint, target)
+    _refuse(argv, word, target)
     from covey.training.export import export as run
 
-    base = None if options.base is None else Path(options.base)
     try:
         result = run(checkpoint, target, merge=options.merge, base=base)
     except CoveyError as error:
@@ -56,20 +56,41 @@ def export(argv: Sequence[str]) -> int:
                 )
             )
         )
+    if options.merge and not result.merged:
+        said = tr("note: {checkpoint} is no adapter, so nothing was merged\n", checkpoint=checkpoint)
+        sys.stdout.write(spoken(said))
     sys.stdout.write(spoken(tr("written to {target}\n", target=result.target)))
     return 0
 
 
-def _refuse(checkpoint: Path, target: Path) -> None:
+def _named(options: ExportOptions, words: list[str]) -> tuple[str, Path | None]:
+    """Return the checkpoint and the directory of its base model, under our names or those of ms-swift."""
+    named = [*words, *([options.checkpoint] if options.checkpoint is not None else [])]
+    if len(set(named)) > 1:
+        raise ConfigError([_two_checkpoints(*named)])
+    base = str(MODEL_DIR) if options.base == BUILT_IN else options.base
+    if named:
+        return named[0], None if base is None else Path(base)
+    if options.base is None:
+        usage = tr("`covey export CHECKPOINT --merge --output_dir DIR`")
+        raise ConfigError([nameless("export", tr("No checkpoint is given."), usage)])
+    return options.base, None
+
+
+def _two_checkpoints(word: str, other: str) -> Problem:
+    return problem(
+        "E106",
+        "checkpoint",
+        tr("Two checkpoints are given: {word} and {other}.", word=word, other=other),
+        "",
+        Fix(text=tr("`covey export {word}`", word=word)),
+    )
+
+
+def _refuse(argv: Sequence[str], word: str, target: Path) -> None:
     problems = []
-    if not checkpoint.is_dir():
-        problems.append(
-            _unexportable(
-                tr("{checkpoint} is not a directory.", checkpoint=checkpoint),
-                tr("The path may be misspelled; the checkpoints of a run are called checkpoint-N."),
-                Fix(text=tr("give the directory of a checkpoint: runs/NAME/checkpoint-N")),
-            )
-        )
+    if (no_checkpoint := refused("export", argv, word)) is not None:
+        problems.append(no_checkpoint)
     if target.exists():
         problems.append(
             Problem(
@@ -84,13 +105,10 @@ def _refuse(checkpoint: Path, target: Path) -> None:
         raise ConfigError(problems)
 
 
-def _unexportable(seen: str, cause: str, *fixes: Fix) -> Problem:
-    why = tr("Only a complete checkpoint of a run can be written as a model.")
-    return Problem(code="E404", option="export", seen=seen, why=why, cause=cause, fixes=fixes)
-
-
 def _failed(checkpoint: Path, error: CoveyError) -> Problem:
-    return _unexportable(
+    return problem(
+        "E415",
+        "export",
         tr("{checkpoint}: {error}", checkpoint=checkpoint, error=error),
         tr("The checkpoint is damaged, or its base model was moved or changed."),
         Fix(text=tr("give the directory in which the base model is now: --base DIR")),

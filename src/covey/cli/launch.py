@@ -24,6 +24,8 @@ from covey.plan.launchers import RANK_NAMES
 _POLL_S = 1.0
 # Longer than the 40 seconds for which the other machines wait for a sign.
 _STOPPED_S = 60.0
+# The second Ctrl-C ends a run without a save, and the third one a process that does not react.
+_KILLING_SIGNAL = 3
 
 OUTPUT_DIR = "COVEY_OUTPUT_DIR"
 """The environment variable with the output_dir that the launching process counted up, so that all ranks
@@ -47,7 +49,7 @@ def command(verb: str, argv: Sequence[str], start: Start) -> list[str]:
     if start.launcher == "ray":
         return [sys.executable, "-m", "covey.cli.ray_launcher", str(start.num_processes), verb, *argv]
     machines = start.machines
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(machines.count)]
+    torchrun = [sys.executable, "-m", "covey.cli.torchrun", "--nnodes", str(machines.count)]
     torchrun += ["--nproc_per_node", str(start.num_processes), "--max_restarts", str(start.max_restarts)]
     if machines.count > 1:
         # Each machine has the number that was typed for it, so that rank 0 is on the first.
@@ -76,6 +78,7 @@ def launch(verb: str, argv: Sequence[str], start: Start) -> int:
         # In a session of its own the child gets each signal once, from here, and not also from the terminal.
         child = subprocess.Popen(command(verb, argv, start), env=environment, start_new_session=True)
         passed_on.to(child)
+        passed_on.ranks = Path(directory)
         stopped = _StoppedRanks(Path(directory))
         while start.machines.count > 1 and child.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -102,28 +105,39 @@ class _StoppedRanks:
         # This process may have been stopped too, by a scheduler that suspends the job; that time is left out.
         passed = min(now - self._looked_at, 2 * _POLL_S)
         self._looked_at = now
-        pids = self._pids()
+        pids = _pids(self.directory)
         are_stopped = bool(pids) and all(is_stopped(pid) for pid in pids)
         self._stopped_for = self._stopped_for + passed if are_stopped else 0.0
         if self._stopped_for > _STOPPED_S:
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            _send(pids, signal.SIGKILL)
 
-    def _pids(self) -> list[int]:
-        found = []
-        for path in self.directory.glob("ranks*/rank-*-process"):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                pid, start = path.read_text(encoding="ascii").split()
-                found += [int(pid)] if str(started(int(pid))) == start else []
-        return found
+
+def _pids(directory: Path) -> list[int]:
+    """The numbers of the ranks of this machine that are there."""
+    found = []
+    for path in directory.glob("ranks*/rank-*-process"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pid, start = path.read_text(encoding="ascii").split()
+            found += [int(pid)] if str(started(int(pid))) == start else []
+    return found
+
+
+def _send(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 class _PassedOn:
-    """While it is open, signals go to the child; one that comes before the child is there goes to it too."""
+    """While it is open, signals go to the child; one that comes before the child is there goes to it too.
+
+    torchrun passes the first one on and hears no other while it waits for the ranks to end, so a second one
+    goes to the ranks themselves, and the third one ends them.
+    """
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
+        self.ranks: Path | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
     def to(self, child: subprocess.Popen[bytes]) -> None:
@@ -134,7 +148,12 @@ class _PassedOn:
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.received.append(signal.Signals(number))
-        if self._child is not None:
+        if self._child is None:
+            return
+        pids = _pids(self.ranks) if self.ranks is not None and len(self.received) > 1 else []
+        if pids:
+            _send(pids, number if len(self.received) < _KILLING_SIGNAL else signal.SIGKILL)
+        else:
             self._child.send_signal(number)
 
     def __enter__(self) -> _PassedOn:

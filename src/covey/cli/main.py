@@ -55,10 +55,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "lang" in common.typed:
         language = common.typed["lang"].value or language
     with ends_on_signals(), passed_on(language):
-        return leave(_run(common, words, language))
+        try:
+            return leave(_run(common, words, language))
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Terminated:
+            return TERMINATED
 
 
 def _run(common: Layer, words: list[str], language: Language) -> int:
+    """Run the verb; a signal may come at any time, also while a rank waits for the one that says why."""
+    try:
+        return _answered(common, words, language)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Terminated:
+        return TERMINATED
+
+
+def _answered(common: Layer, words: list[str], language: Language) -> int:
     try:
         if common.problems:
             raise ConfigError(common.problems)
@@ -69,7 +84,7 @@ def _run(common: Layer, words: list[str], language: Language) -> int:
         return AT_FAULT
     except CheckpointError as error:
         if speaks():
-            show.problems([_checkpoint(error)], language)
+            show.problems([_checkpoint(error, words[0])], language)
         return AT_FAULT
     except GuardStop as error:
         if speaks(is_of_all=True):
@@ -78,10 +93,6 @@ def _run(common: Layer, words: list[str], language: Language) -> int:
     except RunFailed as error:
         show.finding(error.finding, language)
         return error.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Terminated:
-        return TERMINATED
 
 
 def _do(common: Mapping[str, Any], words: list[str], language: Language) -> int:
@@ -112,15 +123,12 @@ def _say(text: str) -> int:
     return DONE
 
 
-def _checkpoint(error: CheckpointError) -> Problem:
-    from covey.codes import CODES
+def _checkpoint(error: CheckpointError, verb: str) -> Problem:
+    from covey.plan.problem import problem
     from covey.types import Fix
 
-    return Problem(
-        code="E404",
-        option="resume_from_checkpoint",
-        seen=f"{error}",
-        why=CODES["E404"].why,
-        cause=tr("The checkpoint was not completely written, was copied only in part, or was edited."),
-        fixes=(Fix(text=tr("resume from an older checkpoint: --resume_from_checkpoint DIR")),),
-    )
+    cause = tr("The checkpoint was not completely written, was copied only in part, or was edited.")
+    if verb in ("train", "rlhf", "quickstart", "plan"):
+        older = Fix(text=tr("resume from an older checkpoint: --resume_from_checkpoint DIR"))
+        return problem("E404", "resume_from_checkpoint", f"{error}", cause, older)
+    return problem("E413", verb, f"{error}", cause, Fix(text=tr("use another checkpoint of the run")))

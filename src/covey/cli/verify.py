@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from covey.checkpoint.examine import Examined, examine
+from covey.cli.targets import refused
 from covey.cli.verbs import nameless
 from covey.config.argv import read_words
 from covey.errors import ConfigError
 from covey.options.verbs import VerifyOptions
 from covey.plan.disk import size
-from covey.plan.problem import problem
 from covey.plan.words import coded
 from covey.texts import counted, tr
-from covey.types import Fix, Problem
 
 WHOLE, DAMAGED = 0, 1
 
@@ -35,8 +34,8 @@ def verify(argv: Sequence[str]) -> int:
         sys.stdout.write(json.dumps([_as_json(each) for each in found], ensure_ascii=False, indent=2) + "\n")
     elif known:
         sys.stdout.write("\n".join(line for each in known for line in _as_lines(each)) + "\n")
-    if others := [each for each in found if each.kind == "none"]:
-        raise ConfigError([_no_checkpoint(each) for each in others])
+    if problems := [said for word in words if (said := refused("verify", argv, word)) is not None]:
+        raise ConfigError(problems)
     return DAMAGED if any(each.faults for each in found) else WHOLE
 
 
@@ -76,13 +75,3 @@ def _as_json(found: Examined) -> dict[str, Any]:
         "faults": list(found.faults),
         "notes": list(found.notes),
     } | ({"verdict": "none"} if found.kind == "none" else {})
-
-
-def _no_checkpoint(found: Examined) -> Problem:
-    return problem(
-        "E413",
-        "verify",
-        tr("{path}: {faults}.", path=found.path, faults=found.faults[0]),
-        tr("The path may be misspelled, or it is the directory of a run and not of one of its checkpoints."),
-        Fix(text=tr("give the directory of a checkpoint or of a model: runs/NAME/checkpoint-N")),
-    )

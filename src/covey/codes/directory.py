@@ -23,7 +23,14 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
     (
         "E413",
         "Neither a checkpoint nor a model",
-        "covey checks a checkpoint by its manifest and the headers of its files. This directory has neither.",
+        "A checkpoint has a manifest.json, a model has a config.json, and an adapter has an "
+        "adapter_config.json. Without any of them there is nothing to load or to check.",
+    ),
+    (
+        "E415",
+        "Checkpoint that cannot be exported",
+        "A model with damaged files or other numbers than those that were trained would be used without "
+        "anyone noticing, so nothing was written.",
     ),
     (
         "E414",

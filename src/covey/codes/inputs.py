@@ -6,13 +6,13 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     (
         "E301",
         "Model that cannot be read",
-        "Without weights, a configuration and a tokenizer there is nothing to train.",
+        "Without weights, a configuration and a tokenizer no model can be loaded.",
     ),
     (
         "E302",
         "Data file not found or not readable",
-        "covey trains on all the data that you name, or does not start: with only a part of it, the run "
-        "would differ from the one you asked for.",
+        "covey uses all of the data that you name, or stops: with other or less data the result would not "
+        "be the one that you asked for.",
     ),
     ("E303", "Column missing", "A prompt or a reward needs a column that the data set does not have."),
     (

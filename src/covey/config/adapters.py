@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.config.checkpoints import list_checkpoints
 from covey.texts import tr
 from covey.weight_files import DamagedFileError, StoredTensor, read_header
 
@@ -229,7 +230,9 @@ def _body(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise AdapterFileError(tr("{directory} is not a directory", directory=directory))
     if not path.is_file():
-        inner = next((p.parent for p in sorted(directory.glob(f"*/{ADAPTER_CONFIG}"))), None)
+        newest = [p for p in list_checkpoints(directory) if (p / ADAPTER_CONFIG).is_file()][-1:]
+        others = (p.parent for p in sorted(directory.glob(f"*/{ADAPTER_CONFIG}")))
+        inner = next(iter([*newest, *others]), None)
         hint = "" if inner is None else tr(", but {inner} has one", inner=inner)
         raise AdapterFileError(
             tr(

@@ -23,8 +23,11 @@ _OF_TRAINING = (
 _GIVEN = tr("the model that is evaluated")
 
 
-def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Problem] = ()) -> Resolved:
-    """Return the options under which a model or the directory of a checkpoint is evaluated."""
+def eval_options(
+    model: str, typed: Mapping[str, Typed], problems: Sequence[Problem] = (), base: str | None = None
+) -> Resolved:
+    """Return the options under which a model or the directory of a checkpoint is evaluated; `base` is read
+    in the place of the model that an adapter names."""
     directory = Path(model)
     all_problems = list(problems)
     options = dict(typed)
@@ -40,7 +43,7 @@ def eval_options(model: str, typed: Mapping[str, Typed], problems: Sequence[Prob
         options = merge({n: t for n, t in layer.typed.items() if n not in _OF_TRAINING}, options)
     if is_checkpoint(directory) and not directory.is_dir():
         model = str(directory.absolute())  # RUN/checkpoint-N looks like the id of a model on a hub
-    options["model"] = Typed(base_of(directory) or model, _GIVEN)
+    options["model"] = Typed(base or base_of(directory) or model, _GIVEN)
     quantization = quantization_of_base(directory, options)
     options |= {name: Typed(value, source) for name, (value, source) in quantization.items()}
     needs_data = "dataset" not in options or _are_gone(options["dataset"], typed)

@@ -20,6 +20,7 @@ from covey.config.adapters import (
     read_adapter,
     weights_fault,
 )
+from covey.config.checkpoints import list_checkpoints
 from covey.config.dialect import SOURCE
 from covey.config.quantization import QUANTIZATION_FILE, adapter_quantization
 from covey.config.take import Typed
@@ -238,6 +239,8 @@ def _unusable(option: str, words: str, where: str, is_other: bool) -> Problem:
             where=where,
         )
         fixes = [Fix(text=convert)]
+    elif newest := [p for p in list_checkpoints(adapter_path(where)) if is_adapter(str(p))][-1:]:
+        fixes = [Fix(text=tr("use this checkpoint"), edits={"adapters": str(newest[0])})]
     elif "not a directory" in words and where.count("/") == 1 and not where.startswith((".", "/", "~")):
         fixes.insert(
             0,

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from covey.config.checkpoints import list_checkpoints
 from covey.config.quantization import stored_options
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
@@ -47,11 +48,10 @@ def model_problem(
 ) -> ModelProblem | None:
     """Why a directory is no model that can be trained, or None.
 
-    Kinds: not_a_directory, adapter, no_config, bad_config, remote_code, no_model_type, unknown_model_type,
-    vision, encoder_decoder, not_causal, quantized, slow_tokenizer, no_tokenizer, missing_shards, damaged,
-    shards, pickled_weights, unread_weights, no_weights. With `with_weights` false, as for a model located on
-    a hub, the last six are not asked. Weights that bitsandbytes has packed are none of them where
-    `takes_packed`.
+    Kinds: not_a_directory, adapter, run, no_config, bad_config, remote_code, no_model_type,
+    unknown_model_type, vision, encoder_decoder, not_causal, quantized, slow_tokenizer, no_tokenizer,
+    missing_shards, damaged, shards, pickled_weights, unread_weights, no_weights. With `with_weights` false,
+    as for a model on a hub, the last six are not asked. With `takes_packed` bitsandbytes' weights are none.
     """
     asks = partial(_architecture_problem, takes_packed=takes_packed)
     return _problem(directory, asks, with_weights=with_weights)
@@ -126,19 +126,27 @@ def known_model_types() -> frozenset[str]:
 
 def _without_config(directory: Path) -> ModelProblem:
     if (directory / "adapter_config.json").is_file():
-        base = _base_of(directory)
-        return ModelProblem(
-            kind="adapter",
-            words=tr(
-                "{directory} is an adapter of {base}, not a model: give {base} as --model, or "
-                "merge the two with `covey export --merge`",
-                directory=directory,
-                base=base,
-            ),
+        words = tr(
+            "{directory} is an adapter of {base}, not a model: give {base} as --model, or "
+            "merge the two with `covey export --merge`",
+            directory=directory,
+            base=_base_of(directory),
         )
+        return ModelProblem(kind="adapter", words=words)
     if (shards := _shards_problem(directory)) is not None:
         return shards
+    if checkpoints := list_checkpoints(directory):
+        return _run(directory, str(checkpoints[-1]))
     return ModelProblem(kind="no_config", words=tr("{directory} has no config.json", directory=directory))
+
+
+def _run(directory: Path, newest: str) -> ModelProblem:
+    words = tr(
+        "{directory} is the directory of a run, not of a model; its newest checkpoint is {newest}",
+        directory=directory,
+        newest=newest,
+    )
+    return ModelProblem(kind="run", words=words, command=newest)
 
 
 def _base_of(directory: Path) -> str:
@@ -370,12 +378,9 @@ def _shards_problem(directory: Path) -> ModelProblem | None:
     if found is None:
         return None
     what, command = found
-    return ModelProblem(
-        kind="shards",
-        words=tr("the weights in {directory} are stored only as {what}", directory=directory, what=what),
-        advice=tr("; convert them: {command}", command=command),
-        command=command,
-    )
+    words = tr("the weights in {directory} are stored only as {what}", directory=directory, what=what)
+    advice = tr("; convert them: {command}", command=command)
+    return ModelProblem(kind="shards", words=words, advice=advice, command=command)
 
 
 def _missing_shards(directory: Path, missing: list[str], count: int) -> ModelProblem:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.checkpoint.manifest import checkpoint_step
+from covey.config.checkpoints import checkpoint_step
 from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.texts import tr
 from covey.types import StepRecord

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -10,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from covey.checkpoint.manifest import checkpoint_step, list_files, read_manifest
+from covey.checkpoint.manifest import list_files, read_manifest
+from covey.config.checkpoints import checkpoint_step
 from covey.doctor.completions import examine
 from covey.doctor.foreign import (
     STATE,
@@ -81,6 +83,9 @@ def _nothing(path: Path) -> Any:
         if path.exists()
         else tr("{path} does not exist.", path=path)
     )
+    if checkpoint_step(path.name) is not None:
+        fix = Fix(text=tr("`{command}`", command=f"covey doctor {shlex.quote(str(path.parent))}"))
+        return problem("E408", "RUN", seen, tr("This is one checkpoint, not the directory of a run."), fix)
     return problem(
         "E408",
         "RUN",

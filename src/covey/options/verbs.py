@@ -43,7 +43,14 @@ class ExportOptions(VerbOptions):
         None, "Directory to write to; it must not exist yet. Not set: CHECKPOINT-merged, or CHECKPOINT-model."
     )
     base: str | None = option(
-        None, "Directory of the base model, if it is no longer at the path that the adapter names."
+        None,
+        "Directory of the base model, if it is no longer at the path that the adapter names.",
+        names=("model",),
+    )
+    checkpoint: str | None = option(
+        None,
+        "The checkpoint, in the place of the first argument.",
+        names=("adapters", "ckpt_dir"),
     )
 
 

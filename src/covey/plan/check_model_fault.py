@@ -173,6 +173,8 @@ def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details:
                 Fix(text=tr("run this code, once you have read it"), edits={"trust_remote_code": True}),
                 _OTHER,
             )
+    elif details.cause == "run":
+        cause, fixes = "", (Fix(text=tr("use this checkpoint"), edits={"model": details.command}),)
     elif fault == "format":
         fixes = (Fix(text=filled(_CONVERT, model=config.model)), _BUILT_IN)
     elif fault == "shards":

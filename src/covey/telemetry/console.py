@@ -1,4 +1,6 @@
-"""The terminal's view of a run: one live line on a terminal, a few plain lines anywhere else.
+"""The terminal's view of a run: a line for each step, or for about 20 of many steps.
+
+On a terminal a live line below them shows the steps between.
 
 Nothing here may stop a run. An error while rendering ends the view with one word about it.
 """
@@ -41,8 +43,8 @@ class Terminal(rich.console.Console):
 class Console:
     """Shows step records as they come.
 
-    `every` is the number of steps between plain lines; at 1 a long run is thinned to about 20 of them, the
-    first and the last always among them. `terminal` stands in for the one that is found on `stream`
+    `every` is the number of steps between lines; at 1 a long run is thinned to about 20 of them, the first
+    and the last always among them. `terminal` stands in for the one that is found on `stream`
     (standard output).
 
         with Console(total_steps=400, every=1) as console:
@@ -69,6 +71,7 @@ class Console:
         self._started = clock()
         self._first: tuple[int, float] | None = None
         self._record: StepRecord | None = None
+        self._is_printed = True
 
     def __enter__(self) -> Self:
         self._started = self._clock()
@@ -76,7 +79,7 @@ class Console:
             self._terminal = self._terminal or _find_terminal(self._stream)
             if self._terminal is not None:
                 self._live = Live(
-                    console=self._terminal, get_renderable=self._render, auto_refresh=False, transient=False
+                    console=self._terminal, get_renderable=self._render, auto_refresh=False, transient=True
                 )
                 self._live.start()
         return self
@@ -87,17 +90,17 @@ class Console:
         self.close()
 
     def step(self, record: StepRecord) -> None:
-        """Show a step: redraw the live line, or print a plain one where this step is due."""
+        """Show a step: print its line where this step is due, and redraw the live one."""
         if self._off:
             return
         with self._edge():
-            self._record = record
+            self._record, self._is_printed = record, False
             if self._first is None:
                 self._first = (record.step, self._clock())
+            if self._is_due(record.step):
+                self._print_step(record)
             if self._live is not None:
                 self._live.refresh()
-            elif self._is_due(record.step):
-                self._print(self._line(record, width=None))
 
     def say(self, text: str) -> None:
         """Show a text above the live line."""
@@ -106,13 +109,16 @@ class Console:
             return
         with self._edge():
             if self._live is not None:
+                self._print_last()
                 self._live.console.print(Text(text), soft_wrap=True)
             else:
                 self._print(text)
 
     def close(self) -> None:
-        """Leave the last line standing and give the terminal back; a second call does nothing."""
+        """Take the live line away and give the terminal back; a second call does nothing."""
         with self._edge():
+            if self._live is not None:
+                self._print_last()
             live, self._live = self._live, None
             if live is not None:
                 live.stop()
@@ -121,12 +127,30 @@ class Console:
         first = self._first is not None and self._first[0] == step
         return first or step % self._every == 0 or step == self._total
 
+    def _print_step(self, record: StepRecord) -> None:
+        self._is_printed = True
+        if self._live is None or self._terminal is None:
+            self._print(self._line(record, width=None))
+        else:
+            line = self._line(record, width=self._terminal.width)
+            self._live.console.print(Text(line, no_wrap=True, overflow="ellipsis"))
+
+    def _print_last(self) -> None:
+        """Print the step that only the live line has shown, before anything else comes."""
+        if self._record is not None and not self._is_printed:
+            self._print_step(self._record)
+
     def _render(self) -> Text:
         if self._terminal is None or self._record is None:
             waiting = tr(
                 "{steps} in all; the first rollout is being sampled", steps=counted(self._total, "step")
             )
             return Text(spoken(waiting), no_wrap=True, overflow="ellipsis")
+        if self._is_printed:
+            if self._record.step >= self._total:
+                return Text("")
+            running = tr("step {step}/{total} is running", step=self._record.step + 1, total=self._total)
+            return Text(spoken(running), no_wrap=True, overflow="ellipsis")
         line = self._line(self._record, width=self._terminal.width)
         return Text(line, no_wrap=True, overflow="ellipsis")
 

@@ -13,6 +13,7 @@ from covey.types import Metric, StepRecord
 
 _DASH = "–"
 _MOST_TASKS = 4
+_REWARD = 1
 _THOUSANDS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -67,7 +68,7 @@ def format_duration(seconds: float) -> str:
 def format_line(record: StepRecord, total: int, *, elapsed: str, left: str, width: int | None) -> str:
     """Return the line of a step in at most `width` columns (None: as long as it is).
 
-    Labels are shortened one by one, then the least telling fields go.
+    Labels are shortened one by one, then the least telling fields go. The reward keeps its label for longest.
     """
     fields = [
         _Field(long=spoken(field.long), short=spoken(field.short), rank=field.rank)
@@ -75,7 +76,10 @@ def format_line(record: StepRecord, total: int, *, elapsed: str, left: str, widt
     ]
     texts = {field.rank: field.long for field in fields}
     shorter = sorted(fields, key=lambda field: -field.rank)
-    steps = [(field.rank, field.short) for field in shorter] + [(field.rank, "") for field in shorter[:-1]]
+    reward = next(field for field in fields if field.rank == _REWARD)
+    steps = [(field.rank, field.short) for field in shorter if field is not reward]
+    steps += [(field.rank, "") for field in shorter if field.rank > _REWARD]
+    steps += [(_REWARD, reward.short), (_REWARD, "")]
     for rank, text in steps:
         if width is None or columns(_join(texts)) <= width:
             break
@@ -96,7 +100,7 @@ def _fields(record: StepRecord, total: int, elapsed: str, left: str) -> list[_Fi
         _Field(
             long=tr("reward {reward} ±{spread}", reward=reward, spread=spread),
             short=f"{reward} ±{spread}",
-            rank=1,
+            rank=_REWARD,
         ),
         _Field(long=tr("signal {signal}", signal=signal), short=tr("sig {signal}", signal=signal), rank=3),
         _Field(long=tr("kl {kl}", kl=kl), short=tr("kl {kl}", kl=kl), rank=5),

@@ -17,6 +17,7 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from covey.checkpoint.examine import neither
 from covey.checkpoint.manifest import MANIFEST, TRAINER
 from covey.checkpoint.read import verify
 from covey.config.adapters import ADAPTER_CONFIG, quantized_base
@@ -66,6 +67,8 @@ def export(checkpoint: Path, target: Path, *, merge: bool, base: Path | None = N
         raise CoveyError(
             tr("{target} exists already; name a directory that does not exist yet", target=target)
         )
+    if (why := neither(checkpoint)) is not None:
+        raise CoveyError(tr("{checkpoint}: {why}", checkpoint=checkpoint, why=why))
     if (checkpoint / MANIFEST).is_file():
         verify(checkpoint)
     target.parent.mkdir(parents=True, exist_ok=True)

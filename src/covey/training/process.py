@@ -20,7 +20,7 @@ import torch.distributed as dist
 from covey.activity import Activity, Stopped
 from covey.comm import Comm, GroupComm, LocalComm
 from covey.errors import ConfigError, OtherRankFailed
-from covey.exits import interrupt_thread
+from covey.exits import interrupt_thread, is_first
 from covey.plan.check_launch import num_ranks
 from covey.plan.problem import problem
 from covey.texts import tr
@@ -235,15 +235,18 @@ def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
             raise KeyboardInterrupt
         signals.received = number
         activity.is_asked_to_stop = True
-        if activity.may_stop:
-            activity.may_stop = False
+        drops = activity.may_stop
+        activity.may_stop = False
+        if is_first():
             sys.stderr.write(
                 spoken(tr("covey: dropping this rollout, then saving; press Ctrl-C again to end at once\n"))
+                if drops
+                else spoken(
+                    tr("covey: ending after this step, then saving; press Ctrl-C again to end at once\n")
+                )
             )
+        if drops:
             raise Stopped
-        sys.stderr.write(
-            spoken(tr("covey: ending after this step, then saving; press Ctrl-C again to end at once\n"))
-        )
 
     before = {number: signal.signal(number, ask) for number in SIGNAL_CODES}
     try:

@@ -133,9 +133,9 @@ def _policy(config: Config, directory: Path, live: LiveModel | None) -> Policy:
     device = own_device()
     dtype = compute_dtype(config, device)
     if (directory / ADAPTER_CONFIG).is_file():
-        settings, base = adapter_settings(directory)
+        settings, _ = adapter_settings(directory)
         policy = load_adapted(
-            base_directory(directory, base),
+            base_directory(directory, model_dir(config)),
             settings,
             adapter=directory,
             seed=0,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from covey.checkpoint.manifest import read_manifest, render_manifest
-from covey.checkpoint.read import find_latest, list_checkpoints, read_states, verify
+from covey.checkpoint.read import find_latest, read_states, verify
+from covey.config.checkpoints import list_checkpoints
 from covey.errors import CheckpointError
 
 Make = Callable[..., Path]

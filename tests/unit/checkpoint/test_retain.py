@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from covey.checkpoint import retain as module
-from covey.checkpoint.read import list_checkpoints, read_states, verify
+from covey.checkpoint.read import read_states, verify
 from covey.checkpoint.retain import Deletion, retain
+from covey.config.checkpoints import list_checkpoints
 from covey.errors import CheckpointError
 
 Make = Callable[..., Path]

@@ -18,10 +18,11 @@ import torch
 
 from covey.checkpoint import write
 from covey.checkpoint.pieces import whole
-from covey.checkpoint.read import list_checkpoints, read_states, verify
+from covey.checkpoint.read import read_states, verify
 from covey.checkpoint.registry import State
 from covey.checkpoint.staging import tidy
 from covey.checkpoint.write import write_checkpoint
+from covey.config.checkpoints import list_checkpoints
 from covey.errors import CheckpointError
 
 

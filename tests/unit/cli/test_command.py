@@ -37,7 +37,7 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
         ("rlhf --rlhf_type grpo", ["E105"], ["model is not given", "reward_funcs is not given"]),
         ("eval", ["E105"], ["No model is given to `covey eval`"]),
         ("eval ./absent", ["E105", "E301"], ["./absent is neither", "val_dataset is not given"]),
-        ("export absent", ["E404"], ["absent is not a directory"]),
+        ("export absent", ["E413"], ["absent: no such file or directory"]),
         ("export a b --force", ["E101", "E108"], ["--force", "`b` after a"]),
         ("--model m", ["E112"], ["put the command first"]),
         ("run.yaml", ["E112"], ["covey train run.yaml"]),

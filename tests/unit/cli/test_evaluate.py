@@ -180,3 +180,24 @@ def test_refusals(evaluation: Evaluation, capsys: pytest.CaptureFixture[str]) ->
         assert main(["eval", *words]) == 2, words
         assert codes_in(capsys.readouterr().err) == codes, words
     assert evaluation.got == []
+
+
+def test_an_adapter_on_its_model_as_ms_swift_names_them(blind: Evaluation) -> None:
+    directory = str(checkpoint(adapter_base="/models/base"))
+    for flag in ("--adapters", "--ckpt_dir"):
+        assert evaluated(blind, flag, directory).config.model == "/models/base"
+        moved = evaluated(blind, "--model", "/models/moved", flag, directory, "--temperature", "0.5").config
+        assert (moved.model, moved.temperature, moved.adapters) == ("/models/moved", 0.5, None)
+    assert {path for _, path in blind.got} == {Path(directory)}
+    assert evaluated(blind, "--model", "quickstart", *WORDS).config.model == str(MODEL_DIR)
+
+
+def test_a_run_in_the_place_of_its_checkpoint(
+    evaluation: Evaluation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint()
+    for word in ("runs/a", "runs/a/checkpoint-7"):
+        assert main(["eval", word, *WORDS]) == 2
+        err = capsys.readouterr().err
+        assert codes_in(err) == ["E413"]
+        assert "`covey eval runs/a/checkpoint-5 --val_dataset v.jsonl --reward_funcs accuracy`" in err

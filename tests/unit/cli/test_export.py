@@ -43,6 +43,7 @@ class Exports:
 @pytest.fixture
 def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Exports:
     Path("c-5").mkdir()
+    Path("c-5/adapter_config.json").write_text("{}")
     return Exports(monkeypatch)
 
 
@@ -53,6 +54,12 @@ def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Exports:
         ("c-5 --merge", "c-5-merged", True, None),
         ("c-5 --merge-lora", "c-5-merged", True, None),
         ("c-5 --merge --output_dir o --base /b", "o", True, "/b"),
+        ("--output-dir=o --base=/b c-5", "o", False, "/b"),
+        # As ms-swift has it.
+        ("--adapters c-5 --merge_lora true --output_dir o", "o", True, None),
+        ("--ckpt_dir c-5 --merge_lora true", "c-5-merged", True, None),
+        ("--model /b --adapters c-5 --merge_lora true", "c-5-merged", True, "/b"),
+        ("--model c-5", "c-5-model", False, None),
     ],
 )
 def test_words(exports: Exports, words: str, target: str, merge: bool, base: str | None) -> None:
@@ -74,13 +81,15 @@ def test_what_is_said(exports: Exports, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("words", "codes", "part"),
     [
-        ("absent", ["E404"], "absent is not a directory"),
+        ("absent", ["E413"], "absent: no such file or directory"),
         ("c-5 d", ["E108"], "`d` after c-5 does not belong to any option"),
         ("c-5 d --output_dirs o --merge=maybe", ["E101", "E103", "E108"], "--output_dir o"),
         ("--merge", ["E105"], "No checkpoint is given"),
         ("c-5 --output_dir --merge", ["E103"], "--output_dir"),
         ("c-5 --output_dir there", ["E402"], "there already exists"),
-        ("absent --output_dir there", ["E404", "E402"], "absent is not a directory"),
+        ("absent --output_dir there", ["E413", "E402"], "absent: no such file or directory"),
+        ("c-5 --adapters d", ["E106"], "Two checkpoints are given: c-5 and d"),
+        ("quickstart", ["E413"], "quickstart is the built-in model"),
     ],
 )
 def test_refusals(
@@ -109,6 +118,26 @@ def test_an_export_that_fails_says_why(exports: Exports, capsys: pytest.CaptureF
     exports.error = CheckpointError("model.safetensors is cut short")
     assert main(["export", "c-5", "--merge"]) == 2
     err = capsys.readouterr().err
-    assert codes_in(err) == ["E404"]
+    assert codes_in(err) == ["E415"]
     assert "c-5: model.safetensors is cut short" in err
     assert "--base DIR" in err
+
+
+def test_a_run_in_the_place_of_its_checkpoint(exports: Exports, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (9, 10):
+        Path(f"run/checkpoint-{step}").mkdir(parents=True)
+    for word in ("run", "run/checkpoint-11"):
+        assert main(["export", word, "--merge"]) == 2
+        err = capsys.readouterr().err
+        assert codes_in(err) == ["E413"]
+        assert "`covey export run/checkpoint-10 --merge`" in err
+    assert "checkpoint-9, checkpoint-10" in err
+    assert exports.got == []
+
+
+def test_nothing_to_merge_is_said(
+    exports: Exports, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(monkeypatch, "covey.training.export", export=lambda *_, **__: Result(Path("o"), merged=False))
+    assert main(["export", "c-5", "--merge"]) == 0
+    assert "nothing was merged" in capsys.readouterr().out

@@ -8,13 +8,16 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from covey.cli import launch, ranks
 from covey.cli.main import main
+from covey.cli.signals import Terminated
 from covey.errors import CheckpointError, ConfigError, GuardStop
+from covey.meeting import started
 from covey.plan.check_launch import Machines
 from covey.types import Finding, Fix, Problem
 from support.verbs import WORDS, Run, raises, rank_variables
@@ -66,7 +69,7 @@ def test_exit_codes(
 def test_the_command_of_several_processes() -> None:
     start = launch.Start(num_processes=2, output_dir="o", max_restarts=3)
     assert launch.command("train", ["--seed", "1"], start) == [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "2",
+        sys.executable, "-m", "covey.cli.torchrun", "--nnodes", "1", "--nproc_per_node", "2",
         "--max_restarts", "3", "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0",
         "-m", "covey", "train", "--seed", "1",
     ]  # fmt: skip
@@ -76,7 +79,7 @@ def test_the_command_of_one_of_several_machines() -> None:
     machines = Machines(count=2, number=1, address="node1", port=29501)
     start = launch.Start(num_processes=4, output_dir="o", machines=machines)
     assert launch.command("train", [], start) == [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "4",
+        sys.executable, "-m", "covey.cli.torchrun", "--nnodes", "2", "--nproc_per_node", "4",
         "--max_restarts", "0", "--node_rank", "1", "--master_addr", "node1", "--master_port", "29501",
         "-m", "covey", "train",
     ]  # fmt: skip
@@ -88,6 +91,39 @@ def test_the_words_of_a_launcher_are_taken(run: Run, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, value)
     assert main(["--local_rank=0", "train", *WORDS]) == 0
     assert main(["train", *WORDS, "--local_rank=1"]) == 2
+
+
+@pytest.mark.parametrize(("error", "code"), [(Terminated(), 143), (KeyboardInterrupt(), 130)])
+@pytest.mark.parametrize("place", ["speaks", "leave"])
+def test_a_rank_that_waits_for_another_to_speak_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, place: str
+) -> None:
+    """torchrun ends the other ranks as soon as the first one has said what is wrong."""
+
+    def ended(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr(f"covey.cli.main.{place}", ended)
+    assert main(["train", "--model", "m", "--num_generations", "x"]) == code
+
+
+def test_a_second_signal_goes_to_the_ranks_and_a_third_ends_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torchrun passes on the first one alone."""
+    sent: list[tuple[str, int]] = []
+    child = SimpleNamespace(send_signal=lambda number: sent.append(("torchrun", number)))
+    monkeypatch.setattr(launch.os, "kill", lambda pid, number: sent.append((str(pid), number)))
+    place = tmp_path / "ranks"
+    place.mkdir()
+    (place / "rank-0-process").write_text(f"{os.getpid()} {started(os.getpid())}")
+    passed_on = launch._PassedOn()
+    passed_on.to(child)  # type: ignore[arg-type]
+    passed_on.ranks = tmp_path
+    for _ in range(3):
+        passed_on._forward(signal.SIGINT, None)
+    me = str(os.getpid())
+    assert sent == [("torchrun", signal.SIGINT), (me, signal.SIGINT), (me, signal.SIGKILL)]
 
 
 def launched_program(monkeypatch: pytest.MonkeyPatch, program: str) -> int:

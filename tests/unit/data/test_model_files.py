@@ -57,6 +57,11 @@ def test_files_that_are_missing_or_broken(whole, tmp_path):
     (directory / "config.json").unlink()
     assert kind(directory) == "no_config"
     assert str(model_problem(directory)) == f"{directory} has no config.json"
+    (directory / "checkpoint-9").mkdir()
+    (directory / "checkpoint-10").mkdir()
+    found = model_problem(directory)
+    assert found is not None
+    assert (found.kind, found.command) == ("run", str(directory / "checkpoint-10"))
 
 
 def test_a_slow_tokenizer_says_how_to_convert_it(whole):

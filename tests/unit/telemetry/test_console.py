@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 
 import pytest
@@ -108,14 +109,55 @@ def live(width: int) -> tuple[Console, io.StringIO]:
 def test_the_live_line_holds_the_fields_and_fits(width: int) -> None:
     console, stream = live(width)
     with console:
-        for step in (1, 2, 120):
+        for step in (1, 2, 119):
             console.step(record(step, reward=step / 400))
-    last = stream.getvalue().split("\r")[-1]
-    line = last.split("\x1b[2K")[-1].split("\n")[0]
+        shown = stream.getvalue()
+    line = shown.split("\r")[-1].split("\x1b[2K")[-1].split("\n")[0]
     assert len(line) <= width and "\x1b" not in line
-    for part in ("120/400", "0.300 ±0.250", "75%", "kl –", "31.2", "5.12k", "left"):
+    for part in ("119/400", "reward 0.297 ±0.250", "75%", "kl –", "31.2", "5.12k", "left"):
         assert part in line, part
-    assert stream.getvalue().count("2/400") >= 1 and "0.005 ±0.250" in stream.getvalue()
+    assert shown.count("2/400") >= 1 and "0.005 ±0.250" in shown
+
+
+def on_screen(written: str) -> list[str]:
+    """The lines that stand on a terminal in the end, which knows how to go up a line and to erase one."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part != "\r" and not part.startswith("\x1b"):
+            lines[row] += part
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def test_each_step_of_a_short_run_stays_on_a_terminal() -> None:
+    stream = io.StringIO()
+    terminal = Terminal(file=stream, force_terminal=True, width=80, height=20)
+    with Console(3, 1, stream, terminal=terminal) as console:
+        console.step(record(1))
+        console.step(record(2))
+        assert "step 3/3 is running" in on_screen(stream.getvalue())[-1]
+        console.step(record(3))
+        console.say("done")
+    lines = on_screen(stream.getvalue())
+    assert [line.split("reward")[0].split()[-1] for line in lines[:3]] == ["1/3", "2/3", "3/3"]
+    assert lines[3:] == ["done"]
+
+
+def test_the_step_that_a_long_run_stopped_at_stays_in_front_of_its_last_words() -> None:
+    console, stream = live(80)
+    with console:
+        for step in range(1, 24):
+            console.step(record(step))
+        console.say("stopped")
+    lines = on_screen(stream.getvalue())
+    assert [line.split("/400")[0].split()[-1] for line in lines[:3]] == ["1", "20", "23"]
+    assert lines[3:] == ["stopped"]
 
 
 def test_a_text_stands_above_the_live_line() -> None:
@@ -125,7 +167,7 @@ def test_a_text_stands_above_the_live_line() -> None:
         console.say("[bold] saved checkpoint-1")
     text = stream.getvalue()
     said = text.index("[bold] saved checkpoint-1")
-    assert "1/400" in text[:said] and "1/400" in text[said:]
+    assert "1/400" in text[:said] and "2/400 is running" in text[said:]
 
 
 class Broken(io.StringIO):

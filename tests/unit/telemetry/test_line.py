@@ -94,9 +94,10 @@ def test_the_line_fits_and_keeps_what_tells_most(width: int, total: int, kl: flo
     if width >= 60:
         assert "0.812 ±0.214" in line and "88%" in line and f"{left} left" in line
     if width >= 80:
-        assert ("kl –" if kl is None else "kl 3.2e-05") in line and "0.412" in line and "312" in line
+        assert line.count("reward") == 1
+        assert ("kl –" if kl is None else "kl 3.2e-05") in line and "0.412" in line
     if width == 100:
-        assert "5.12k" in line and "12:03:11" in line
+        assert "5.12k" in line and "312" in line
 
 
 def test_a_record_without_metrics_is_all_dashes() -> None:

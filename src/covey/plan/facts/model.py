@@ -21,7 +21,7 @@ class FaultDetails:
     cause    what it is, by the kinds of `data.model_files.ModelProblem` and of the errors of a hub and a
              template; "" where nothing is known
     subject  the name that the words begin with, which may be the model as it was typed or an option
-    command  what mends it
+    command  what mends it; for the directory of a run its newest checkpoint
     """
 
     cause: str = ""

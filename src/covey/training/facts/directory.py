@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.checkpoint.manifest import checkpoint_step
+from covey.config.checkpoints import checkpoint_step
 from covey.json_lines import read_lines
 from covey.telemetry.owner import LOCK
 from covey.texts import tr

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from covey.config.resolve import Resolved
 from covey.errors import ConfigError
 from covey.plan.checks import checks
 from covey.training.facts.objects import NO_OBJECTS, Objects
 from covey.training.facts.survey import Survey, survey
-from covey.types import Severity
+from covey.types import Fix, Severity
 
 # Batch, output and the speed of training say nothing about an evaluation.
 _OF_TRAINING = ("E110", "E2", "E40", "E41", "E387")
@@ -21,5 +23,10 @@ def survey_checked(resolved: Resolved, objects: Objects = NO_OBJECTS) -> Survey:
     faults = [p for p in problems if p.severity is Severity.ERROR and not p.code.startswith(_OF_TRAINING)]
     if faults:
         found.close()
-        raise ConfigError(faults)
+        raise ConfigError([replace(p, fixes=_for_this_model(p.fixes)) for p in faults])
     return found
+
+
+def _for_this_model(fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
+    """The fixes without another model: a run may train any, an evaluation is of the one that is named."""
+    return tuple(fix for fix in fixes if "model" not in fix.edits) or fixes

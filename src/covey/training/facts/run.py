@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from covey.checkpoint.manifest import MANIFEST, Manifest, read_manifest, require_states
-from covey.checkpoint.read import Skipped, find_latest, list_checkpoints, read_json, verify
+from covey.checkpoint.read import Skipped, find_latest, read_json, verify
+from covey.config.checkpoints import list_checkpoints
 from covey.config.file import read_file
 from covey.config.quantization import quantization_of
 from covey.data.foreign_checkpoints import foreign_kind

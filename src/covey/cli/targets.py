@@ -1,0 +1,43 @@
+"""What a verb that works on a checkpoint or a model says where it is given neither (E413)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from covey.checkpoint.examine import neither
+from covey.config.checkpoints import checkpoints_around
+from covey.plan.problem import problem
+from covey.texts import tr
+from covey.types import Fix, Problem
+
+BUILT_IN = "quickstart"
+"""The name of the built-in model."""
+
+
+def refused(verb: str, argv: Sequence[str], word: str, option: str = "") -> Problem | None:
+    """Return the problem of a word that names no checkpoint and no model, with the command that works.
+
+    `argv` are the words behind the verb, `option` is the one that the word was given for.
+    """
+    why = neither(Path(word))
+    if why is None:
+        return None
+    around = checkpoints_around(Path(word))
+    cause = ""
+    if around and not Path(word).exists():
+        cause = tr("The checkpoints of this run are {names}.", names=", ".join(path.name for path in around))
+    elif word == BUILT_IN:
+        cause = tr("quickstart is the built-in model; it is not a directory here.")
+    elif not around:
+        cause = tr("The path may be misspelled, or relative to another directory.")
+    usual = tr("give the directory of a checkpoint or of a model: runs/NAME/checkpoint-N")
+    fixes = [Fix(text=tr("`{command}`", command=_command(verb, argv, word, str(p)))) for p in around[-1:]]
+    seen = tr("{path}: {why}.", path=word, why=why)
+    return problem("E413", option or verb, seen, cause, *(fixes or [Fix(text=usual)]))
+
+
+def _command(verb: str, argv: Sequence[str], word: str, instead: str) -> str:
+    words = [instead if each == word else each.replace(f"={word}", f"={instead}") for each in argv]
+    return f"covey {verb} {shlex.join(words)}"
