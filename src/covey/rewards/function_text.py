@@ -25,7 +25,7 @@ def function_digest(entry: str, function: Callable[..., Any] | None) -> str | No
     if target is not None and target.file is not None:
         node = _in_file(Path(target.file), target.name)
     elif function is not None:
-        node = _of_object(function)
+        node = _of_callable(function)
     return None if node is None else hashlib.sha256(ast.unparse(node).encode()).hexdigest()[:16]
 
 
@@ -42,7 +42,7 @@ def _in_file(file: Path, name: str) -> ast.AST | None:
     return node
 
 
-def _of_object(function: Any) -> ast.AST | None:
+def _of_callable(function: Any) -> ast.AST | None:
     while isinstance(function, partial):
         function = function.func
     is_named = inspect.isroutine(function) or inspect.isclass(function)
