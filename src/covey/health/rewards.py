@@ -176,7 +176,8 @@ def _no_score(num_prompts: int, step: int) -> Finding:
             Fix(text=tr("return a number for each completion that the reward applies to")),
             Fix(
                 text=tr(
-                    "compare the arguments of the reward with the columns of the data; --columns renames these"
+                    "compare the arguments of the reward with the columns of the data; --columns renames "
+                    "these"
                 )
             ),
         ),
