@@ -174,7 +174,12 @@ def _no_score(num_prompts: int, step: int) -> Finding:
         cause=tr("A column that the reward needs is missing or empty, or no reference answer can be read."),
         fixes=(
             Fix(text=tr("return a number for each completion that the reward applies to")),
-            Fix(text=tr("look at the columns of a row in rollouts/, and rename them with --columns")),
+            Fix(
+                text=tr(
+                    "compare the arguments of the reward with the columns of the data; --columns renames "
+                    "these"
+                )
+            ),
         ),
         step=step,
     )
