@@ -95,9 +95,7 @@ MOOT: Mapping[str, Moot] = {
         {"true": ("launcher", "ray")},
     ),
     "ddp_timeout": Moot(tr("The default timeouts of torch.distributed are used.")),
-    "disable_tqdm": Moot(
-        tr("covey prints a line for each step, or about 20 lines in a long run.")
-    ),
+    "disable_tqdm": Moot(tr("covey prints a line for each step, or about 20 lines in a long run.")),
     "check_model": Moot(tr("The files of a model are always checked before they are loaded.")),
     "ds3_gather_for_generation": Moot(tr("covey itself gathers the weights for each rollout.")),
     "fp16": Moot(tr("--torch_dtype sets the dtype of the forward pass."), ("false",)),

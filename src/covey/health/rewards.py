@@ -14,6 +14,7 @@ from covey.types import Finding, Finish, Fix, ScoredGroup, ScorePart, Severity, 
 
 _WINDOW = 10
 _MOST_FAILED = 0.01
+_MORE_TIME = Fix(text=tr("give each call of a reward more time: --reward_timeout_s SECONDS"))
 
 
 class RewardWatch:
@@ -152,7 +153,10 @@ def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, wher
         ),
         why=tr("Completions without a reward are left out of their groups; none was scored 0."),
         cause=tr("The reward function has an error, or a service that it calls does not answer."),
-        fixes=(Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),),
+        fixes=(
+            Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),
+            *([_MORE_TIME] if example.status is Status.TIMEOUT else []),
+        ),
         step=step,
     )
 
@@ -178,6 +182,12 @@ def _constant(
                 ),
                 why=CODES["F108"].why,
                 cause=_cause(groups, value),
+                fixes=(
+                    Fix(text=tr("read some completions and their scores in rollouts/ of the run")),
+                    Fix(text=tr("check that the gold answers are in the form that the reward compares"))
+                    if _share_cut(groups) <= 0.5
+                    else Fix(text=tr("let completions be longer: --max_completion_length N")),
+                ),
                 severity=Severity.WARNING,
                 step=step,
             )
@@ -185,9 +195,13 @@ def _constant(
     return findings
 
 
-def _cause(groups: Sequence[ScoredGroup], value: float | None) -> str:
+def _share_cut(groups: Sequence[ScoredGroup]) -> float:
     finishes = [t.finish for g in groups for t in g.group.trajectories]
-    cut = sum(f is Finish.LENGTH for f in finishes) / len(finishes)
+    return sum(f is Finish.LENGTH for f in finishes) / len(finishes)
+
+
+def _cause(groups: Sequence[ScoredGroup], value: float | None) -> str:
+    cut = _share_cut(groups)
     sources = [s.extras.get("parsed_by") for g in groups for s in g.scores]
     if value is None:
         return tr(
