@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from covey.codes import CODES, chinese_codes
+from covey.codes import CODES, CodeFacts, chinese_codes, facts_of_codes
 from covey.config.argv import read_words
-from covey.config.names import nearest
 from covey.errors import ConfigError
 from covey.options.verbs import VerbOptions
 from covey.plan.words import wrapped
 from covey.texts import tr
+from covey.texts.catalogue import catalogue
 from covey.texts.language import Language
 from covey.types import Fix, Problem
 
@@ -20,9 +20,14 @@ _USAGE: Mapping[Language, str] = {
     "zh": "covey explain CODE    说明一个代码的含义；全部代码如下\n\n",
 }
 
+_LABELS: Mapping[Language, tuple[str, str, str]] = {
+    "en": ("usual causes", "what to do", "in the documentation"),
+    "zh": ("常见原因", "办法", "文档"),
+}
+
 
 def explain(argv: Sequence[str], language: Language = "en") -> int:
-    """Print title and reason of each code; without one, list them all."""
+    """Print title and reason of each code, and what is usual; without a code, list them all."""
     codes = chinese_codes() if language == "zh" else CODES
     _, words = read_words("explain", argv, VerbOptions, most=None)
     if not words:
@@ -34,12 +39,27 @@ def explain(argv: Sequence[str], language: Language = "en") -> int:
         raise ConfigError(unknown)
     for word in words:
         code = codes[word.upper()]
-        sys.stdout.write(f"{code.code} {code.title}\n{wrapped(code.why, '  ')}\n")
+        sys.stdout.write(f"{code.code} {code.title}\n{wrapped(code.why, '  ')}\n{_more(code.code, language)}")
     return 0
 
 
+def _more(code: str, language: Language) -> str:
+    """The usual causes and ways out, and the pages of docs that name the code."""
+    facts = facts_of_codes().get(code, CodeFacts())
+    said = catalogue(language).said if language != "en" else str
+    causes, fixes = [[said(text) for text in texts] for texts in (facts.causes, facts.fixes)]
+    parts = zip(_LABELS[language], (causes, fixes, facts.pages), strict=True)
+    return "".join(
+        f"  {label}\n" + "".join(f"{_item(text)}\n" for text in texts) for label, texts in parts if texts
+    )
+
+
+def _item(text: str) -> str:
+    return "    - " + wrapped(text, " " * 6).lstrip()
+
+
 def _unknown(word: str) -> Problem:
-    near = nearest(word, tuple(CODES), cutoff=0.0) or "E101"
+    near = _nearest(word.upper())
     return Problem(
         code="E113",
         option=word,
@@ -55,3 +75,14 @@ def _unknown(word: str) -> Problem:
             Fix(text=tr("`covey explain` lists every code")),
         ),
     )
+
+
+def _nearest(word: str) -> str:
+    """The code with the longest common beginning, and of those the one with the nearest number."""
+    digits = word[1:].isdigit()
+
+    def distance(code: str) -> tuple[int, int]:
+        same = next((i for i, letter in enumerate(code) if word[i : i + 1] != letter), len(code))
+        return -same, abs(int(word[1:]) - int(code[1:])) if digits else 0
+
+    return min(CODES, key=distance)

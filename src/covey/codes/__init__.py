@@ -6,7 +6,10 @@ keeps its meaning for good.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from covey.codes.configuration import CONFIGURATION
 from covey.codes.directory import DIRECTORY
@@ -48,3 +51,18 @@ def chinese_codes() -> dict[str, Code]:
     """Return the registry in Chinese."""
     said = catalogue("zh").said
     return {c.code: Code(code=c.code, title=said(c.title), why=said(c.why)) for c in CODES.values()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeFacts:
+    """What is usual where a code is shown: causes, ways out, and the pages of docs that name it."""
+
+    causes: Sequence[str] = field(default_factory=tuple)
+    fixes: Sequence[str] = field(default_factory=tuple)
+    pages: Sequence[str] = field(default_factory=tuple)
+
+
+def facts_of_codes() -> dict[str, CodeFacts]:
+    """Return what is known of the codes that have more than a title and a reason; in English."""
+    read = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
+    return {code: CodeFacts(**said) for code, said in read.items()}

@@ -17,6 +17,7 @@ _WINDOW = 10
 _MOST_FAILED = 0.01
 # Rows that a reward does not apply to are usual; so many of them, and no other, from the start on are not.
 _LEAST_PROMPTS = 4
+_MORE_TIME = Fix(text=tr("give each call of a reward more time: --reward_timeout_s SECONDS"))
 
 
 class RewardWatch:
@@ -198,7 +199,10 @@ def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, wher
         ),
         why=tr("Completions without a reward are left out of their groups; none was scored 0."),
         cause=tr("The reward function has an error, or a service that it calls does not answer."),
-        fixes=(Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),),
+        fixes=(
+            Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),
+            *([_MORE_TIME] if example.status is Status.TIMEOUT else []),
+        ),
         step=step,
     )
 
@@ -226,6 +230,12 @@ def _constant(
                 ),
                 why=CODES["F108"].why,
                 cause=_cause(groups, value),
+                fixes=(
+                    Fix(text=tr("read some completions and their scores in rollouts/ of the run")),
+                    Fix(text=tr("check that the gold answers are in the form that the reward compares"))
+                    if _share_cut(groups) <= 0.5
+                    else Fix(text=tr("let completions be longer: --max_completion_length N")),
+                ),
                 severity=Severity.WARNING,
                 step=step,
             )
@@ -233,9 +243,13 @@ def _constant(
     return findings
 
 
-def _cause(groups: Sequence[ScoredGroup], value: float | None) -> str:
+def _share_cut(groups: Sequence[ScoredGroup]) -> float:
     finishes = [t.finish for g in groups for t in g.group.trajectories]
-    cut = sum(f is Finish.LENGTH for f in finishes) / len(finishes)
+    return sum(f is Finish.LENGTH for f in finishes) / len(finishes)
+
+
+def _cause(groups: Sequence[ScoredGroup], value: float | None) -> str:
+    cut = _share_cut(groups)
     sources = [s.extras.get("parsed_by") for g in groups for s in g.scores]
     if value is None:
         return tr(

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import covey
-from covey.codes import CODES, TABLE
+from covey.codes import CODES, TABLE, facts_of_codes
 from covey.codes.page import markdown
+from support.code_facts import FACTS, rendered
 
 SOURCE = Path(covey.__file__).parent
 REPOSITORY = SOURCE.parent.parent
@@ -38,3 +39,12 @@ def test_codes_are_complete_and_in_order() -> None:
 def test_the_page_is_the_registry() -> None:
     page = REPOSITORY / "docs" / "codes.md"
     assert page.read_text(encoding="utf-8") == markdown(), "run: python -m covey.codes > docs/codes.md"
+
+
+def test_what_explain_says_is_that_of_source_and_docs() -> None:
+    found = FACTS.read_text(encoding="utf-8")
+    assert found == rendered(), "run, in tests: python -m support.code_facts"
+    for code, facts in facts_of_codes().items():
+        assert code in CODES
+        for page in facts.pages:
+            assert (REPOSITORY / page.partition("#")[0]).is_file()
