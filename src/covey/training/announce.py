@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from covey.config.adapters import ADAPTER_CONFIG
 from covey.learner.backends.base import Backend
 from covey.models import sdpa
 from covey.models.policy import Policy
@@ -168,7 +169,15 @@ def closing(job: Job, verb: str) -> list[str]:
             )
         )
     if step >= total:
-        return [*lines, tr("done      {step} steps; the model is {result}", step=step, result=result or name)]
+        result = result or name
+        if not (result / ADAPTER_CONFIG).is_file():
+            return [*lines, tr("done      {step} steps; the model is {result}", step=step, result=result)]
+        merge = f"covey export {shlex.quote(str(result))} --merge"
+        return [
+            *lines,
+            tr("done      {step} steps; the adapter is {result}", step=step, result=result),
+            tr("          `{merge}` writes the whole model", merge=merge),
+        ]
     why = tr(" ({ended_by})", ended_by=job.ended_by) if job.ended_by else ""
     config = shlex.quote(str(job.saver.output_dir / "config.yaml"))
     again = tr("covey {verb} {config} --resume_from_checkpoint latest", verb=verb, config=config)
