@@ -55,7 +55,7 @@ def as_lines(report: Report, language: Language = "en") -> list[str]:
     lines = coded(tr("verdict"), tr("{verdict}: {summary}", verdict=report.verdict, summary=report.summary))
     for label, text in report.evidence:
         lines += coded(label, text)
-    typed: list[Mapping[str, Any]] = []
+    typed: list[Mapping[str, object]] = []
     for sighting in report.sightings:
         # What to type is said once, beside the first finding that asks for it.
         fixes = tuple(fix for fix in sighting.finding.fixes if not fix.edits or fix.edits not in typed)
