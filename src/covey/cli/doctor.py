@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from covey.cli.live import live
@@ -54,8 +55,12 @@ def as_lines(report: Report, language: Language = "en") -> list[str]:
     lines = coded(tr("verdict"), tr("{verdict}: {summary}", verdict=report.verdict, summary=report.summary))
     for label, text in report.evidence:
         lines += coded(label, text)
+    typed: list[Mapping[str, object]] = []
     for sighting in report.sightings:
-        lines += ["", *finding_text(sighting.finding, language).splitlines()]
+        # What to type is said once, beside the first finding that asks for it.
+        fixes = tuple(fix for fix in sighting.finding.fixes if not fix.edits or fix.edits not in typed)
+        typed += [fix.edits for fix in fixes if fix.edits]
+        lines += ["", *finding_text(replace(sighting.finding, fixes=fixes), language).splitlines()]
         if sighting.num_records:
             lines.append(
                 spoken(joined("", ["  ", padded(tr("found"), label_width(language)), _lasted(sighting)]))

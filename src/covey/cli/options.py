@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,9 @@ from covey.cli.machine import Planned
 from covey.config import Resolved, Typed, parse, resolve, to_run
 from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.config.quickstart import quickstart_typed
+from covey.errors import ConfigError
 from covey.meeting import earlier_run
+from covey.options.schema import REQUIRED
 from covey.plan.check_launch import (
     ASKED_PROCESSES,
     asked_machines,
@@ -24,8 +27,8 @@ from covey.plan.check_launch import (
     processes_here,
 )
 from covey.plan.problem import problem
-from covey.texts import tr
-from covey.types import Fix, Problem
+from covey.texts import plural, tr
+from covey.types import Fix, Problem, Severity
 
 _BASES: Mapping[str, Callable[[dict[str, Typed]], dict[str, Typed]]] = {
     "train": dict,
@@ -43,6 +46,9 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
     parsed = parse(argv, verb if planned is None else "plan")
     if parsed.is_ms_swift and verb == "train":
         verb = "rlhf"
+    if (lacking := _of_stopped_run(parsed.typed, verb if planned is None else "plan", argv)) is not None:
+        faults = [p for p in parsed.problems if p.severity is Severity.ERROR]
+        raise ConfigError([*faults, lacking])
     typed = _BASES[verb](parsed.typed)
     problems = [*parsed.problems]
     if "nproc_per_node" not in typed:
@@ -77,6 +83,24 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
         config = resolved.config.model_copy(update={"output_dir": counted_up})
         resolved = replace(resolved, config=config)
     return resolved, num_processes
+
+
+def _of_stopped_run(typed: Mapping[str, Typed], verb: str, argv: Sequence[str]) -> Problem | None:
+    """Return the problem of a resume without the options of the run, where its config.yaml has them."""
+    asked = typed["resume_from_checkpoint"].value if "resume_from_checkpoint" in typed else None
+    lacking = [name for name in REQUIRED if name not in typed]
+    if asked is None or not lacking or (len(lacking) == 1 and "reward_model" in typed):
+        return None
+    is_path = asked not in ("latest", "auto")
+    output = str(typed["output_dir"].value) if "output_dir" in typed else ""
+    run = output or (os.path.dirname(os.path.normpath(str(asked))) if is_path else "")
+    config = os.path.join(run, "config.yaml")
+    if not run or not os.path.isfile(config):
+        return None
+    seen = plural(len(lacking), "{names} is not given.", "{names} are not given.", names=", ".join(lacking))
+    cause = tr("{config} holds the options of the stopped run; it is not read by itself.", config=config)
+    command = shlex.join(["covey", verb, config, *argv])
+    return problem("E105", lacking[0], seen, cause, Fix(text=tr("`{command}`", command=command)))
 
 
 def under_torchrun() -> bool:

@@ -21,8 +21,7 @@ _SECTIONS = {
 _HEAD = """\
 # Codes
 
-Every message of covey carries a code. `covey explain CODE` prints the same text, the usual causes and what
-to do.
+Every message of covey carries a code. `covey explain CODE` prints it, with the usual causes and what to do.
 E: the configuration or the input is at fault, and nothing was started (exit code 2).
 W: the run goes on. F: what a run finds out about itself; a guard that stops it exits with 3.
 """

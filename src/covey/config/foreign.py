@@ -17,6 +17,7 @@ from covey.config.moot import Moot
 from covey.config.parallelism import DEVICES, PARALLEL
 from covey.texts import tr
 
+_PACKED = tr("Rows are packed if the model supports it; the results are the same either way.")
 _TUNER = tr("The options for adapters are in the group Adapters of `covey train --help`.")
 _ENGINES = tr(
     "covey samples with its own engine (--engine native), with transformers' generate, or with vLLM."
@@ -91,8 +92,8 @@ MOOT: Mapping[str, Moot] = {
         ("default",),
     ),
     "task_type": Moot(tr("`covey train` runs GRPO on a causal language model."), ("causal_lm",)),
-    "padding_free": Moot(tr("Rows are always packed if the model supports it."), ("true",)),
-    "packing": Moot(tr("Rows are always packed if the model supports it."), ("true",)),
+    "padding_free": Moot(_PACKED),
+    "packing": Moot(_PACKED),
     "use_liger_loss": Moot(tr("covey never computes the logits of a whole batch at once.")),
     "ddp_find_unused_parameters": Moot(tr("Every trained weight takes part in every forward pass.")),
     "ddp_backend": Moot(tr("covey uses NCCL on GPUs and gloo otherwise."), ("nccl", "gloo")),

@@ -284,7 +284,7 @@ def _ending(log: Log, now: float) -> tuple[str, str, int] | None:
         return None
     at = tr("step {last:,}", last=last) + ("" if total is None else tr(" of {total:,}", total=total))
     age = now - log.written
-    if 0 <= age < _STILL_WRITTEN_S:
+    if 0 <= age < _STILL_WRITTEN_S and (log.may_be_owned or last not in log.saved):
         return (
             tr("unfinished"),
             tr("{at}; last written {age:.0f} s ago, so it may still be running", at=at, age=age),

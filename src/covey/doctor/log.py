@@ -32,6 +32,8 @@ class Log:
     saved: Sequence[int] = ()
     notes: Sequence[str] = ()
     written: float = 0.0
+    may_be_owned: bool = True
+    """Whether a process may be writing to it: a run of covey that has ended leaves no lock."""
 
     @property
     def last_step(self) -> int:

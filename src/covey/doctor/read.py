@@ -27,6 +27,7 @@ from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.errors import CheckpointError, ConfigError
 from covey.health.names import MOST_COMMON
 from covey.plan.problem import problem
+from covey.telemetry.owner import LOCK
 from covey.texts import joined, tr
 from covey.types import Fix, Metric, StepRecord
 
@@ -125,6 +126,7 @@ def _read_covey(path: Path) -> Log:
         total_steps=total if isinstance(total, int) else None,
         options=options if isinstance(options, Mapping) else _options(path / "config.yaml", notes),
         events=read_json_lines(path / "events.jsonl", notes),
+        may_be_owned=(path / LOCK).exists(),
         written=max((p.stat().st_mtime for p in files), default=0.0),
     )
     return replace(log, saved=_checkpoints(path, log, notes), notes=notes)

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from covey.config.dialect import LEARNING_RATE
 from covey.health.thresholds import limit
 from covey.texts import tr
 from covey.types import Fix, StepRecord
 
 _KEPT = 200
+# A rate this many times the usual one is a slip, of which a third is one too.
+_FAR = 20.0
 _OF_PROCESS = ("memory", "time/", "throughput/")
 SAMPLED = "sampled/"
 
@@ -208,8 +211,11 @@ class History:
         return self.options.get("advantage_estimator") != "reinforce_plus_plus"
 
     def slower(self) -> Fix:
-        """A third of the learning rate."""
+        """A third of the learning rate, or a usual one where it is far above that."""
         rate = self.option("learning_rate")
+        usual = LEARNING_RATE.get(str(self.options.get("tuner_type")), LEARNING_RATE["full"])
+        if rate and rate > _FAR * usual:
+            return Fix(text=tr("use a usual learning rate"), edits={"learning_rate": usual})
         text = tr("use a third of the learning rate")
         return Fix(text=text, edits={"learning_rate": float(f"{rate / 3:.1g}")}) if rate else Fix(text=text)
 

@@ -175,6 +175,13 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
     cause = ""
     if is_within:
         cause = _within_words(config, resume)
+    elif all(FACTS[name].resume == "length" for name, _, _ in changed):
+        cause = tr(
+            "With lr_scheduler_type {schedule} and warmup_ratio {ratio:g} the learning rate of each step "
+            "depends on the length of the run.",
+            schedule=config.lr_scheduler_type,
+            ratio=config.warmup_ratio,
+        )
     elif is_final:
         cause = tr("The checkpoint holds state only for the options it was saved with.")
     if not is_final:

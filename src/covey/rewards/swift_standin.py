@@ -93,7 +93,15 @@ for _class in (ORM, AsyncORM, *_ORMS.values()):
 
 
 def _get_logger(*args: Any, **kwargs: Any) -> logging.Logger:
-    return logging.getLogger("swift")
+    """A logger that writes to standard error from INFO on, as ms-swift's does."""
+    logger = logging.getLogger("swift")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("[%(levelname)s:swift] %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    return logger
 
 
 class _Finder:

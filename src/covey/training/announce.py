@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from covey.config.adapters import ADAPTER_CONFIG
 from covey.errors import CONTINUE
 from covey.learner.backends.base import Backend
 from covey.models import sdpa
@@ -158,8 +159,8 @@ def _signs(job: Job) -> list[str]:
     ]
 
 
-def closing(job: Job, *, is_command: bool) -> list[str]:
-    """Where the run ended, and how to go on: by a command, or by a call of a Python program."""
+def closing(job: Job, verb: str, *, is_command: bool) -> list[str]:
+    """Where the run ended, and how to go on: by a command of this verb, or by a call of a Python program."""
     step, total = job.progress.step, job.limits.total_steps
     name = job.saver.path(step)
     lines = _signs(job)
@@ -177,8 +178,15 @@ def closing(job: Job, *, is_command: bool) -> list[str]:
             )
         )
     if step >= total:
-        steps = counted(step, "step")
-        return [*lines, tr("done      {steps}; the model is {result}", steps=steps, result=result or name)]
+        result, steps = result or name, counted(step, "step")
+        if not (result / ADAPTER_CONFIG).is_file():
+            return [*lines, tr("done      {steps}; the model is {result}", steps=steps, result=result)]
+        merge = f"covey export {shlex.quote(str(result))} --merge"
+        return [
+            *lines,
+            tr("done      {steps}; the adapter is {result}", steps=steps, result=result),
+            tr("          `{merge}` writes the whole model", merge=merge),
+        ]
     why = tr(" ({ended_by})", ended_by=job.ended_by) if job.ended_by else ""
     where = tr("stopped   at step {step} of {total}{why}; saved.", step=step, total=total, why=why)
     if job.saver.plan.model_only:
@@ -189,5 +197,5 @@ def closing(job: Job, *, is_command: bool) -> list[str]:
     return [
         *lines,
         tr("{where} Continue with", where=where),
-        f"          covey train {config} --resume_from_checkpoint latest",
+        f"          covey {verb} {config} --resume_from_checkpoint latest",
     ]

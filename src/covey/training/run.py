@@ -97,7 +97,8 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         _start_trackers(resolved.config, job, others)
         stack.enter_context(handlers(job.signals, comm.activity))
         exit_code = _run_to_end(job)
-        recorder.say(*closing(job, is_command=others.owns_process))
+        verb = "rlhf" if any(p.code == "W113" for p in resolved.problems) else "train"
+        recorder.say(*closing(job, verb, is_command=others.owns_process))
         recorder.say(*(_rounded_update(job) if found.live is not None else []))
         if recorder.files is not None and job.progress.step:
             _plot(recorder)

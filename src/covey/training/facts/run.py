@@ -14,7 +14,7 @@ from typing import Any
 
 from covey.checkpoint.manifest import MANIFEST, Manifest, read_manifest, require_states
 from covey.checkpoint.read import Skipped, find_latest, read_json, verify
-from covey.config.checkpoints import list_checkpoints
+from covey.config.checkpoints import checkpoints_around, list_checkpoints
 from covey.config.file import read_file
 from covey.config.quantization import quantization_of
 from covey.data.foreign_checkpoints import foreign_kind
@@ -294,7 +294,10 @@ def _with_trainer(path: Path) -> Manifest:
 def _newest_in(path: Path) -> str:
     """What to give instead where a run was given in the place of its checkpoint."""
     newest = find_latest(path, with_trainer=True).path
-    return "" if newest is None else tr("; its newest checkpoint is {newest}", newest=newest)
+    if newest is not None:
+        return tr("; its newest checkpoint is {newest}", newest=newest)
+    names = ", ".join(each.name for each in checkpoints_around(path)) if not path.exists() else ""
+    return tr("; {run} has {names}", run=path.parent, names=names) if names else ""
 
 
 def _resume_facts(
