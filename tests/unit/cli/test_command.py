@@ -94,3 +94,17 @@ def test_help_names_the_verbs_and_no_others() -> None:
 def test_other_ranks_are_silent(tmp_path: Path) -> None:
     done = covey("train", cwd=tmp_path, **rank_variables(1, 2))
     assert (done.returncode, done.stderr) == (2, "")
+
+
+@pytest.mark.parametrize("words", ["--output_dir run --resume_from_checkpoint latest",
+                                   "--resume_from_checkpoint run/checkpoint-3"])  # fmt: skip
+def test_a_resume_without_the_options_of_the_run_names_its_configuration(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone(monkeypatch, tmp_path)
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("model:\n  model: quickstart\n")
+    assert main(["rlhf", *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert f"`covey rlhf run/config.yaml {words}`" in err
+    assert "model, dataset, reward_funcs are not given" in err
