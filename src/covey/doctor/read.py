@@ -85,7 +85,8 @@ def _nothing(path: Path) -> Any:
         else tr("{path} does not exist.", path=path)
     )
     if checkpoint_step(path.name) is not None:
-        fix = Fix(text=tr("`{command}`", command=f"covey doctor {shlex.quote(str(path.parent))}"))
+        command = f"covey doctor {shlex.quote(str(path.parent))}"
+        fix = Fix(text=tr("`{command}`", command=command))
         return problem("E408", "RUN", seen, tr("This is one checkpoint, not the directory of a run."), fix)
     return problem(
         "E408",
