@@ -99,9 +99,8 @@ def test_other_ranks_are_silent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", ["--output_dir run --resume_from_checkpoint latest",
                                    "--resume_from_checkpoint run/checkpoint-3"])  # fmt: skip
 def test_a_resume_without_the_options_of_the_run_names_its_configuration(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alone(monkeypatch, tmp_path)
     Path("run").mkdir()
     Path("run/config.yaml").write_text("model:\n  model: quickstart\n")
     assert main(["rlhf", *words.split()]) == 2
