@@ -28,15 +28,19 @@ def settle() -> None:
     # segments of the one would be lost to the other. torch reads the first name, else the second.
     if not any(name in os.environ for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
-    silence_deepspeed()
+    silence_libraries()
 
 
-def silence_deepspeed() -> None:
-    """Print nothing of DeepSpeed's but errors: it warns on standard output, where `--json` writes, as soon as
-    transformers imports it."""
-    logger = logging.getLogger("DeepSpeed")
-    if _is_error not in logger.filters:
-        logger.addFilter(_is_error)
+# DeepSpeed warns on standard output, where `--json` writes, as soon as transformers imports it; bitsandbytes
+# of a faster product on CPUs that it could not load, whenever peft imports it.
+_TALKATIVE = ("DeepSpeed", "bitsandbytes.backends.cpu.ops")
+
+
+def silence_libraries() -> None:
+    """Print of libraries that warn as they are imported nothing but errors."""
+    for logger in map(logging.getLogger, _TALKATIVE):
+        if _is_error not in logger.filters:
+            logger.addFilter(_is_error)
 
 
 def _is_error(record: logging.LogRecord) -> bool:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from covey.algorithm.losses import LossOutput
-from covey.environment import silence_deepspeed
+from covey.environment import silence_libraries
 from covey.learner.backends.base import LossFunction
 from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
 from covey.learner.sharding.fragments import Fragment, Fragments
@@ -40,7 +40,7 @@ def _library(device: torch.device) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     # Its first forward pass reads this, too; no launcher has set it where there is one process.
     os.environ.setdefault("LOCAL_RANK", "0")
-    silence_deepspeed()
+    silence_libraries()
     with _without_mlflow():
         import deepspeed
     # It calls collectives of torch by names that are on their way out.
