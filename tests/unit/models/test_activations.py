@@ -166,7 +166,7 @@ def _forecast(config: Any, dtype: torch.dtype, kind: Any) -> int:
         tied=False,
         parameters=0,
     )
-    size = forecast.PassSize(tokens=576, trained=378, keys=576, cells=0, later=False)
+    size = forecast.PassSize(tokens=576, trained=378, cells=0, later=False)
     how = forecast.Training(
         element=dtype.itemsize, full=True, recompute=kind, rank=0, dora=False, cuda=False, offload=False
     )
