@@ -72,7 +72,7 @@ def test_faults_of_a_trial(tmp_path: Path, scored: Any, returned: str, cause: st
     assert [(fault.row, fault.completion) for fault in faults] == [
         (row.prompt.id + 1, row.text) for row in rows
     ]
-    assert all(isinstance(fault.said, Text) and fault.words.endswith(fault.said) for fault in faults)
+    assert all(isinstance(fault.said, Text) and fault.words.startswith(fault.said) for fault in faults)
 
 
 def test_lacking_arguments_are_named(tmp_path: Path) -> None:

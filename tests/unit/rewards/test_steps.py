@@ -145,7 +145,7 @@ def test_a_trial_names_a_list_of_the_wrong_length(scored):
     with RewardSet.start([rough]) as rewards:
         tried = trial(rewards, [scored("72", number=4), scored("", number=4)])
     assert [f.words for f in tried.faults] == [
-        "on row 5, with an empty completion: returned 1 number for 0 steps of a completion (prompt_id 4)"
+        "returned 1 number for 0 steps of a completion (prompt_id 4); seen on row 5, with an empty completion"
     ]
     assert tried.of_steps == ("rough",)
 
