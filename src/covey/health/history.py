@@ -16,7 +16,7 @@ from covey.types import Fix, StepRecord
 
 _KEPT = 200
 # A rate this many times the usual one is a slip, of which a third is one too.
-_FAR = 20.0
+_FAR = 300
 _OF_PROCESS = ("memory", "time/", "throughput/")
 SAMPLED = "sampled/"
 
