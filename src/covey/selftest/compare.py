@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from covey.models.policy import Policy
+from covey.models.prefix import share_prompt
 from covey.models.probe import micro_of
 from covey.token_streams import Row
 
@@ -21,13 +23,25 @@ Result = tuple[Tensor, Tensor]
 """Logprobs (N,), and the gradient by all weights as one vector."""
 
 
-def by_policy(policy: Policy, rows: Sequence[Row]) -> Result:
-    """Logprobs, and the gradient of a mixed loss of logprobs and entropies at mixed temperatures."""
+def by_policy(policy: Policy, rows: Sequence[Row], *, in_passes: bool = False) -> Result:
+    """Logprobs, and the gradient of a mixed loss of logprobs and entropies at mixed temperatures; all rows in
+    one pass, or each in its own, of which those of a prompt go on from the first one's."""
     policy.train().zero_grad(set_to_none=True)
     weight_N, heat_N = _weights(rows, policy.device)
-    stats = policy(replace(micro_of(rows, policy.stream, policy.device), temperature_N=heat_N))
-    ((stats.logprob_N + 0.1 * stats.entropy_N) * weight_N).sum().backward()
-    return stats.logprob_N.detach(), _taken_gradient(policy.model)
+    passes = [[row] for row in rows] if in_passes else [rows]
+    micros = [micro_of(members, policy.stream, policy.device) for members in passes]
+    counts = [len(micro.target_N) for micro in micros]
+    micros = [
+        replace(m, temperature_N=heat_n) for m, heat_n in zip(micros, heat_N.split(counts), strict=True)
+    ]
+    keyed = groupby(zip(passes, micros, strict=True), key=lambda pair: pair[0][0].prompt_key)
+    shared = [micro for _, same in keyed for micro in share_prompt([micro for _, micro in same])]
+    logprobs: list[Tensor] = []
+    for micro, weight_n in zip(shared, weight_N.split(counts), strict=True):
+        stats = policy(micro)
+        ((stats.logprob_N + 0.1 * stats.entropy_N) * weight_n).sum().backward()
+        logprobs.append(stats.logprob_N.detach())
+    return torch.cat(logprobs), _taken_gradient(policy.model)
 
 
 def by_plain_logits(model: Any, rows: Sequence[Row]) -> Result:
