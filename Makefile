@@ -28,7 +28,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@DS_BUILD_OPS=0 $(PIP) install -qq --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
-quickstart: install ## train the built-in model on the built-in task (about a minute on 2 cores)
+quickstart: install ## train the built-in model on the built-in task (one to two minutes on 2 cores)
 	@$(VENV)/bin/covey quickstart
 
 # A test that hangs ends its worker with the stacks of its threads, also where one holds Python's lock; the rest
