@@ -267,11 +267,11 @@ def _token(path: Path) -> str:
         return own_token(path)
     except (OSError, WireError) as error:
         is_open = isinstance(error, WireError) and path.stat().st_mode & 0o077
-        fix = (
-            Fix(text=f"`chmod 600 {shlex.quote(str(path))}`")
-            if is_open
-            else Fix(text=tr("use another file: --token_file FILE; it is written if it does not exist"))
-        )
+        if is_open:
+            text = tr("let only yourself read it: `chmod 600 {file}`", file=shlex.quote(str(path)))
+        else:
+            text = tr("use another file: --token_file FILE; it is written if it does not exist")
+        fix = Fix(text=text)
         said = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         seen = tr("The token file {path} cannot be used: {said}.", path=path, said=said)
         raise ConfigError([problem("E426", "token_file", seen, "", fix)]) from error
