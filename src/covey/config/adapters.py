@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from covey.config.checkpoints import list_checkpoints
 from covey.texts import tr
@@ -41,12 +41,16 @@ _SILENT = (
 _DRAWN = (None, True, False, "eva", "gaussian", "orthogonal")
 
 
-class AdapterFileError(ValueError):
-    """A directory that holds no adapter to train on, in words; `is_other` where it holds one of a kind that
-    covey's LoRA cannot be."""
+AdapterFault = Literal["damaged", "absent", "other", "pickled"]
+"""A file cannot be read; no directory is there; the adapter is of a kind that covey's LoRA cannot be; its
+weights are pickled."""
 
-    def __init__(self, words: str, *, is_other: bool = False) -> None:
-        self.is_other = is_other
+
+class AdapterFileError(ValueError):
+    """A directory that holds no adapter to train on, in words, and of what kind the fault is."""
+
+    def __init__(self, words: str, kind: AdapterFault = "damaged") -> None:
+        self.kind = kind
         super().__init__(words)
 
 
@@ -105,7 +109,7 @@ def read_adapter(directory: Path) -> SavedAdapter:
             directory=directory,
             others=", ".join(others),
         )
-        raise AdapterFileError(words, is_other=True)
+        raise AdapterFileError(words, "other")
     weights = directory / ADAPTER_WEIGHTS
     tensors = stored(directory) if weights.is_file() else {}
     try:
@@ -168,22 +172,25 @@ def _last_word(name: str) -> str:
     return (cached.rpartition("--")[2] or (parts[-1] if parts else "")).lower()
 
 
-def weights_fault(directory: Path) -> str | None:
+def weights_fault(directory: Path) -> AdapterFileError | None:
     """Why the weights of an adapter cannot be loaded, or None."""
     if (directory / ADAPTER_WEIGHTS).is_file():
         try:
             stored(directory)
         except AdapterFileError as error:
-            return str(error)
+            return error
         return None
     if (directory / _PICKLED).is_file():
-        return tr(
+        words = tr(
             "{directory} has only pickled weights ({pickled}), which can run code when they are loaded, "
             "so covey does not read them",
             directory=directory,
             pickled=_PICKLED,
         )
-    return tr("{directory} has no {adapter_weights}", directory=directory, adapter_weights=ADAPTER_WEIGHTS)
+        return AdapterFileError(words, "pickled")
+    return AdapterFileError(
+        tr("{directory} has no {adapter_weights}", directory=directory, adapter_weights=ADAPTER_WEIGHTS)
+    )
 
 
 def stored(directory: Path) -> Mapping[str, StoredTensor]:
@@ -228,7 +235,7 @@ def _body(directory: Path) -> dict[str, Any]:
     if directory.is_file():
         raise AdapterFileError(tr("{file} is a file, but an adapter is a directory", file=directory))
     if not directory.is_dir():
-        raise AdapterFileError(tr("{directory} is not a directory", directory=directory))
+        raise AdapterFileError(tr("{directory} is not a directory", directory=directory), "absent")
     if not path.is_file():
         newest = [p for p in list_checkpoints(directory) if (p / ADAPTER_CONFIG).is_file()][-1:]
         others = (p.parent for p in sorted(directory.glob(f"*/{ADAPTER_CONFIG}")))

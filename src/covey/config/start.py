@@ -73,10 +73,10 @@ def start_of(typed: Mapping[str, Typed]) -> Start:
     try:
         options = read_adapter(directory).options
     except AdapterFileError as error:
-        return Start(values, (*problems, _unusable(option, str(error), where.value, error.is_other)))
+        return Start(values, (*problems, _unusable(option, error, where.value)))
     fault = weights_fault(directory)
     if fault is not None:
-        problems.append(_unusable(option, fault, where.value, False))
+        problems.append(_unusable(option, fault, where.value))
     for name, value in options.items():
         own = typed.get(name)
         if own is None or not _is_choice(name, own, where):
@@ -226,13 +226,14 @@ def _differs(name: str, own: Typed, value: Any, where: str) -> Problem:
     )
 
 
-def _unusable(option: str, words: str, where: str, is_other: bool) -> Problem:
-    if is_other:
+def _unusable(option: str, fault: AdapterFileError, where: str) -> Problem:
+    words = str(fault)
+    if fault.kind == "other":
         merge = tr("merge it with peft (`merge_and_unload`), save the merged model, and give it as --model")
         return _problem("E381", option, tr("{words}.", words=words), "", Fix(text=merge))
     files = tr("adapter_config.json and adapter_model.safetensors")
     fixes = [Fix(text=tr("give the directory of the adapter, which has {files}", files=files))]
-    if "pickled" in words:
+    if fault.kind == "pickled":
         convert = tr(
             'if you trust the file, save it again as safetensors: `python -c "from peft import '
             "AutoPeftModelForCausalLM as M; M.from_pretrained('{where}').save_pretrained('{where}')\"`",
@@ -241,7 +242,7 @@ def _unusable(option: str, words: str, where: str, is_other: bool) -> Problem:
         fixes = [Fix(text=convert)]
     elif newest := [p for p in list_checkpoints(adapter_path(where)) if is_adapter(str(p))][-1:]:
         fixes = [Fix(text=tr("use this checkpoint"), edits={"adapters": str(newest[0])})]
-    elif "not a directory" in words and where.count("/") == 1 and not where.startswith((".", "/", "~")):
+    elif fault.kind == "absent" and where.count("/") == 1 and not where.startswith((".", "/", "~")):
         fixes.insert(
             0,
             Fix(

@@ -86,10 +86,10 @@ def _reference_problem(config: Config, directory: Path, shapes: ModelShapes) -> 
     try:
         saved = read_adapter(directory)
     except AdapterFileError as error:
-        return ("E381" if error.is_other else "E380"), str(error)
-    words = weights_fault(directory)
-    if words is not None:
-        return "E380", words
+        return ("E381" if error.kind == "other" else "E380"), str(error)
+    unread = weights_fault(directory)
+    if unread is not None:
+        return "E380", str(unread)
     own = config.model_dump()
     for name in _SHAPE:
         if saved.options[name] != own[name]:
