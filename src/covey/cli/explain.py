@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from covey.codes import CODES, CodeFacts, chinese_codes, facts_of_codes
+from covey.codes import CODES, chinese_codes, pages_of_codes
 from covey.config.argv import read_words
 from covey.errors import ConfigError
 from covey.options.verbs import VerbOptions
 from covey.plan.words import wrapped
 from covey.texts import tr
-from covey.texts.catalogue import catalogue
 from covey.texts.language import Language
 from covey.types import Fix, Problem
 
@@ -20,14 +19,11 @@ _USAGE: Mapping[Language, str] = {
     "zh": "covey explain CODE    说明一个代码的含义；全部代码如下\n\n",
 }
 
-_LABELS: Mapping[Language, tuple[str, str, str]] = {
-    "en": ("usual causes", "what to do", "in the documentation"),
-    "zh": ("常见原因", "办法", "文档"),
-}
+_LABEL: Mapping[Language, str] = {"en": "in the documentation", "zh": "文档"}
 
 
 def explain(argv: Sequence[str], language: Language = "en") -> int:
-    """Print title and reason of each code, and what is usual; without a code, list them all."""
+    """Print title, reason and pages of each code; without a code, list them all."""
     codes = chinese_codes() if language == "zh" else CODES
     _, words = read_words("explain", argv, VerbOptions, most=None)
     if not words:
@@ -39,23 +35,16 @@ def explain(argv: Sequence[str], language: Language = "en") -> int:
         raise ConfigError(unknown)
     for word in words:
         code = codes[word.upper()]
-        sys.stdout.write(f"{code.code} {code.title}\n{wrapped(code.why, '  ')}\n{_more(code.code, language)}")
+        sys.stdout.write(
+            f"{code.code} {code.title}\n{wrapped(code.why, '  ')}\n{_pages(code.code, language)}"
+        )
     return 0
 
 
-def _more(code: str, language: Language) -> str:
-    """The usual causes and ways out, and the pages of docs that name the code."""
-    facts = facts_of_codes().get(code, CodeFacts())
-    said = catalogue(language).said if language != "en" else str
-    causes, fixes = [[said(text) for text in texts] for texts in (facts.causes, facts.fixes)]
-    parts = zip(_LABELS[language], (causes, fixes, facts.pages), strict=True)
-    return "".join(
-        f"  {label}\n" + "".join(f"{_item(text)}\n" for text in texts) for label, texts in parts if texts
-    )
-
-
-def _item(text: str) -> str:
-    return "    - " + wrapped(text, " " * 6).lstrip()
+def _pages(code: str, language: Language) -> str:
+    """The sections of the documentation that name the code."""
+    pages = pages_of_codes().get(code, [])
+    return "".join([f"  {_LABEL[language]}\n", *(f"    {page}\n" for page in pages)]) if pages else ""
 
 
 def _unknown(word: str) -> Problem:

@@ -7,8 +7,7 @@ keeps its meaning for good.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from covey.codes.configuration import CONFIGURATION
@@ -53,16 +52,9 @@ def chinese_codes() -> dict[str, Code]:
     return {c.code: Code(code=c.code, title=said(c.title), why=said(c.why)) for c in CODES.values()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeFacts:
-    """What is usual where a code is shown: causes, ways out, and the pages of docs that name it."""
-
-    causes: Sequence[str] = field(default_factory=tuple)
-    fixes: Sequence[str] = field(default_factory=tuple)
-    pages: Sequence[str] = field(default_factory=tuple)
-
-
-def facts_of_codes() -> dict[str, CodeFacts]:
-    """Return what is known of the codes that have more than a title and a reason; in English."""
-    read = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
-    return {code: CodeFacts(**said) for code, said in read.items()}
+def pages_of_codes() -> dict[str, list[str]]:
+    """Return the sections of the documentation that name each code."""
+    pages: dict[str, list[str]] = json.loads(
+        (Path(__file__).parent / "pages.json").read_text(encoding="utf-8")
+    )
+    return pages

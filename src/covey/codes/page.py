@@ -21,7 +21,7 @@ _SECTIONS = {
 _HEAD = """\
 # Codes
 
-Every message of covey carries a code. `covey explain CODE` prints it, with the usual causes and what to do.
+Every message of covey carries a code. `covey explain CODE` prints it, with the pages that speak of it.
 E: the configuration or the input is at fault, and nothing was started (exit code 2).
 W: the run goes on. F: what a run finds out about itself; a guard that stops it exits with 3.
 """
@@ -30,7 +30,7 @@ _COLUMNS = "| code | title | why |"
 _CHINESE_HEAD = """\
 # 代码表
 
-covey 的每条消息都带有一个代码。`covey explain CODE --lang zh` 打印同样的内容，以及常见原因和办法。
+covey 的每条消息都带有一个代码。`covey explain CODE --lang zh` 打印同样的内容，以及讲到它的文档。
 E：配置或输入有误，什么都没有启动（退出码 2）。
 W：训练照常进行。F：训练过程中发现的问题；如果每步检查因此终止训练，退出码是 3。
 

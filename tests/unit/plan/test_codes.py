@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import covey
-from covey.codes import CODES, TABLE, facts_of_codes
+from covey.codes import CODES, TABLE, pages_of_codes
 from covey.codes.page import markdown
-from support.code_facts import FACTS, rendered
+from support.code_pages import PAGES, anchor, rendered
 
 SOURCE = Path(covey.__file__).parent
 REPOSITORY = SOURCE.parent.parent
@@ -41,10 +41,11 @@ def test_the_page_is_the_registry() -> None:
     assert page.read_text(encoding="utf-8") == markdown(), "run: python -m covey.codes > docs/codes.md"
 
 
-def test_what_explain_says_is_that_of_source_and_docs() -> None:
-    found = FACTS.read_text(encoding="utf-8")
-    assert found == rendered(), "run, in tests: python -m support.code_facts"
-    for code, facts in facts_of_codes().items():
-        assert code in CODES
-        for page in facts.pages:
-            assert (REPOSITORY / page.partition("#")[0]).is_file()
+def test_the_pages_of_a_code_are_those_that_name_it() -> None:
+    assert PAGES.read_text(encoding="utf-8") == rendered(), "run, in tests: python -m support.code_pages"
+    pages = pages_of_codes()
+    assert set(pages) <= set(CODES)
+    for page in {page for of_code in pages.values() for page in of_code}:
+        name, _, section = page.partition("#")
+        headings = re.findall(r"^#{2,} (.+)$", (REPOSITORY / name).read_text(encoding="utf-8"), re.MULTILINE)
+        assert not section or section in map(anchor, headings)
