@@ -79,8 +79,7 @@ def _weights(config: Config) -> list[Problem]:
             values=", ".join(f"{w:g}" for w in weights) or "none",
             funcs=", ".join(funcs),
         )
-        cause = ""
-        return [problem("E307", "reward_weights", seen, cause, ones)]
+        return [problem("E307", "reward_weights", seen, "", ones)]
     if not any(weights):
         seen = tr("Every weight is 0: {funcs}.", funcs=", ".join(funcs))
         cause = tr("A weight of 0 only records a reward; at least one weight must not be 0.")

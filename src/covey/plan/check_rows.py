@@ -139,7 +139,7 @@ def _not_continued(config: Config, left_out: LeftOut, option: str, rows: str) ->
         option,
         seen,
         "",
-        Fix(text=tr("a chat template that writes this message as it is: --chat_template FILE")),
+        Fix(text=tr("use a chat template that writes this message as it is: --chat_template FILE")),
         Fix(
             text=tr("if this message is the reference answer, rename the column"), edits={"columns": renamed}
         ),

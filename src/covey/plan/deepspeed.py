@@ -141,8 +141,7 @@ def states_of(
 def _no_preset(word: str) -> Problem:
     takes = tr("one of {presets}, or the path of a JSON file", presets=", ".join(PRESETS))
     seen = tr("deepspeed is {word}; it must be {takes}, and there is no such file.", word=word, takes=takes)
-    cause = ""
-    return problem("E104", "deepspeed", seen, cause, Fix(text=tr("--deepspeed takes {takes}", takes=takes)))
+    return problem("E104", "deepspeed", seen, "", Fix(text=tr("--deepspeed takes {takes}", takes=takes)))
 
 
 def _both(config: Config) -> Problem:
