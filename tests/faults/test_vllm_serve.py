@@ -202,5 +202,5 @@ def test_weights_that_were_replaced_meanwhile_are_not_sampled_from(tmp_path: Pat
     with standing_in() as server, engine_on(tmp_path, server) as engine:
         engine.publish(iter(WEIGHTS.items()), 0)
         server.label = "default"
-        with pytest.raises(RunFailed, match=r"F140.*labelled 'default'"):
+        with pytest.raises(RunFailed, match=r"F140.*labeled 'default'"):
             sampled(engine, requests(3))

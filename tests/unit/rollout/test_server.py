@@ -368,14 +368,14 @@ def test_without_such_a_directory_no_file_is_read(server: Running) -> None:
         ({"prompt_token_ids": "12"}, "whole numbers"),
         ({"prompt_token_ids": [1] * 2048}, "more than the 2048"),
         ({"id": ""}, "an id is text"),
-        ({"more": 1}, "exactly the names"),
+        ({"more": 1}, "exactly the fields"),
         ({"sampling": {"temperature": 0, "max_new_tokens": 4, "stop_token_ids": []}}, "temperature"),
         (
             {"sampling": {"temperature": float("nan"), "max_new_tokens": 4, "stop_token_ids": []}},
             "temperature",
         ),
         ({"sampling": {"temperature": 1, "max_new_tokens": 0, "stop_token_ids": []}}, "max_new_tokens"),
-        ({"noise_key": {"seed": 1}}, "exactly the names"),
+        ({"noise_key": {"seed": 1}}, "exactly the fields"),
     ],
 )
 def test_requests_are_checked(requests: list[GenerationRequest], change: dict[str, Any], words: str) -> None:
@@ -388,14 +388,14 @@ def test_requests_are_checked(requests: list[GenerationRequest], change: dict[st
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"token_ids": [3, 4], "logprobs": [-1.0], "versions": [0]}, "as many"),
+        ({"token_ids": [3, 4], "logprobs": [-1.0], "versions": [0]}, "fewer or more logprobs"),
         ({"token_ids": [900]}, "outside the vocabulary"),
         ({"logprobs": [float("nan")]}, "not finite"),
         ({"logprobs": [0.5]}, "at most 0"),
         ({"logprobs": ["-1"]}, "not finite"),
-        ({"versions": [1]}, "version 1 in place of 0"),
-        ({"finish": "abort"}, "ended by"),
-        ({"finish": "tired"}, "ended by"),
+        ({"versions": [1]}, "version 1 instead of 0"),
+        ({"finish": "abort"}, "with the finish reason"),
+        ({"finish": "tired"}, "with the finish reason"),
         ({"token_ids": [], "logprobs": [], "versions": []}, "0 tokens"),
         ({"token_ids": [3] * 13, "logprobs": [-1.0] * 13, "versions": [0] * 13}, "more than were asked"),
         ({"seconds": None}, "seconds"),

@@ -240,12 +240,12 @@ class ServerEngine:
 
     def _completion(self, stream: Stream, line: Mapping[str, object]) -> Completion | None:
         if line.keys() == {"done"} and stream.asked:
-            raise WireError(f"it said that all had ended, and {len(stream.asked)} had not")
+            raise WireError(tr("it said that it was done, but {num} had not come", num=len(stream.asked)))
         if line.keys() in ({"computed"}, {"done"}):
             return None
         rid = line.get("id")
         if not isinstance(rid, str) or rid not in stream.ids:
-            raise WireError(f"it sent {str(line)[:80]}, which nobody asked for")
+            raise WireError(tr("it sent something that it was not asked for: {line}", line=str(line)[:80]))
         if rid not in stream.asked:
             # It was aborted here, or has come already.
             return None

@@ -15,6 +15,7 @@ from typing import Any
 from covey.plan.facts import ServerFacts, VllmServeFacts
 from covey.rollout.server.call import Caller, Refused
 from covey.rollout.server.wire import WireError
+from covey.texts import tr
 
 _SETTINGS = "/server_info?config_format=json"
 # It looks at its whole machine for this, the first time.
@@ -131,7 +132,7 @@ def version_of(text: str, run: str) -> int | None:
 def _mapping(body: Any, name: str) -> Mapping[str, Any]:
     value = body.get(name) if isinstance(body, Mapping) else None
     if not isinstance(value, Mapping):
-        raise WireError(f"its answer has no {name}")
+        raise WireError(tr("its answer has no {name}", name=name))
     return value
 
 
@@ -143,7 +144,7 @@ def _list(body: Any, name: str) -> list[Mapping[str, Any]]:
 def _text(body: Any, name: str) -> str:
     value = body.get(name) if isinstance(body, Mapping) else None
     if not isinstance(value, str):
-        raise WireError(f"its answer has {name} {value!r:.60}")
+        raise WireError(tr("its answer has {name} {value!r:.60}", name=name, value=value))
     return value
 
 

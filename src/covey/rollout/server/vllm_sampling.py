@@ -13,6 +13,7 @@ from typing import Any
 from covey.rollout.server.call import FAULTS, Answer, Caller
 from covey.rollout.server.wire import LINE_BYTES, WireError, parsed
 from covey.rollout.vllm.library import is_greedy, seed_of
+from covey.texts import tr
 from covey.types import GenerationRequest
 
 # Seconds after which a caller hears how many tokens have come, and tokens that vLLM sends together.
@@ -124,7 +125,7 @@ class VllmSampling:
             with self._lock:
                 self._answers[rid] = answer
             if rid not in self._left:
-                raise ConnectionError("it was ended")
+                raise ConnectionError(tr("it was ended"))
             for choice in _choices(answer):
                 new, values = _list(choice.get("token_ids")), choice.get("logprobs")
                 tokens += new
@@ -176,12 +177,14 @@ def _choices(answer: Answer) -> Iterator[Mapping[str, Any]]:
         body = parsed(data)
         choices = body.get("choices") if isinstance(body, dict) else None
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-            raise WireError(f"it ended a completion with {data[:200]!r}")
+            raise WireError(tr("it ended a completion with {data!r}", data=data[:200]))
         yield choices[0]
-    raise ConnectionError("its answer ended early")
+    raise ConnectionError(tr("its answer ended early"))
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise WireError(f"a part of a completion has {value!r:.60} in place of a list")
+        raise WireError(
+            tr("it sent a part of a completion with {value!r:.60} instead of a list", value=value)
+        )
     return value

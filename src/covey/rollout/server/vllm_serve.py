@@ -22,6 +22,7 @@ from covey.rollout.server.remote import State
 from covey.rollout.server.vllm_routes import asked_label, label, version_of
 from covey.rollout.server.vllm_sampling import Progress, VllmSampling
 from covey.rollout.server.wire import NO_VERSION, WHOLE, ServerStatus, WireError
+from covey.texts import counted, tr
 from covey.types import GenerationRequest, Receipt
 
 # Seconds in which a server says how it is, and between two tries to empty its cache of prompts.
@@ -89,8 +90,12 @@ class VllmServe:
         expected, found = label(self.caller.run, version), self._label()
         if found != expected:
             raise WireError(
-                f"its weights are labelled {found!r:.80} in place of {expected!r}: it was started again, or "
-                "another run publishes to it"
+                tr(
+                    "its weights are labeled {found!r:.80} instead of {expected!r}: it was started again, or "
+                    "another run publishes to it",
+                    found=found,
+                    expected=expected,
+                )
             )
 
     def leave(self) -> None:
@@ -126,7 +131,13 @@ class VllmServe:
     def end(self, transfer: str, num_tensors: int, version: int) -> Receipt:
         """Have it read the files, and forget what it computed with former weights."""
         if len(self._sent) != num_tensors:
-            raise WireError(f"{num_tensors} tensors were sent and {len(self._sent)} written")
+            raise WireError(
+                tr(
+                    "{sent} were sent, but {written} were written",
+                    sent=counted(num_tensors, "tensor"),
+                    written=len(self._sent),
+                )
+            )
         try:
             # It may have been started without weights, by --load-format dummy.
             self._call("update_config", args=[{"load_config": {"load_format": "safetensors"}}])
@@ -149,7 +160,7 @@ class VllmServe:
         until = time.monotonic() + self.caller.timeout_s
         while (body := self.caller.post("/reset_prefix_cache", {})) != {"success": True}:
             if body != {"success": False} or time.monotonic() > until:
-                raise WireError(f"it did not empty its prefix cache: {body!r:.80}")
+                raise WireError(tr("it did not empty its prefix cache: {body!r:.80}", body=body))
             time.sleep(_AGAIN_S)
 
     def _tell_label(self, version: int) -> None:

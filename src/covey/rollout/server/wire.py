@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from covey.texts import counted, tr
 from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
 
 PROTOCOL = 2
@@ -103,13 +104,14 @@ class ServerStatus:
     def of(cls, body: Any) -> ServerStatus:
         """From JSON; WireError where it is another thing. Names that a later server adds are left out."""
         if not isinstance(body, Mapping) or body.get("protocol") != PROTOCOL:
-            raise WireError(f"it does not speak covey's protocol {PROTOCOL}")
+            raise WireError(tr("it does not speak covey's protocol {version}", version=PROTOCOL))
         kinds = {"str": str, "int": int, "bool": bool}
         values: dict[str, Any] = {}
         for field in fields(cls):
             value = body.get(field.name)
             if type(value) is not kinds[str(field.type)]:
-                raise WireError(f"its status has {field.name} {value!r:.80}")
+                shown = f"{value!r:.80}"
+                raise WireError(tr("its status has the invalid {name} {value}", name=field.name, value=shown))
             values[field.name] = value
         return cls(**values)
 
@@ -197,18 +199,31 @@ def completion_of(
     tokens = _tokens(given["token_ids"], vocab)
     logprobs, versions = given["logprobs"], given["versions"]
     if not isinstance(logprobs, list) or not all(_is_number(one) and one <= 1e-3 for one in logprobs):
-        raise WireError("its logprobs are not finite numbers of at most 0")
+        raise WireError(tr("it sent logprobs that are not finite numbers of at most 0"))
     if not len(tokens) == len(logprobs) == (len(versions) if isinstance(versions, list) else -1):
-        raise WireError("a completion has as many logprobs and versions as tokens")
+        raise WireError(tr("it sent a completion with fewer or more logprobs or versions than tokens"))
     if any(one != version for one in versions):
         other = next(one for one in versions if one != version)
-        raise WireError(f"a completion has tokens of version {other!r:.40} in place of {version}")
+        raise WireError(
+            tr("it sent tokens of version {other!r:.40} instead of {version}", other=other, version=version)
+        )
     if len(tokens) > request.sampling.max_new_tokens:
-        raise WireError(f"a completion has {len(tokens)} tokens, more than were asked for")
+        raise WireError(
+            tr(
+                "it sent a completion of {tokens}, more than were asked for",
+                tokens=counted(len(tokens), "token"),
+            )
+        )
     if given["finish"] not in (Finish.STOP, Finish.LENGTH) or not tokens:
-        raise WireError(f"a completion of {len(tokens)} tokens ended by {given['finish']!r:.40}")
+        raise WireError(
+            tr(
+                "it sent a completion of {tokens} with the finish reason {finish!r:.40}",
+                tokens=counted(len(tokens), "token"),
+                finish=given["finish"],
+            )
+        )
     if not _is_number(given["seconds"]):
-        raise WireError("seconds is no number")
+        raise WireError(tr("it sent seconds that are not a number"))
     return Completion(
         request_id=number,
         token_ids=tokens,
@@ -222,14 +237,14 @@ def completion_of(
 def names_of(body: Any) -> tuple[str, ...]:
     """A list of names; WireError where it is another thing."""
     if not isinstance(body, list) or not all(isinstance(name, str) for name in body):
-        raise WireError("its unread tensors are no list of names")
+        raise WireError(tr("its unread tensors are not a list of names"))
     return tuple(body)
 
 
 def fingerprints_of(body: Any) -> dict[str, int]:
     """Checksums by the names of tensors."""
     if not isinstance(body, Mapping) or any(type(value) is not int for value in body.values()):
-        raise WireError("its fingerprints are not names with whole numbers")
+        raise WireError(tr("its checksums are not whole numbers"))
     return dict(body)
 
 
@@ -274,21 +289,29 @@ def parsed(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"no JSON: {data[:60]!r}") from error
+        raise WireError(tr("it is not JSON: {data!r}", data=data[:60])) from error
 
 
 def _fields(body: Any, names: Sequence[str]) -> dict[str, Any]:
     if not isinstance(body, Mapping) or set(body) != set(names):
-        raise WireError(f"{str(body)[:60]!r} has not exactly the names {', '.join(names)}")
+        raise WireError(
+            tr(
+                "{body!r} does not have exactly the fields {names}",
+                body=str(body)[:60],
+                names=", ".join(names),
+            )
+        )
     return dict(body)
 
 
 def _tokens(body: Any, vocab: int | None) -> tuple[int, ...]:
     """Token ids, within the vocabulary where one is given."""
     if not isinstance(body, list) or any(type(one) is not int or one < 0 for one in body):
-        raise WireError("token ids are a list of whole numbers")
+        raise WireError(tr("token ids are not a list of whole numbers"))
     if vocab is not None and body and max(body) >= vocab:
-        raise WireError(f"the token id {max(body)} is outside the vocabulary of {vocab}")
+        raise WireError(
+            tr("the token id {id} is outside the vocabulary of {vocab}", id=max(body), vocab=vocab)
+        )
     return tuple(body)
 
 
