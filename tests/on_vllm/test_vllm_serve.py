@@ -243,7 +243,7 @@ def test_weights_of_others_are_not_sampled_from(build: Callable[..., Built], add
     engine, publisher, _ = build()
     with publisher.serve(0):
         label(address, text)
-        with pytest.raises(RunFailed, match=r"F140.*labelled"):
+        with pytest.raises(RunFailed, match=r"F140.*labeled"):
             sampled(engine, requests(4))
 
 

@@ -57,7 +57,7 @@ def export(argv: Sequence[str]) -> int:
             )
         )
     if options.merge and not result.merged:
-        said = tr("note: {checkpoint} is no adapter, so nothing was merged\n", checkpoint=checkpoint)
+        said = tr("note: {checkpoint} is not an adapter, so nothing was merged\n", checkpoint=checkpoint)
         sys.stdout.write(spoken(said))
     sys.stdout.write(spoken(tr("written to {target}\n", target=result.target)))
     return 0

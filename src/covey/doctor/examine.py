@@ -234,7 +234,7 @@ def _judge(
     doubts = _doubts(history)
     if doubts:
         words = tr(
-            "no rule speaks after {records}, but {doubts}",
+            "nothing is wrong by the rules after {records}, but {doubts}",
             records=counted(len(log.records), "record"),
             doubts=joined(tr(" and "), doubts),
         )

@@ -168,7 +168,7 @@ def _no_score(num_prompts: int, step: int) -> Finding:
     return Finding(
         code="F107",
         seen=tr(
-            "every reward returned None for every completion so far, of {prompts}",
+            "no reward has scored a completion so far: they returned None for all completions of {prompts}",
             prompts=counted(num_prompts, "prompt"),
         ),
         why=tr("A completion without a reward is left out, so there is nothing to learn from."),

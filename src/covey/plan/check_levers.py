@@ -14,8 +14,6 @@ from covey.plan.problem import problem, warning
 from covey.texts import tr
 from covey.types import Fix, Problem
 
-_MERGED = ""
-
 
 def lever_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
     """Return what the facts say against offloading and 8-bit moments."""
@@ -33,7 +31,7 @@ def _eight_bit(config: Config, layout: Layout) -> list[Problem]:
     plain = Fix(text=tr("use 32-bit moments, which can be sharded"), edits={"optim": "adamw_torch"})
     if layout.by_deepspeed:
         seen = tr("optim is adamw_8bit, but DeepSpeed holds the optimizer state.")
-        return [problem("E115", "optim", seen, _MERGED, plain)]
+        return [problem("E115", "optim", seen, "", plain)]
     if layout.fsdp:
         seen = tr("optim is adamw_8bit, but fsdp shards the model.")
         cause = tr(
@@ -51,11 +49,11 @@ def _with_deepspeed(name: str, config: Config, facts: Facts) -> list[Problem]:
     needed = "optimizer" if name == "offload_optimizer" else "params"
     if layout.offload in (needed, "params"):
         seen = tr("{name} is on, but DeepSpeed already offloads the same state.", name=name)
-        return [warning("W108", name, seen, _MERGED, off)]
+        return [warning("W108", name, seen, "", off)]
     seen = tr("{name} is on, but DeepSpeed holds weights and optimizer state.", name=name)
     preset = "zero2_offload" if needed == "optimizer" and layout.zero_stage < 3 else "zero3_offload"
     own = Fix(text=tr("offload with DeepSpeed"), edits={name: False, "deepspeed": preset})
-    return [problem("E115", name, seen, _MERGED, own, off)]
+    return [problem("E115", name, seen, "", own, off)]
 
 
 def _without_effect(name: str, config: Config, facts: Facts) -> list[Problem]:
@@ -63,21 +61,18 @@ def _without_effect(name: str, config: Config, facts: Facts) -> list[Problem]:
     has_weights = (
         config.tuner_type != "lora" or config.sync_ref_model or reference_adapter(config) is not None
     )
-    cause = ""
     if is_reference and not has_kl(config):
         why = tr("beta is 0, so there is no reference")
     elif is_reference and not has_weights:
         why = tr("the reference is the policy with its adapter off")
     elif facts.cuda is False and layout.is_here:
         why = tr("this run is on a CPU, where offloading frees no memory")
-        cause = ""
     elif layout.fsdp and layout.offload == "params" and not is_reference:
         why = tr("fsdp_offload keeps shards and optimizer state in CPU memory already")
-        cause = _MERGED
     else:
         return []
     off = Fix(text=tr("leave it out"), edits={name: False})
-    return [warning("W108", name, tr("{name} is on, but {why}.", name=name, why=why), cause, off)]
+    return [warning("W108", name, tr("{name} is on, but {why}.", name=name, why=why), "", off)]
 
 
 def _groups(config: Config, typed: Collection[str]) -> list[Problem]:

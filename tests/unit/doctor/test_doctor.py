@@ -49,8 +49,8 @@ def test_a_short_run_is_not_called_healthy_while_its_completions_are_cut_and_its
     found = report(make.covey(2, {**cut, **flat}))
     assert (found.verdict, found.exit_code, codes(found)) == ("unclear", 0, [])
     assert found.summary == (
-        "no rule speaks after 2 records, but 100% of the newest completions are truncated and all "
-        "completions of each prompt got the same reward so far"
+        "nothing is wrong by the rules after 2 records, but 100% of the newest completions are truncated "
+        "and all completions of each prompt got the same reward so far"
     )
 
 

@@ -122,7 +122,7 @@ def test_a_run_whose_rewards_say_nothing_from_the_start_is_stopped(is_resumed: b
     watch.check([unscored(2, None, None)], 1)
     with pytest.raises(GuardStop) as stop:
         watch.check([unscored(3, None, None)], 2)
-    seen = "every reward returned None for every completion so far, of 4 prompts"
+    seen = "no reward has scored a completion so far: they returned None for all completions of 4 prompts"
     assert (stop.value.finding.code, stop.value.finding.seen) == ("F107", seen)
 
 

@@ -46,6 +46,7 @@ _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"}
 def run_facts(config: Config, num_processes: int) -> Facts:
     """The facts that need neither model nor data."""
     output = Path(config.output_dir)
+    fault = unwritable(output)
     gpus = num_gpus()
     here = processes_here(os.environ, num_processes)
     resume = _resume(config)
@@ -55,8 +56,8 @@ def run_facts(config: Config, num_processes: int) -> Facts:
         num_processes=num_processes,
         num_processes_here=here if here < num_processes else None,
         is_rank=num_ranks(os.environ) > 1,
-        output_dir_state=output_state(output),
-        output_dir_fault=unwritable(output),
+        output_dir_state="not_writable" if fault else _held_by(output),
+        output_dir_fault=fault,
         owner=owner_of(output),
         records_problem=records_problem(output) if resume is not None else None,
         in_the_way=in_the_way(output, (resume and resume.step) or 0) if continues else (),
@@ -230,9 +231,12 @@ def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
 
 
 def output_state(output: Path) -> OutputDirState:
+    """What a directory is to a run that would write there."""
+    return "not_writable" if unwritable(output) else _held_by(output)
+
+
+def _held_by(output: Path) -> OutputDirState:
     """What a directory holds, but for what a run that was killed before its first record leaves."""
-    if unwritable(output):
-        return "not_writable"
     if not output.exists() or all(is_leftover(path.name) for path in output.iterdir()):
         return "free"
     is_run = any((output / name).exists() for name in ("config.yaml", "metrics.jsonl"))
