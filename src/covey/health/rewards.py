@@ -37,8 +37,8 @@ class RewardWatch:
         self._num_unscored: int | None = 0
 
     def check(self, groups: Sequence[ScoredGroup], step: int) -> list[Finding]:
-        """Return what is unusual: F107, a reward that failed for the first time; F108, one that is the same
-        throughout the first rollout.
+        """Return what is unusual: F107, a reward that failed for the first time, if only for several rows at
+        once; F108, one that is the same throughout the first rollout.
 
         Raises GuardStop (F107) where a reward gave what is no finite number, failed on a whole rollout, or on
         more than 1 % of the completions of the last ten, and where no reward has given a number since the run
@@ -68,6 +68,10 @@ class RewardWatch:
                 where = self._where(lost_at, num) if is_one_attempt else ""
                 fault = _failed(name, len(failed), len(parts), failed[0], step, where)
                 said.append(replace(fault, severity=Severity.WARNING))
+            alone = [p for p in parts if p.status is Status.OK and p.message]
+            if alone and name not in self._has_failed:
+                self._has_failed.add(name)
+                said.append(_scored_alone(name, len(alone), len(parts), alone[0].message, step))
         first, self._is_first = self._is_first, False
         return [*said, *(_constant(groups, by_name, step) if first else ())]
 
@@ -203,6 +207,28 @@ def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, wher
             Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),
             *([_MORE_TIME] if example.status is Status.TIMEOUT else []),
         ),
+        step=step,
+    )
+
+
+def _scored_alone(name: str, num_alone: int, num: int, message: str, step: int) -> Finding:
+    return Finding(
+        code="F107",
+        seen=tr(
+            "the reward {name} raised when it was called with several completions, and then scored "
+            "{num_alone} of {num} completions one by one: {message}",
+            name=name,
+            num_alone=num_alone,
+            num=num,
+            message=message,
+        ),
+        why=tr(
+            "A reward that compares completions with each other gives other values when it gets one at a "
+            "time, and each rollout takes one call more for each completion."
+        ),
+        cause="",
+        fixes=(Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),),
+        severity=Severity.WARNING,
         step=step,
     )
 

@@ -4,6 +4,7 @@ replies."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -86,13 +87,21 @@ class FunctionReward:
         for rows, reply_of in begun:
             reply = reply_of()
             if "raised" in reply and len(rows) > 1:
-                judgement = self._gathered([self._begun([row], state) for row in rows], state)
+                judgement = self._each_alone(rows, state, reply["raised"])
             else:
                 judgement = self._judgement(reply, rows)
             words.extend(judgement.rows)
             for name, values in judgement.metrics.items():
                 metrics[name] = (*metrics.get(name, ()), *values)
         return Judgement(rows=tuple(words), metrics=metrics)
+
+    def _each_alone(self, rows: Sequence[Scored], state: TrainerState, raised: str) -> Judgement:
+        """A call per row, after that with all of them raised; the rows that have a value carry its words."""
+        alone = self._gathered([self._begun([row], state) for row in rows], state)
+        told = [
+            replace(word, part=replace(word.part, message=word.part.message or raised)) for word in alone.rows
+        ]
+        return replace(alone, rows=tuple(told))
 
     def _judgement(self, reply: Reply, rows: Sequence[Scored]) -> Judgement:
         if "rows" not in reply:

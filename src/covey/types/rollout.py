@@ -184,6 +184,7 @@ class ScorePart:
     """One reward's result for one trajectory; value None means "not for this row".
 
     `steps` are the numbers of a process reward, one per step of the completion, of which `value` is the mean.
+    `message` says why it failed; with status OK, why the call with several rows did, before this row alone.
     """
 
     name: str

@@ -47,6 +47,19 @@ def resumed(watch: RewardWatch) -> RewardWatch:
     return other
 
 
+def test_a_call_that_raised_before_each_row_alone_had_a_value_is_said_once() -> None:
+    """A reward that ranks the completions of a group ranks each alone then: values that it never meant."""
+    watch = RewardWatch()
+    alone = replace(GOOD, message="KeyError: 'gold'")
+    (said,) = watch.check([group(0, GOOD, GOOD), group(1, alone, replace(alone, value=0.1))], 1)
+    assert (said.code, said.severity) == ("F107", Severity.WARNING)
+    assert said.seen == (
+        "the reward judge raised when it was called with several completions, and then scored 2 of 4 "
+        "completions one by one: KeyError: 'gold'"
+    )
+    assert watch.check([group(2, alone)], 2) == []
+
+
 @pytest.mark.parametrize(
     ("world", "failed", "words"),
     [

@@ -176,6 +176,7 @@ def test_one_row_that_raises_leaves_the_others_their_values(scored):
     assert said[1].message.startswith("ValueError: invalid literal for int() with base 10: 'x' (test_callee")
     assert said[1].message.endswith("return [float(int(s)) for s in solution])")
     assert calls == [["a", "b", "c"], ["a"], ["b"], ["c"]]
+    assert said[0].message == said[2].message == said[1].message, "why they were scored alone"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
