@@ -274,7 +274,7 @@ SPEC: dict[str, Any] = {"name": "a", "dtype": "float32", "shape": [2, 3]}
         (None, "a list of 1"),
         ([], "a list of 1"),
         ([SPEC, SPEC], "given twice"),
-        ([{**SPEC, "more": 1}], "exactly the names"),
+        ([{**SPEC, "more": 1}], "exactly the fields"),
         ([{**SPEC, "name": ""}], "a name is text"),
         ([{**SPEC, "name": "a" * 2000}], "a name is text"),
         ([{**SPEC, "name": 3}], "a name is text"),
