@@ -3,6 +3,7 @@ that cannot tell a right answer from others."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -35,7 +36,11 @@ _FORMS: tuple[Callable[[str, str], str], ...] = (
     lambda whole, gold: f"The answer is $\\boxed{{{gold}}}$.\n#### {gold}",
     lambda whole, gold: f"```python\n{whole}\n```",
 )
-_THOUGHT = "<think>\n</think>\n"
+# The end of a beginning: what it opens, and what a space parts from the answer.
+_OPENS = re.compile(r"(<\w+>|\\boxed\{|```\w+)\s*\Z")
+_RUNS_ON = re.compile(r"[A-Za-z0-9:.,;]\Z")
+_TAGS = ("<think>\n", "</think>\n")
+_THOUGHT = "".join(_TAGS)
 # What a reward that reads golds as answers says that it reads: each has to score.
 _CLAIMED: dict[str, Callable[[str], str]] = {
     "<answer>GOLD</answer>": lambda gold: f"{_THOUGHT}<answer>{gold}</answer>",
@@ -90,7 +95,9 @@ def _faults(rows: Sequence[Scored], judged: Sequence[JudgedRow]) -> list[RewardF
 
 
 def answered(prompt: Prompt, text: str, sibling: int) -> Scored:
-    """A prompt with this text as its whole answer."""
+    """A prompt with this text as its answer: the whole of it, or what follows the beginning that the prompt
+    has."""
+    begun = prompt.opened if prompt.messages and prompt.messages[-1]["role"] == "assistant" else ""
     key = NoiseKey(seed=0, split="trial", rollout=0, attempt=0, prompt_id=prompt.id, sibling=sibling)
     segments = (
         Segment(token_ids=tuple(prompt.token_ids), source=Source.PROMPT, trained=False),
@@ -98,9 +105,24 @@ def answered(prompt: Prompt, text: str, sibling: int) -> Scored:
     )
     sampling = SamplingParams(temperature=1.0, max_new_tokens=1, stop_token_ids=())
     trajectory = Trajectory(
-        segments=segments, sampling=sampling, noise_key=key, finish=Finish.STOP, text=text
+        segments=segments,
+        sampling=sampling,
+        noise_key=key,
+        finish=Finish.STOP,
+        text=_behind(begun, text) if begun else text,
     )
-    return Scored(prompt=replace(prompt, opened=""), trajectory=trajectory)
+    return Scored(prompt=replace(prompt, opened=begun), trajectory=trajectory)
+
+
+def _behind(begun: str, text: str) -> str:
+    """An answer without what its beginning has written of it: tags of thoughts, what is open at its end."""
+    for tag in _TAGS:
+        if tag.strip() in begun:
+            text = text.removeprefix(tag)
+    opens = _OPENS.search(begun)
+    if opens is not None and opens[1] in text:
+        text = text.partition(opens[1])[2].lstrip("\n")
+    return f" {text}" if text and _RUNS_ON.search(begun) else text
 
 
 def blind(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from covey.rewards.reward_set import RewardSet
-from covey.rewards.trial import blind
+from covey.rewards.trial import answered, blind, trial
 from covey.types import BlindReward
 
 GOLDS = [f"We add {n} and {n}.\n#### {2 * n}" for n in range(3, 40, 4)]
@@ -184,6 +185,54 @@ def test_each_form_that_a_reward_claims_to_read_is_tried(scored, tmp_path):
         assert blind(rewards, [1.0, 1.0], prompts, claims=[0]).blind == []
         (found,) = blind(rewards, [1.0, 1.0], prompts, claims=[0, 1]).blind
     assert (found.reward, found.form, found.num_told_apart) == ("tagged", "\\boxed{GOLD}", 0)
+
+
+BEGUN = """
+import re
+
+def summed(completions, solution, **kwargs):
+    found = [re.match(r"The sum is (\\d+)", c) for c in completions]
+    return [float(m is not None and m[1] == s) for m, s in zip(found, solution)]
+
+def held(completions, solution, **kwargs):
+    assert all(c.startswith("The sum is ") for c in completions)
+    return [float(s in c) for c, s in zip(completions, solution)]
+
+def boxed(completions, solution, **kwargs):
+    found = [re.search(r"boxed{(.*?)}", c) for c in completions]
+    return [float(m is not None and m[1] == s) for m, s in zip(found, solution)]
+
+def once(completions, solution, **kwargs):
+    found = [re.search(r"<answer>(.*?)</answer>", c, re.S) for c in completions]
+    once = [c.count("<think>") == 1 for c in completions]
+    return [float(o and m is not None and m[1] == s) for m, s, o in zip(found, solution, once)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "begun"),
+    [
+        ("summed", "The sum is"),
+        ("summed", "The sum is "),
+        ("held", "The sum is "),
+        ("boxed", "It is \\boxed{"),
+        ("once", "<think>\nSo"),
+        ("once", "<think>So</think>\n"),
+        ("once", "<think>So</think>\n<answer>"),
+    ],
+)
+def test_a_right_answer_goes_on_with_the_beginning_of_its_prompt(name, begun, scored, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(BEGUN)
+    messages = ({"role": "user", "content": "6 + 6?"}, {"role": "assistant", "content": begun})
+    rows = [scored("", number=n, solution=str(n)).prompt for n in range(10, 16)]
+    prompts = [replace(prompt, messages=messages, opened=begun) for prompt in rows]
+    with RewardSet.start([f"{path}:{name}"], workers=1) as rewards:
+        assert (
+            trial(rewards, [answered(prompts[0], text, n) for n, text in enumerate(("10", ""))]).faults == []
+        )
+        found = blind(rewards, [1.0], prompts)
+    assert found.blind == [] and found.faults == []
 
 
 RAISING = """
