@@ -145,10 +145,20 @@ class TextCodec:
         """Text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    def decode_behind(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
+        """Text of token ids that follow others, with the space that some tokenizers write in front of a word
+        unless it begins the text."""
+        text = self.decode(token_ids)
+        is_parted = before and self.decode([*before, *token_ids]) == f"{self.decode(before)} {text}"
+        return f" {text}" if is_parted else text
+
     def tokens_until(self, token_ids: Sequence[int], text: str, ends: Sequence[int]) -> tuple[int, ...]:
         """How many of the tokens it takes to have written the text up to each of these characters, which
-        rise; `text` is what `decode` makes of them. A character is written by the token with its last byte.
+        rise; `text` is what `decode` or `decode_behind` makes of them. A character is written by the token
+        with its last byte.
         """
+        if text.startswith(" ") and self.decode(token_ids) == text[1:]:
+            text, ends = text[1:], [end - 1 for end in ends]
         written = self._written(token_ids, text)
         if written is not None:
             return tuple(min(bisect_left(written, end) + 1, len(token_ids)) for end in ends)

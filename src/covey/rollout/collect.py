@@ -34,6 +34,8 @@ Scorer = Callable[[Sequence[Scored]], Callable[[], list[Score]]]
 # tokens waits for more, as a call of its own would take longer than decoding them.
 _PARTS = 4
 _PART_TOKENS = 4096
+# So many tokens of a prompt show what a tokenizer writes behind a text.
+_BEFORE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +224,8 @@ def _finished(
 
 
 def _trajectory(slot: _Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Trajectory:
+    # A reader sees what the prompt has opened and the completion as one text.
+    before = slot.prompt.token_ids[-_BEFORE:] if slot.prompt.opened else ()
     return Trajectory(
         segments=(
             Segment(token_ids=tuple(slot.prompt.token_ids), source=Source.PROMPT, trained=False),
@@ -236,7 +240,7 @@ def _trajectory(slot: _Slot, completion: Completion, codec: TextCodec, plan: Col
         sampling=plan.sampling,
         noise_key=noise_key(slot, plan),
         finish=completion.finish,
-        text=codec.decode(completion.token_ids),
+        text=codec.decode_behind(before, completion.token_ids),
         seconds=completion.seconds,
     )
 

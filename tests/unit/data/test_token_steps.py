@@ -73,6 +73,18 @@ def test_a_character_is_written_by_the_token_with_its_last_byte(make, codec):
     assert codec.tokens_until(ids, TEXT, every) == slow(codec, ids, TEXT, every)
 
 
+def test_a_space_that_begins_no_text_is_kept_behind_one(codec):
+    codec = replace(codec, tokenizer=with_fallback())
+    begun, ids = ([codec.tokenizer.token_to_id(t) for t in tokens] for tokens in (["▁a"], ["▁b", "\n", "a"]))
+    assert codec.decode(begun) + codec.decode(ids) == "ab\na"
+    text = codec.decode_behind(begun, ids)
+    assert codec.decode(begun) + text == codec.decode([*begun, *ids]) == "a b\na"
+    assert codec.decode_behind((), ids) == "b\na"
+    assert codec.decode_behind(ids, ids[1:]) == "\na"
+    assert codec.tokens_until(ids, text, [1, 2, 3, 4]) == (1, 1, 2, 3)
+    assert codec.tokens_until(ids, codec.decode(ids), [1, 2, 3]) == (1, 2, 3)
+
+
 def test_a_token_over_a_boundary_is_of_the_step_that_it_ends(codec):
     codec = replace(codec, tokenizer=byte_level(["\n\nthe", ".\n\n\n\n"]))
     tokenizer = codec.tokenizer
