@@ -32,6 +32,7 @@ class RewardWatch:
         self._tasks = dict(tasks or {})
         self._recent: dict[str, deque[tuple[int, int]]] = {}
         self._has_failed: set[str] = set()
+        self._was_alone: set[str] = set()
         self._is_first = True
         # Prompts so far, until a reward gives a number for a completion of one; None from then on.
         self._num_unscored: int | None = 0
@@ -69,8 +70,9 @@ class RewardWatch:
                 fault = _failed(name, len(failed), len(parts), failed[0], step, where)
                 said.append(replace(fault, severity=Severity.WARNING))
             alone = [p for p in parts if p.status is Status.OK and p.message]
-            if alone and name not in self._has_failed:
-                self._has_failed.add(name)
+            if alone and not failed and name not in self._was_alone:
+                # Where a row fails alone, that row is why the call with the others raised.
+                self._was_alone.add(name)
                 said.append(_scored_alone(name, len(alone), len(parts), alone[0].message, step))
         first, self._is_first = self._is_first, False
         return [*said, *(_constant(groups, by_name, step) if first else ())]
@@ -113,12 +115,14 @@ class RewardWatch:
             "is_first": self._is_first,
             "recent": recent,
             "has_failed": sorted(self._has_failed),
+            "was_alone": sorted(self._was_alone),
             "num_unscored": self._num_unscored,
         }
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Go on from the rollouts that the stopped run had checked."""
         self._is_first, self._has_failed = values["is_first"], set(values["has_failed"])
+        self._was_alone = set(values.get("was_alone", ()))
         self._num_unscored = values.get("num_unscored")
         self._recent = {
             name: deque(((lost, seen) for lost, seen in pairs), maxlen=_WINDOW)

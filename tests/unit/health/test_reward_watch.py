@@ -57,7 +57,18 @@ def test_a_call_that_raised_before_each_row_alone_had_a_value_is_said_once() -> 
         "the reward judge raised when it was called with several completions, and then scored 2 of 4 "
         "completions one by one: KeyError: 'gold'"
     )
-    assert watch.check([group(2, alone)], 2) == []
+    assert resumed(watch).check([group(2, alone)], 2) == []
+    (failed,) = watch.check([group(2, alone, alone), group(3, ERROR, alone)], 2)
+    assert failed.seen == "the reward judge failed on 1 of 4 completions: ValueError: no"
+
+
+def test_a_row_that_failed_is_no_call_of_several() -> None:
+    alone = replace(GOOD, message="KeyError: 'gold'")
+    watch = RewardWatch()
+    (failed,) = watch.check([group(0, GOOD, GOOD), group(1, ERROR, replace(alone, value=0.1))], 1)
+    assert "failed on 1 of 4" in failed.seen
+    (said,) = watch.check([group(2, alone, alone)], 2)
+    assert "scored 2 of 2 completions one by one" in said.seen
 
 
 @pytest.mark.parametrize(
