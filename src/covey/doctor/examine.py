@@ -135,15 +135,21 @@ def _recorded(log: Log) -> list[Finding]:
             why=known.why if known else "",
             cause=text_of(event, "cause"),
             fixes=fixes_of(event) or (Fix(text=tr("`covey explain {code}`", code=code)),),
-            severity=Severity.ERROR if _stops(code) else Severity.WARNING,
+            severity=Severity.ERROR if _has_stopped(code, event) else Severity.WARNING,
             step=step if isinstance(step, int) else None,
         )
     # A run that has gone on since then was not stopped for good.
-    return [f for f in findings.values() if not _stops(f.code) or (f.step or 0) >= log.last_step]
+    return [f for f in findings.values() if not _stops(f) or (f.step or 0) >= log.last_step]
 
 
-def _stops(code: str) -> bool:
-    return code.startswith(("F1", "F3")) and code not in _GOES_ON
+def _has_stopped(code: str, event: Mapping[str, Any]) -> bool:
+    """Whether a guard ended the run there, not what it says in passing: F107 of a few rows."""
+    is_guard = code.startswith(("F1", "F3")) and code not in _GOES_ON
+    return is_guard and event.get("severity") != Severity.WARNING
+
+
+def _stops(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR and finding.code.startswith(("F1", "F3"))
 
 
 def _of_options(options: Mapping[str, Any]) -> list[Finding]:
@@ -189,7 +195,7 @@ def _falling(trend: tuple[float, float, int], history: History) -> Finding:
 def _rank(sighting: Sighting) -> tuple[bool, bool, int, int]:
     code = sighting.finding.code
     order = _ORDER.index(code) if code in _ORDER else len(_ORDER)
-    return not sighting.holds, not _stops(code), order, sighting.finding.step or 0
+    return not sighting.holds, not _stops(sighting.finding), order, sighting.finding.step or 0
 
 
 def _judge(
@@ -202,7 +208,7 @@ def _judge(
     """The verdict's word, its line, and the exit code."""
     present = [s.finding for s in sightings if s.holds]
     for finding in present:
-        if _stops(finding.code):
+        if _stops(finding):
             word = (
                 tr("hung")
                 if finding.code.startswith("F3")

@@ -20,8 +20,8 @@ def fields_of(finding: Finding) -> dict[str, Any]:
         "cause": packed(finding.cause),
         "fixes": [packed(fix.text) for fix in finding.fixes],
     }
-    fields = {"code": finding.code, "seen": finding.seen, "cause": finding.cause, "fixes": fixes}
-    return {**fields, "texts": texts}
+    fields = {"code": finding.code, "severity": str(finding.severity), "seen": finding.seen}
+    return {**fields, "cause": finding.cause, "fixes": fixes, "texts": texts}
 
 
 def text_of(event: Mapping[str, Any], name: str) -> str:

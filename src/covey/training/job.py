@@ -329,9 +329,9 @@ class Job:
     def _report(self, findings: Sequence[Finding]) -> None:
         """Say and record what is unusual and stops nothing."""
         for found in findings:
-            self.recorder.say(
-                *coded(found.code, tr("{sentence} {cause}", sentence=sentence(found.seen), cause=found.cause))
-            )
+            more = found.cause or found.why
+            words = tr("{sentence} {cause}", sentence=sentence(found.seen), cause=more)
+            self.recorder.say(*coded(found.code, words))
             self._record_finding(found)
 
     def _record_finding(self, found: Finding) -> None:

@@ -114,6 +114,19 @@ def test_a_guard(make: RunMaker) -> None:
     assert report(path).verdict != "stopped by guard F101"
 
 
+def test_a_guards_warning_stops_nothing(make: RunMaker) -> None:
+    """F107 of a few rows, in the newest rollout: the run goes on."""
+    warned = {"code": "F107", "severity": "warning", "seen": "the reward judge failed on 1 of 8 completions"}
+    path = make.covey(12, total=40, events=(("finding", 12, warned),))
+    now = path.joinpath("metrics.jsonl").stat().st_mtime + 1
+    found = report(path, now)
+    assert (found.exit_code, codes(found)) == (0, ["F107"])
+    events = path / "events.jsonl"
+    events.write_text(events.read_text().replace('"warning"', '"error"'))
+    found = report(path, now)
+    assert (found.verdict, found.exit_code) == ("stopped by guard F107", 3)
+
+
 def test_what_a_guard_advised_is_advised_again(make: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
     """The fixes of the record, with their flags; a record without any, or with damaged ones, has the code's
     page."""
