@@ -104,3 +104,22 @@ SAME_OBJECTS = Fix(
     )
 )
 """What to do where a resumed run is given other objects."""
+
+
+def changed_functions(
+    config: Config, changes: Sequence[tuple[str, Any, Any]], rewards: Sequence[str] | None
+) -> list[str]:
+    """Return the names of functions of a program among the former rewards, which no command can give:
+    neither built in, nor in a file or a package, nor of a plugin."""
+    if rewards is None or config.external_plugins:
+        return []
+    former = next((old for name, old, _ in changes if name == "reward_funcs"), None) or ()
+    return [name for name in former if name.isidentifier() and name not in rewards]
+
+
+def same_functions(names: Sequence[str]) -> Fix:
+    """What to do where a resumed run is given other functions of a program."""
+    text = tr(
+        "pass the same functions in reward_funcs as when the run started: {names}", names=", ".join(names)
+    )
+    return Fix(text=text)

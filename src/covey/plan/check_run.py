@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.options.schema import FACTS, Config
 from covey.plan.batch import plan_of
-from covey.plan.check_objects import SAME_OBJECTS, changed_objects, is_start_alone
+from covey.plan.check_objects import (
+    SAME_OBJECTS,
+    changed_functions,
+    changed_objects,
+    is_start_alone,
+    same_functions,
+)
 from covey.plan.check_output import next_name, output_dir_problems
 from covey.plan.check_start import foreign_resume
 from covey.plan.disk import disk_plan, size
@@ -31,7 +37,7 @@ def run_problems(config: Config, facts: Facts) -> list[Problem]:
         *_no_step(config, facts),
         *_processes(config, facts),
         *output_dir_problems(config, facts),
-        *_resume(config, facts.resume),
+        *_resume(config, facts.resume, facts.rewards_available),
         *_changed_rewards(facts),
         *_replay(config, facts),
         *_disk(config, facts),
@@ -151,7 +157,9 @@ def _processes(config: Config, facts: Facts) -> list[Problem]:
     return [warning("W101", "nproc_per_node", seen, cause, *fewer)]
 
 
-def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
+def _resume(
+    config: Config, resume: ResumeFacts | None, rewards: Sequence[str] | None = None
+) -> list[Problem]:
     if resume is None:
         return []
     if resume.foreign:
@@ -169,9 +177,15 @@ def _resume(config: Config, resume: ResumeFacts | None) -> list[Problem]:
     if not changed:
         return passed
     listed = ", ".join(f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in changed)
-    typed = {name: old for name, old, _ in changed if not changed_objects(old)}
+    functions = changed_functions(config, changed, rewards)
+    typed = {
+        name: old
+        for name, old, _ in changed
+        if not changed_objects(old) and not (functions and name == "reward_funcs")
+    }
     fixes = [Fix(text=tr("use the former values"), edits=typed)] if typed else []
-    fixes += [SAME_OBJECTS] if len(typed) < len(changed) else []
+    fixes += [same_functions(functions)] if functions else []
+    fixes += [SAME_OBJECTS] if len(typed) + bool(functions) < len(changed) else []
     cause = ""
     if is_within:
         cause = _within_words(config, resume)

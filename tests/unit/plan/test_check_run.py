@@ -66,6 +66,25 @@ def test_says_and_mends(case: Case) -> None:
     assert_fixes_mend(case)
 
 
+def test_functions_of_a_program_are_passed_and_not_typed() -> None:
+    def fixes(old: list[str], *also: tuple[str, Any, Any], **options: Any) -> list[Any]:
+        given = facts(
+            resume=resumed(("reward_funcs", old, ["accuracy"]), *also),
+            rewards_available=("accuracy", "format"),
+        )
+        return [fix.edits or fix.text for fix in one(given, **RESUME, **options).fixes]
+
+    anyway = {"allow_changes": True}
+    words = "pass the same functions in reward_funcs as when the run started: rank, lambda_2"
+    assert fixes(["rank", "accuracy", "lambda_2"]) == [words, anyway]
+    seed = ("seed", 1, 42)
+    assert fixes(["rank", "accuracy", "lambda_2"], seed) == [{"seed": 1}, words, anyway]
+    assert fixes(["format", "r.py:f", "pack.age.f"]) == [
+        {"reward_funcs": ["format", "r.py:f", "pack.age.f"]},
+        anyway,
+    ]
+
+
 def test_fixes_of_directories() -> None:
     held = facts(output_dir_state="run")
     assert edits_of(one(held, output_dir="runs/a-007/")) == [
