@@ -170,6 +170,14 @@ def test_the_only_checkpoint_is_not_thrown_away(asked: str, here: Path) -> None:
     assert content(here) == before
 
 
+@pytest.mark.parametrize("asked", ["run", "run/checkpoint-7"])
+def test_the_newest_checkpoint_is_what_to_type_where_none_is_named(asked: str, here: Path) -> None:
+    """`auto` would begin anew where the run is to be continued in another directory."""
+    done = go_on(asked)
+    assert done.code == 2 and done.err.startswith("E404")
+    assert "type   --resume_from_checkpoint run/checkpoint-4" in done.err
+
+
 def test_torn_lines_and_hidden_leftovers_are_no_obstacle(here: Path) -> None:
     for name in ("metrics.jsonl", "events.jsonl"):
         with (here / name).open("a") as file:

@@ -255,6 +255,9 @@ def _nothing_to_resume(config: Config, resume: ResumeFacts, words: str) -> Probl
         text=tr("start a new run in another directory, and leave this one unchanged"),
         edits={"output_dir": next_name(config.output_dir), "resume_from_checkpoint": "auto"},
     )
+    newest = Fix(
+        text=tr("resume from the newest checkpoint there"), edits={"resume_from_checkpoint": resume.newest}
+    )
     return problem(
         "E404",
         "resume_from_checkpoint",
@@ -263,6 +266,7 @@ def _nothing_to_resume(config: Config, resume: ResumeFacts, words: str) -> Probl
         if resume.skipped
         else tr("The directory is the wrong one, the run never saved, or the checkpoint has only weights."),
         # With a damaged checkpoint in the directory nothing starts anew there: it may be all that is left.
+        *([newest] if resume.newest else []),
         elsewhere if resume.skipped else auto,
         weights,
     )

@@ -23,18 +23,20 @@ class ResumeFacts:
     """What was found where a resume was asked for.
 
     `problem` says why it is no checkpoint to go on from, or is None; `step` is the checkpoint's; `skipped`
-    says of each newer one why it is passed over. `is_elsewhere` is where it does not lie in output_dir.
-    `config_changes` are the options that differ from those of the stopped run as (name, old value, new
-    value), where its config.yaml can be read (`is_compared`); `pass_rates` is the digest of what was measured
-    then, `reference` that of the adapter that the reference had. `foreign` is what a checkpoint of another
-    trainer holds. `steps_of_rollout` are the steps taken of the rollout that it stands in, 0 between two.
-    `reward_texts` are the digests of reward functions as they were, as in Facts.
+    says of each newer one why it is passed over, `newest` names one that was likely meant. `is_elsewhere` is
+    where it does not lie in output_dir. `config_changes` are the options that differ from those of the
+    stopped run as (name, old value, new value), where its config.yaml can be read (`is_compared`);
+    `pass_rates` is the digest of what was measured then, `reference` that of the adapter that the reference
+    had. `foreign` is what a checkpoint of another trainer holds. `steps_of_rollout` are the steps taken of
+    the rollout that it stands in, 0 between two. `reward_texts` are the digests of reward functions as they
+    were, as in Facts.
     """
 
     path: str
     problem: str | None = None
     step: int | None = None
     skipped: tuple[str, ...] = ()
+    newest: str = ""
     is_elsewhere: bool = False
     is_compared: bool = True
     config_changes: tuple[tuple[str, Any, Any], ...] = ()

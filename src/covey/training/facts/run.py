@@ -259,9 +259,8 @@ def _resume(config: Config) -> ResumeFacts | None:
         try:
             return _resume_facts(Path(asked), _with_trainer(Path(asked)), config, ())
         except CheckpointError as error:
-            return ResumeFacts(
-                path=asked, problem=tr("{error}{newest_in}", error=error, newest_in=_newest_in(Path(asked)))
-            )
+            words = tr("{error}{newest_in}", error=error, newest_in=_newest_in(Path(asked)))
+            return ResumeFacts(path=asked, problem=words, newest=_newest_at(Path(asked)))
     latest = find_latest(Path(config.output_dir), with_trainer=True)
     if latest.path is not None and latest.manifest is not None:
         return _resume_facts(latest.path, latest.manifest, config, latest.skipped)
@@ -293,6 +292,12 @@ def _foreign_resume(config: Config, asked: str) -> ResumeFacts | None:
 def _with_trainer(path: Path) -> Manifest:
     require_states(path, read_manifest(path))
     return verify(path)
+
+
+def _newest_at(path: Path) -> str:
+    """The newest whole checkpoint of the run that a path names, or that it has misnamed one of; or ""."""
+    newest = find_latest(path if path.exists() else path.parent, with_trainer=True).path
+    return "" if newest is None or newest == path else str(newest)
 
 
 def _newest_in(path: Path) -> str:
