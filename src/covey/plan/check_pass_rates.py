@@ -13,6 +13,13 @@ from covey.types import Fix, Problem
 
 READERS = ("min_pass_rate", "max_pass_rate", "curriculum")
 _SOURCES = ("pass_rates", "pass_rate_column")
+# The other options that decide which prompts a rollout has, and how these read.
+_DRAWN_BY = (
+    *("dataset", "split_dataset_ratio", "interleave_prob", "dataset_shuffle", "streaming"),
+    *("seed", "data_seed", "num_generations", "generation_batch_size"),
+    *("model", "columns", "system", "apply_chat_template", "chat_template", "chat_template_kwargs"),
+    *("enable_thinking", "max_length", "max_completion_length", "truncation_strategy"),
+)
 _FEW = 0.5
 
 
@@ -49,11 +56,11 @@ def histogram(rates: PassRateFacts) -> str:
 
 
 def is_reordered(config: Config, facts: Facts) -> bool:
-    """Whether a resumed run goes on with rows in another order by the user's word."""
+    """Whether a resumed run goes on with other rows, or in another order, by the user's word."""
     if facts.resume is None or not config.allow_changes:
         return False
     names = {name for name, _, _ in facts.resume.config_changes}
-    return bool(names & {*_SOURCES, *READERS}) or bool(_new_digest(facts))
+    return bool(names & {*_SOURCES, *READERS, *_DRAWN_BY}) or bool(_new_digest(facts))
 
 
 def _new_digest(facts: Facts) -> bool:

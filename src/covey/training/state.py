@@ -28,7 +28,7 @@ class Progress:
 
     `upcoming` gives a rollout's prompts as row and checksum; a resumed run compares them with those that the
     stopped one would have taken next. None: nothing can be said of them beforehand. `may_differ` is where
-    their order has been changed by the user's word.
+    they, or their order, have been changed by the user's word.
     """
 
     name = "progress"

@@ -41,6 +41,19 @@ def test_rows_may_come_in_another_order_by_that_word_alone() -> None:
     assert not is_reordered(config(**OPTIONS, allow_changes=True), facts())
 
 
+def test_other_prompts_by_that_word_are_those_of_options_that_draw_them() -> None:
+    """E405 says to type --allow_changes: what it allows is not refused (F126) as the run begins."""
+    for change in (
+        ("dataset", ["a.jsonl"], ["b.jsonl"]),
+        ("generation_batch_size", 8, 4),
+        ("num_generations", 4, 8),
+        ("system", None, "r1"),
+    ):
+        resume = ResumeFacts(path="runs/a/checkpoint-3", step=3, config_changes=(change,))
+        assert is_reordered(config(allow_changes=True), given(resume, None))
+        assert not is_reordered(config(), given(resume, None))
+
+
 def test_a_column_changes_with_its_data() -> None:
     column = replace(RATED, digest="")
     assert found(given(OTHER, column), **OPTIONS) == []
