@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import covey as package
-from covey.errors import GuardStop
+from covey.errors import ConfigError, GuardStop
 from covey.training import standalone
 from covey.types import Completion
 from journeys.helpers import (
@@ -327,3 +327,13 @@ def test_an_engine_with_a_copy_is_held_to_the_model(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(standalone, "engine_for", lambda config, facts, policy, comm: _Shifted(policy))
     with pytest.raises(GuardStop, match=r"F152.*: publish of version 0 to the engine: its log-prob"):
         package.evaluate("quickstart", output_dir="two", **given)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    given = {"val_dataset": "quickstart#4", "reward_funcs": "accuracy", "max_completion_length": 8}
+    with pytest.raises(ConfigError, match="file cannot be written: it is a file"):
+        package.evaluate("quickstart", output_dir="file", **given)

@@ -12,10 +12,12 @@ from covey.cli.verbs import nameless
 from covey.config.argv import read_words
 from covey.errors import ConfigError, CoveyError
 from covey.options.verbs import ExportOptions
+from covey.plan.check_output import unwritable_problem
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
 from covey.texts import tr
 from covey.texts.language import spoken
+from covey.training.facts.directory import unwritable
 from covey.types import Fix, Problem
 
 
@@ -101,6 +103,8 @@ def _refuse(argv: Sequence[str], word: str, target: Path) -> None:
                 fixes=(Fix(text=tr("choose another directory: --output_dir DIR")),),
             )
         )
+    elif (words := unwritable(target)) != "":
+        problems.append(unwritable_problem(str(target), words))
     if problems:
         raise ConfigError(problems)
 

@@ -24,19 +24,7 @@ def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[P
     path, state = config.output_dir, facts.output_dir_state
     known = words or facts.output_dir_fault
     if state == "not_writable":
-        return [
-            problem(
-                "E403",
-                "output_dir",
-                tr("{path} cannot be written: {words}.", path=path, words=known)
-                if known
-                else tr("{path} cannot be written.", path=path),
-                ""
-                if known
-                else tr("There is no write permission, or a file is where a directory is needed."),
-                Fix(text=tr("use a directory of your own: --output_dir DIR")),
-            )
-        ]
+        return [unwritable_problem(path, known)]
     other = Fix(text=tr("use another directory"), edits={"output_dir": next_name(path)})
     if facts.owner is not None:
         return [_in_use(path, facts.owner, other)]
@@ -75,6 +63,19 @@ def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[P
             Fix(text=tr("delete that run"), edits={"overwrite_output_dir": True}),
         )
     ]
+
+
+def unwritable_problem(path: str, known: str) -> Problem:
+    """Return what is said of a directory that cannot be written; `known` says why, or is ""."""
+    return problem(
+        "E403",
+        "output_dir",
+        tr("{path} cannot be written: {words}.", path=path, words=known)
+        if known
+        else tr("{path} cannot be written.", path=path),
+        "" if known else tr("There is no write permission, or a file is where a directory is needed."),
+        Fix(text=tr("use a directory of your own: --output_dir DIR")),
+    )
 
 
 def _goes_on(config: Config, facts: Facts) -> bool:

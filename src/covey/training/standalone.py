@@ -21,6 +21,7 @@ from covey.config.quantization import quantization_of
 from covey.config.resolve import Resolved
 from covey.data.pass_rates import FILE as PASS_RATES
 from covey.data.pass_rates import lines_of
+from covey.errors import ConfigError
 from covey.learner.backends.base import Advance, Annotation
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.live import LiveModel, lent
@@ -29,6 +30,7 @@ from covey.models.lora import AdapterAlone, adapter_alone, in_dtype, merged, pla
 from covey.models.policy import Policy
 from covey.models.quantized import cast_unpacked
 from covey.options.schema import Config
+from covey.plan.check_output import unwritable_problem
 from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import NamedWeights
 from covey.rollout.records import records_of
@@ -37,6 +39,7 @@ from covey.training.backend import engine_for
 from covey.training.build_source import publisher_for
 from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
 from covey.training.facts import Survey, fetch_model, model_dir
+from covey.training.facts.directory import unwritable
 from covey.training.facts.evaluation import survey_checked
 from covey.training.facts.objects import Objects
 from covey.training.process import own_device
@@ -65,7 +68,9 @@ def evaluate_checked(resolved: Resolved, directory: Path, objects: Objects) -> E
 
 def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     """Sample and score every set with the model or adapter of `directory`, as a run would."""
-    config = resolved.config
+    config, output = resolved.config, _output_dir(resolved, directory)
+    if (words := unwritable(output)) != "":
+        raise ConfigError([unwritable_problem(str(output), words)])
     assert found.codec is not None and found.rewards is not None
     policy = _policy(config, directory, found.live)
     choose_stream(policy)
@@ -89,7 +94,6 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
         evaluation = evaluator.run()
     if engine.given_up:
         warnings.warn(f"W170: {engine.given_up}", RuntimeWarning, stacklevel=2)
-    output = _output_dir(resolved, directory)
     _write(evaluation, directory, output)
     return Evaluated(metrics=evaluation.metrics, output_dir=output)
 

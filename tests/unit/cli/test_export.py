@@ -87,6 +87,7 @@ def test_what_is_said(exports: Exports, capsys: pytest.CaptureFixture[str]) -> N
         ("--merge", ["E105"], "No checkpoint is given"),
         ("c-5 --output_dir --merge", ["E103"], "--output_dir"),
         ("c-5 --output_dir there", ["E402"], "there already exists"),
+        ("c-5 --output_dir file/there", ["E403"], "file is a file, not a directory"),
         ("absent --output_dir there", ["E413", "E402"], "absent: no such file or directory"),
         ("c-5 --adapters d", ["E106"], "Two checkpoints are given: c-5 and d"),
         ("quickstart", ["E413"], "quickstart is the built-in model"),
@@ -96,6 +97,7 @@ def test_refusals(
     exports: Exports, words: str, codes: list[str], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("there").mkdir()
+    Path("file").touch()
     assert main(["export", *words.split()]) == 2
     err = capsys.readouterr().err
     assert codes_in(err) == codes
