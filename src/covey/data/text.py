@@ -37,6 +37,8 @@ _OWN_ARGUMENTS = ("messages", "add_generation_prompt")
 _CLOSED = "covey asks how a turn ends"
 # What looks like an end token, as `<|im_end|>` or `</s>`, and may be none.
 _MARK = re.compile(r"<[^\s<>]{1,40}>")
+# So many tokens on both sides of a place show whether a space stands there.
+_NEAR = 4
 # Of tokenizer_config.json: image_token, boi_token (begin of image) and such.
 _MEDIA_TOKEN = re.compile(r"image|audio|video|vision|^[be]o[iav]_")
 
@@ -148,8 +150,8 @@ class TextCodec:
     def decode_behind(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
         """Text of token ids that follow others, with the space that some tokenizers write in front of a word
         unless it begins the text."""
-        text = self.decode(token_ids)
-        is_parted = before and self.decode([*before, *token_ids]) == f"{self.decode(before)} {text}"
+        text, last, first = self.decode(token_ids), before[-_NEAR:], token_ids[:_NEAR]
+        is_parted = last and self.decode([*last, *first]) == f"{self.decode(last)} {self.decode(first)}"
         return f" {text}" if is_parted else text
 
     def tokens_until(self, token_ids: Sequence[int], text: str, ends: Sequence[int]) -> tuple[int, ...]:

@@ -34,8 +34,6 @@ Scorer = Callable[[Sequence[Scored]], Callable[[], list[Score]]]
 # tokens waits for more, as a call of its own would take longer than decoding them.
 _PARTS = 4
 _PART_TOKENS = 4096
-# So many tokens of a prompt show what a tokenizer writes behind a text.
-_BEFORE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +223,7 @@ def _finished(
 
 def _trajectory(slot: _Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Trajectory:
     # A reader sees what the prompt has opened and the completion as one text.
-    before = slot.prompt.token_ids[-_BEFORE:] if slot.prompt.opened else ()
+    before = slot.prompt.token_ids if slot.prompt.opened else ()
     return Trajectory(
         segments=(
             Segment(token_ids=tuple(slot.prompt.token_ids), source=Source.PROMPT, trained=False),
