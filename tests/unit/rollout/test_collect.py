@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer, decoders
 
 from covey.activity import Activity
 from covey.batching.samples import to_samples
@@ -167,6 +168,42 @@ def test_a_prompt_keeps_its_messages_on_any_number_of_ranks(collected):
     prompts, alone = ([g.group.prompt for g in collected(c)] for c in (ShareOfRanks(0, 2, left), LocalComm()))
     assert alone[0].messages
     assert prompts == alone
+
+
+class _Spaced(NativeEngine):
+    """Each completion begins with a space, and so does no text alone of the tokenizer in use."""
+
+    space: int
+
+    def results(self):
+        for done in super().results():
+            yield replace(done, token_ids=(self.space, *done.token_ids[1:]))
+
+
+@pytest.mark.parametrize("opened", ["", "The sum is"])
+def test_a_space_behind_the_beginning_of_an_answer_is_kept(opened, quickstart_policy, quickstart_codec):
+    """Decoders of the Llama family leave the first space out of a text alone."""
+    tokenizer = Tokenizer.from_str(quickstart_codec.tokenizer.to_str())
+    tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    codec = replace(quickstart_codec, tokenizer=tokenizer)
+    table = prompt_table(task.training_rows()[:2], codec, max_length=None)
+    prompts = [table.take(i, Origin(epoch=0, rollout=0)) for i in range(2)]
+    begun = tuple(tokenizer.encode(opened, add_special_tokens=False).ids)
+    prompts = [replace(p, token_ids=(*p.token_ids, *begun), opened=opened) for p in prompts]
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=codec.stop_token_ids)
+    engine = _Spaced(quickstart_policy)
+    (engine.space,) = tokenizer.encode(" ", add_special_tokens=False).ids
+    read = []
+
+    def score(rows):
+        read.extend(row.text for row in rows)
+        return lambda: score_rows(build(["accuracy"]), [1.0], rows)
+
+    collect(
+        prompts, engine, score, codec, CollectPlan(num_generations=2, sampling=sampling, seed=1), LocalComm()
+    )
+    assert len(read) == 4
+    assert all(text.startswith(f"{opened} ") is bool(opened) for text in read)
 
 
 @pytest.mark.parametrize("change", ["seed", "split", "rollout", "attempt"])
