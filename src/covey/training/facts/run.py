@@ -259,8 +259,9 @@ def _resume(config: Config) -> ResumeFacts | None:
         try:
             return _resume_facts(Path(asked), _with_trainer(Path(asked)), config, ())
         except CheckpointError as error:
-            words = tr("{error}{newest_in}", error=error, newest_in=_newest_in(Path(asked)))
-            return ResumeFacts(path=asked, problem=words, newest=_newest_at(Path(asked)))
+            newest = _newest_at(Path(asked))
+            words = tr("{error}{there}", error=error, there=_there(Path(asked), newest))
+            return ResumeFacts(path=asked, problem=words, newest=newest)
     latest = find_latest(Path(config.output_dir), with_trainer=True)
     if latest.path is not None and latest.manifest is not None:
         return _resume_facts(latest.path, latest.manifest, config, latest.skipped)
@@ -297,15 +298,14 @@ def _with_trainer(path: Path) -> Manifest:
 def _newest_at(path: Path) -> str:
     """The newest whole checkpoint of the run that a path names, or that it has misnamed one of; or ""."""
     newest = find_latest(path if path.exists() else path.parent, with_trainer=True).path
-    return "" if newest is None or newest == path else str(newest)
+    return "" if newest is None else str(newest)
 
 
-def _newest_in(path: Path) -> str:
-    """What to give instead where a run was given in the place of its checkpoint."""
-    newest = find_latest(path, with_trainer=True).path
-    if newest is not None:
-        return tr("; its newest checkpoint is {newest}", newest=newest)
-    names = ", ".join(each.name for each in checkpoints_around(path)) if not path.exists() else ""
+def _there(path: Path, newest: str) -> str:
+    """What is there where a run, or a checkpoint that it does not have, was named as checkpoint."""
+    if path.exists():
+        return tr("; its newest checkpoint is {newest}", newest=newest) if newest else ""
+    names = ", ".join(each.name for each in checkpoints_around(path))
     return tr("; {run} has {names}", run=path.parent, names=names) if names else ""
 
 
