@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+
+from support.needs import need
 
 # Where these are set, pytest explains in full why two values differ, by difflib: for two lists of numbers
 # that takes hours, also inside pytest.raises(AssertionError).
@@ -32,10 +35,12 @@ _LONG_S = 30.0
 
 class _NamesFailures:
     """Prints each failure as it comes, and what takes long: a run that is ended at its time limit has named
-    what failed, and where the time went."""
+    what failed, and where the time went. At the end, which tests were skipped for want of what this machine
+    lacks."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal, self._began = terminal, time.monotonic()
+        self._skipped: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         what = f"{report.nodeid} ({report.when})"
@@ -46,6 +51,16 @@ class _NamesFailures:
         if report.failed:
             self._terminal.ensure_newline()
             self._terminal.write_line(f"FAILED {what}\n{report.longreprtext[-3000:]}")
+        if report.skipped and isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            if reason.startswith("needs "):
+                self._skipped[reason][report.nodeid.partition("[")[0]] += 1
+
+    def pytest_terminal_summary(self) -> None:
+        for reason, tests in sorted(self._skipped.items()):
+            self._terminal.section(f"{tests.total()} skipped: {reason}")
+            for name, number in sorted(tests.items()):
+                self._terminal.write_line(f"{name} ({number})" if number > 1 else name)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,6 +68,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.removeprefix("tests/").startswith(_WHOLE):
             item.add_marker(pytest.mark.whole)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        need(*marker.args)
 
 
 @pytest.hookimpl(trylast=True)

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from covey.cli.listening import ports_of
 from covey.errors import RunFailed
 from covey.models.lora import plain_weights
 from covey.models.policy import Policy
@@ -64,8 +64,7 @@ def in_groups(engine: ServerEngine) -> list[bool]:
 
 def listeners(pid: int) -> set[str]:
     """Addresses, without ports, on which a process listens."""
-    said = subprocess.run(["ss", "-Htlnp"], capture_output=True, text=True, check=True).stdout
-    return {line.split()[3].rpartition(":")[0] for line in said.splitlines() if f"pid={pid}," in line}
+    return set(ports_of([pid]))
 
 
 def until(number: int, act: Callable[[], object], policy: Policy) -> Iterator[Any]:

@@ -7,7 +7,6 @@ import copy
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -567,7 +566,7 @@ def test_a_server_ends_with_its_run_where_that_was_typed(tmp_path: Path) -> None
         assert server.ends_with(20) == 0
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+@pytest.mark.needs("openssl")
 def test_over_tls_the_certificate_is_checked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from covey.rollout.server.wire import MARKER
 from covey.types import GenerationRequest, NoiseKey, SamplingParams
 from support.engines import sampled
 from support.machines import Machine, two_machines
+from support.needs import need
 from support.servers import TOKEN, engine_on, policy_of_server, running
 
 pytestmark = pytest.mark.multi
@@ -106,7 +106,7 @@ def server_on(node: Machine, folder: Path) -> Iterator[str]:
         process.wait()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+@pytest.mark.needs("openssl")
 def test_a_network_that_is_cut_in_the_middle_of_a_publish(
     nodes: tuple[Machine, Machine],
     tmp_path: Path,
@@ -158,13 +158,10 @@ def test_a_network_that_is_cut_in_the_middle_of_a_publish(
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[Path]:
     """A directory with room for 100 kB."""
+    need("a small disk")
     place = tmp_path / "full"
     place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=100k", "none", str(place)], capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.fail(f"mount: {done.stderr.strip()}; a small file system needs the rights of root here")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "none", str(place)], check=True)
     try:
         yield place
     finally:

@@ -20,6 +20,7 @@ def run(*words: str | Path, cwd: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("a registry")
 def test_wheel_in_an_empty_environment(tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("covey-*.whl")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from covey.kernels.cpu.library import open_library
+from support.needs import need
 
 WARNINGS = "-Wall -Wextra -Werror"
 
@@ -29,6 +30,7 @@ def library_for(processor: str, folders: pytest.TempPathFactory) -> ctypes.CDLL:
 
     For any but this one it is compiled once for all tests, and a warning of the compiler is an error.
     """
+    need("a C compiler")
     with pytest.MonkeyPatch.context() as patched:
         if processor != "native":
             base = folders.getbasetemp()
@@ -40,7 +42,7 @@ def library_for(processor: str, folders: pytest.TempPathFactory) -> ctypes.CDLL:
             patched.setenv("CC", str(script))
             patched.setenv("XDG_CACHE_HOME", str(folder))
         found = open_library()
-    assert found is not None, "these tests need a C compiler, and code that it does not warn of"
+    assert found is not None, "the C compiler fails, or warns of the code"
     return found
 
 

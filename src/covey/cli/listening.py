@@ -14,7 +14,12 @@ _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 def listening(parent: int) -> dict[str, list[int]]:
     """Return the ports by address that the processes below `parent` listen on; on Linux alone."""
-    sockets = _sockets(processes_below(parent))
+    return ports_of(processes_below(parent))
+
+
+def ports_of(processes: Iterable[int]) -> dict[str, list[int]]:
+    """Return the ports by address that these processes listen on; on Linux alone."""
+    sockets = _sockets(processes)
     found: dict[str, set[int]] = {}
     for table in _TABLES:
         with contextlib.suppress(OSError):

@@ -185,6 +185,7 @@ def empty_cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "covey" / "native"
 
 
+@pytest.mark.needs("a C compiler")
 def test_it_is_compiled_once_without_a_warning_and_for_its_user(empty_cache, monkeypatch):
     flags = (*library_module._FLAGS, *WARNINGS.split())
     monkeypatch.setattr(library_module, "_FLAGS", flags)

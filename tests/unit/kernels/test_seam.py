@@ -22,11 +22,18 @@ from covey.models.probe import micro_of
 from covey.rollout.native.engine import NativeEngine
 from covey.types import GenerationRequest, NoiseKey, SamplingParams
 from support.models import VOCAB, random_model
+from support.needs import need
 from support.recording import record
 from support.rows import random_rows
 
+
+def in_c() -> CpuKernels:
+    need("a C compiler")
+    return CpuKernels(open_library())
+
+
 KINDS = {
-    "cpu": lambda: CpuKernels(open_library()),
+    "cpu": in_c,
     "cpu without a compiler": lambda: CpuKernels(None),
     "gpu": lambda: GpuKernels(Recordings(record)),
 }

@@ -1,7 +1,7 @@
 """What a hostile program can do in the sandbox, on every way of shutting it off that this machine has.
 
-bubblewrap has to be installed. Where it may not make namespaces, nothing is skipped: the same tests hold that
-no program is run at all.
+Without bubblewrap they are skipped. Where it may not make namespaces, nothing is: the same tests hold that no
+program is run at all.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from covey.rewards.code_tests import CodeTest
 from covey.rewards.sandbox import host, layers
 from covey.rewards.sandbox.host import Ending, Limits, SandboxError, Way, endings
 from covey.rewards.sandbox.layers import Isolation, Unisolated, isolate, tried
+from support.needs import need
 
 SMALL = Limits(cpu_s=1, wall_s=4.0, memory_bytes=256 << 20, output_bytes=100_000, processes=8)
 SECRET = "hf_a-token-of-the-trainer"
@@ -50,8 +51,7 @@ def name_of(way: Way | None) -> str:
 
 @pytest.fixture(params=WAYS or [None], ids=name_of)
 def way(request) -> Way | None:
-    if host.bubblewrap() is None:
-        pytest.fail("these tests need bubblewrap: `apt install bubblewrap`, or see CONTRIBUTING.md")
+    need("bubblewrap")
     return request.param
 
 
@@ -407,13 +407,14 @@ def test_a_way_that_cannot_start_is_refused_with_its_words(monkeypatch, tmp_path
     assert len(caught.value.reasons) == 1 + (os.getuid() == 0)
 
 
-def test_an_older_bubblewrap_is_run_without_the_option_that_it_lacks(monkeypatch):
+def test_an_older_bubblewrap_is_run_without_the_option_that_it_lacks(monkeypatch, tmp_path):
     def tried(way: Way, limits: Limits) -> Isolation:
         if way.is_innermost or not way.new_user:
             raise SandboxError("bwrap: Unknown option --disable-userns")
         return Isolation(way=way, name="bubblewrap 0.6.1", limits=limits, has=layers.LAYERS)
 
-    monkeypatch.setattr(host, "bubblewrap", lambda: "/usr/bin/bwrap")
+    tool = script(tmp_path, "exit 0")
+    monkeypatch.setattr(host, "bubblewrap", lambda: tool)
     monkeypatch.setattr(layers, "tried", tried)
     assert isolate().name == "bubblewrap 0.6.1"
     options = [host.command(way, None) for way in host.ways() if way.new_user]
