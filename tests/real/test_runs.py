@@ -1,7 +1,8 @@
 """Three steps of each kind of run on a real model: log-probabilities and weights.
 
-The log-probabilities of every sampled token are compared with those of transformers' own forward pass of the weights
-that sampled it: of the model for the first rollout, of checkpoint-2 for the last. So a checkpoint is what sampled.
+The log-probabilities of every sampled token are compared with those of transformers' own forward pass of the
+weights that sampled it: of the model for the first rollout, of checkpoint-2 for the last. So a checkpoint is
+what sampled.
 """
 
 from __future__ import annotations

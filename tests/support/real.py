@@ -1,5 +1,4 @@
-"""Real tokenizers and a real small model, where `make real-models` has fetched them, and random models around the
-tokenizers."""
+"""Real tokenizers and a real small model, fetched by `make real-models`, and random models around them."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _SIZES: dict[str, Any] = {
 
 
 def real(name: str) -> Path:
-    """The directory of smollm2, or of the tokenizer qwen3, llama3_1 or gemma3; skips where it was not fetched."""
+    """The directory of one of NAMES, a model or a tokenizer; skips where it was not fetched."""
     path = ROOT / name if name == "smollm2" else ROOT / "tok" / name
     if not path.is_dir():
         lacks("a registry", f"`make real-models` has not fetched {name}")
