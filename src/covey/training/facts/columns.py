@@ -10,13 +10,14 @@ from typing import Any
 from covey.config.names import nearest
 from covey.data.forms import PROMPT_COLUMNS, RESPONSES, are_pairs, names_a_prompt, read_row
 from covey.data.lazy_rows import columns_of
-from covey.data.mix import rename_columns
+from covey.data.mix import free_name, rename_columns
+from covey.data.prompts import chosen, fields_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts, MissingColumn
 from covey.rewards.builtin import BuiltIn, built_in_of
 from covey.rewards.golds import check_golds
 from covey.texts import joined, tr
-from covey.types import GOLD_COLUMNS, GOLD_NAMES
+from covey.types import GOLD_COLUMNS, GOLD_NAMES, Prompt
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -31,7 +32,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "question": ("text", "task", "user", "user_input", "input_text", "content", "题目", "问题"),
     "solution": (
         *(*GOLD_NAMES[len(GOLD_COLUMNS) :], "final_answer", "correct_answer", "expected"),
-        *RESPONSES,
+        *("golden_answers", "aliases", *RESPONSES),
         *("final", "result", "答案", "参考答案"),
     ),
 }
@@ -59,6 +60,24 @@ def with_columns(facts: Facts, config: Config, rows: Rows, sets: Sequence[tuple[
         made_columns=tuple(sorted(made)),
         missing_columns=found,
     )
+
+
+def renamed_golds(prompts: Sequence[Prompt], config: Config, made: Sequence[str]) -> Mapping[str, str] | None:
+    """Columns under other names, old to new, with which nearly all golds can be read: another column takes
+    the name of the one that does not hold them. None where no column does."""
+    every = max(1, len(prompts) // _TRIED)
+    numbers = range(0, len(prompts), every)[:_TRIED]
+    # A prompt of any text: what is read of these rows is their gold.
+    rows = [
+        {n: v for n, v in columns.items() if n not in made} | {"prompt": "-"}
+        for columns in fields_of(chosen(prompts, numbers), "columns")
+    ]
+    target = GOLD_COLUMNS[0]
+    rename = _Trial(rows, config).golds_under(target)
+    if rename is None:
+        return None
+    names = {new: old for old, new in (config.columns or {}).items()}
+    return {**(config.columns or {}), **{names.get(old, old): new for old, new in rename.items()}}
 
 
 def _made(rows: Rows, columns: set[str]) -> set[str]:
@@ -106,6 +125,18 @@ class _Trial:
                 self._rows = renamed
                 return replace(missing, rename=(old, target))
         return missing
+
+    def golds_under(self, target: str) -> Mapping[str, str] | None:
+        """The first renames under which `target` has golds that can be read; a column that has this name
+        already gets another one."""
+        there = columns_of(self._rows)
+        away = {target: free_name(target, there)} if target in there else {}
+        for old in self._candidates(target, [target], is_prompt=False):
+            renames = {old: target, **away}
+            renamed = [dict(row) for row in rename_columns(self._rows, renames)]
+            if _are_golds(renamed, target, self._readers, may_repeat=_plain(old) in _ELSEWHERE[target]):
+                return renames
+        return None
 
     def _candidates(self, target: str, wanted: Sequence[str], *, is_prompt: bool) -> Iterator[str]:
         """The columns that may be meant, the likeliest first."""

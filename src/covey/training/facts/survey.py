@@ -80,7 +80,9 @@ def survey(
         facts, data = _with_data_alone(facts, config, objects, offline=offline)
     else:
         facts, data = with_data(facts, config, codec, offline=offline, live=objects.rows)
-    facts, rewards = with_rewards(facts, config, data.sample, objects.functions, offline=offline)
+    facts, rewards = with_rewards(
+        facts, config, data.sample, objects.functions, offline=offline, eval_sets=data.eval_sets
+    )
     return Survey(
         facts=with_engine_share(facts, config),
         live=objects.model,
