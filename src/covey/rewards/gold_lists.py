@@ -16,9 +16,9 @@ from covey.rewards.values import Kind, Value, read
 _WORD = re.compile(r"[^\W\d_]{2}|[^\W\d_a-zA-Z]")
 _NAMES = ("golden_answers", "aliases", "targets")
 # Members that are compared with each other, of a list that has more.
-_MOST_MEMBERS = 12
-# Pairs of formulas that are compared, for the lists of a column together: math-verify takes time.
-_MOST_FORMULAS = 200
+_MOST_MEMBERS = 6
+# Lists of a column whose formulas are compared: math-verify takes time.
+_MOST_FORMULAS = 20
 
 
 def names_alternatives(column: str) -> bool:
@@ -30,23 +30,16 @@ class ColumnLists:
     """The lists with several members in a column, counted while its golds are read.
 
     num_lists   how many there are
-    num_named   objects that hold several answers, which are alternatives by the names of their keys
     num_shown   those whose members are alternatives: words, or equal to each other by covey's comparison
-    first_open  the first of the others, as (row, gold): different letters, numbers or formulas, which may be
-                alternatives or the parts of one answer
+    num_open    those of different letters, numbers or formulas: alternatives, or the parts of one answer
+    first_open  the first of these, as (row, gold)
+    num_named   objects that hold several answers, which are alternatives by the names of their keys
     """
 
     def __init__(self) -> None:
-        self.num_lists = 0
-        self.num_shown = 0
-        self.num_named = 0
+        self.num_lists = self.num_shown = self.num_open = self.num_named = 0
         self.first_open: tuple[int, Any] | None = None
         self._formulas_left = _MOST_FORMULAS
-
-    @property
-    def num_open(self) -> int:
-        """The lists whose members show nothing."""
-        return self.num_lists - self.num_shown
 
     @property
     def is_decided(self) -> bool:
@@ -63,34 +56,28 @@ class ColumnLists:
             self.num_named += len(texts) > 1
             return
         self.num_lists += 1
-        if self._are_alternatives(texts):
-            self.num_shown += 1
-        elif self.first_open is None:
-            self.first_open = (row, gold)
+        match self._are_alternatives(texts):
+            case True:
+                self.num_shown += 1
+            case False:
+                self.num_open += 1
+                self.first_open = self.first_open or (row, gold)
 
-    def _are_alternatives(self, texts: tuple[str, ...]) -> bool:
-        golds = [extract_gold(text) for text in texts[:_MOST_MEMBERS]]
-        # The same text twice is one text.
-        return len(set(golds)) < 2 or any(map(_is_in_words, golds)) or self._has_equals(golds)
-
-    def _has_equals(self, golds: list[str]) -> bool:
-        for first, second in combinations(golds, 2):
-            if Kind.MATHS in (read(first).kind, read(second).kind):
-                if self._formulas_left == 0:
-                    continue
-                self._formulas_left -= 1
-            if _are_equal(first, second):
-                return True
-        return False
+    def _are_alternatives(self, texts: tuple[str, ...]) -> bool | None:
+        """Whether the members show that they are; None for formulas that are not compared any more."""
+        golds = list(dict.fromkeys(extract_gold(text) for text in texts))[:_MOST_MEMBERS]
+        if len(golds) == 1 or any(_has_words(read(gold)) for gold in golds):
+            return True
+        formulas = [gold for gold in golds if read(gold).kind is Kind.MATHS]
+        if formulas and self._formulas_left == 0:
+            return None
+        self._formulas_left -= bool(formulas)
+        return any(_are_equal(first, second) for first, second in combinations(golds, 2))
 
 
 @functools.lru_cache(4096)
 def _are_equal(first: str, second: str) -> bool:
     return is_equal(first, second) or is_equal(second, first)
-
-
-def _is_in_words(gold: str) -> bool:
-    return _has_words(read(gold))
 
 
 def _has_words(value: Value) -> bool:

@@ -53,7 +53,10 @@ def has_several(gold: Any) -> bool:
 
 def shown(gold: Any) -> str:
     """A gold as a message shows it."""
-    return gold if isinstance(gold, str) else json.dumps(gold, ensure_ascii=False, default=str)
+    try:
+        return gold if isinstance(gold, str) else json.dumps(gold, ensure_ascii=False, default=str)
+    except RecursionError:
+        return "..."
 
 
 def _texts(gold: Any, *, is_any: bool) -> list[str]:

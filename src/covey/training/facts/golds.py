@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from covey.data.prompts import chosen, fields_of
@@ -15,7 +16,7 @@ from covey.rewards.gold_lists import ColumnLists, names_alternatives
 from covey.rewards.gold_texts import UnreadableGold, gold_texts, shown
 from covey.rewards.golds import check_golds
 from covey.texts import tr
-from covey.training.facts.columns import renamed_golds
+from covey.training.facts.columns import open_lists_of, renamed_golds
 from covey.training.facts.tasks import rows_of
 from covey.types import GOLD_COLUMNS
 
@@ -75,11 +76,11 @@ def with_golds(facts: Facts, config: Config, prompts: PromptTable | None, eval_s
     of_golds = GoldFacts(
         num_checked=num_checked,
         num_bad=len(bad),
-        examples=tuple((entries[i].id + 1, text, why) for i, text, why in bad[:_SHOWN]),
+        examples=tuple((_row_number(tables[0][1], i), text, why) for i, text, why in bad[:_SHOWN]),
         rename=rename,
         num_lists=sum(of.num_lists for of in lists.values()),
         num_named=sum(of.num_named for of in lists.values()),
-        open_lists=_open_lists(config, dict(tables), lists) if config.gold_lists is None else (),
+        open_lists=_open_lists(config, dict(tables), lists),
     )
     return replace(facts, golds=of_golds)
 
@@ -127,20 +128,15 @@ def _open_lists(
     config: Config, tables: Mapping[str, PromptTable], lists: Mapping[tuple[str, str, str], ColumnLists]
 ) -> tuple[OpenLists, ...]:
     """The columns whose lists may be alternatives or parts."""
-    found = []
-    for (name, task, column), of in lists.items():
-        if of.is_decided or names_alternatives(column) or of.first_open is None:
-            continue
-        number, gold = of.first_open
-        found.append(
-            OpenLists(
-                column=column,
-                where=name,
-                task=task,
-                num_lists=of.num_lists,
-                num_open=of.num_open,
-                row=tables[name].entries[number].id + 1,
-                example=shown(gold),
-            )
-        )
-    return tuple(found)
+    if config.gold_lists is not None:
+        return ()
+    found = (
+        open_lists_of(of, column, partial(_row_number, tables[name]), name, task)
+        for (name, task, column), of in lists.items()
+    )
+    return tuple(each for each in found if each is not None)
+
+
+def _row_number(table: PromptTable, number: int) -> int:
+    """The row of a prompt, counted from 1."""
+    return table.entries[number].id + 1
