@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from covey.config.names import free_name
 from covey.data.errors import DataError, nearest, nearest_name
 from covey.data.lazy_rows import Changed, Picked, Row, columns_of, picked
 from covey.texts import tr
@@ -105,12 +106,6 @@ def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> Sequence[Ro
     except DataError as error:
         error.columns = _names_that_work(rows, names)
         raise
-
-
-def free_name(column: str, there: Collection[str]) -> str:
-    """Another name for a column, which none of these has: `unused_solution`."""
-    name = f"unused_{column}"
-    return name if name not in there else free_name(name, there)
 
 
 def _with_names(rows: Sequence[Row], names: Mapping[str, str]) -> Sequence[Row]:

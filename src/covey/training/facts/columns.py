@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.config.names import nearest
+from covey.config.names import free_name, nearest
 from covey.data.forms import PROMPT_COLUMNS, RESPONSES, are_pairs, names_a_prompt, read_row
 from covey.data.lazy_rows import columns_of
-from covey.data.mix import free_name, rename_columns
+from covey.data.mix import rename_columns
 from covey.data.prompts import chosen, fields_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts, GoldFacts, MissingColumn, OpenLists
