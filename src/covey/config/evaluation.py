@@ -116,7 +116,7 @@ def _nothing_to_evaluate_on() -> Problem:
     return Problem(
         code="E105",
         option="val_dataset",
-        seen=tr("No data to evaluate on is given."),
+        seen=tr("val_dataset is not given, and neither is dataset."),
         why=tr("An evaluation needs prompts, and gold answers where a reward compares with them."),
         fixes=(
             Fix(text=tr("files, directories or ids on a hub: --dataset FILE")),

@@ -178,8 +178,10 @@ def _open_lists(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _where(found: OpenLists) -> str:
-    words = tr(" of the dataset {where}", where=found.where) if found.where else ""
-    return joined("", [words, tr(" of the task {task}", task=found.task)]) if found.task else words
+    """Return in which set to evaluate on, and in which task, lists were found."""
+    words = [tr(" (evaluation set {where})", where=found.where)] if found.where else []
+    words += [tr(" (task {task})", task=found.task)] if found.task else []
+    return joined("", words)
 
 
 def _no_answers(facts: Facts) -> str:

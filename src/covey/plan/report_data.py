@@ -50,14 +50,11 @@ def _gold_lines(config: Config, facts: Facts) -> list[str]:
     golds = facts.golds
     if golds is None:
         return []
-    of = tr(" of the first rows") if config.streaming else ""
+    counts = {"num_good": golds.num_checked - golds.num_bad, "num_checked": golds.num_checked}
     lines = [
-        tr(
-            "gold answers{of}: {num_good:,} of {num_checked:,} can be read",
-            of=of,
-            num_good=golds.num_checked - golds.num_bad,
-            num_checked=golds.num_checked,
-        )
+        tr("gold answers: {num_good:,} of the first {num_checked:,} can be read", **counts)
+        if config.streaming
+        else tr("gold answers: {num_good:,} of {num_checked:,} can be read", **counts)
     ]
     if golds.num_lists and not golds.open_lists:
         lines.append(

@@ -62,7 +62,7 @@ def shown(gold: Any) -> str:
 def _texts(gold: Any, *, is_any: bool) -> list[str]:
     gold = _plain(gold)
     if isinstance(gold, Mapping):
-        return _of_object(gold, is_any=is_any)
+        return _of_keys(gold, is_any=is_any)
     if not isinstance(gold, list | tuple):
         return [str(gold)]
     if not is_any:
@@ -92,7 +92,7 @@ def _joined(parts: list[Any] | tuple[Any, ...]) -> list[str]:
     return [", ".join(combined) for combined in islice(several, _MOST_COMBINED)]
 
 
-def _of_object(gold: Mapping[Any, Any], *, is_any: bool) -> list[str]:
+def _of_keys(gold: Mapping[Any, Any], *, is_any: bool) -> list[str]:
     held = _held(gold)
     key, aliases = _answer_key(held), _alternatives(gold, held)
     if not gold:

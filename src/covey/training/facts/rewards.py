@@ -21,7 +21,7 @@ from covey.rewards.registry import available, options_read
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered, blind, trial
 from covey.training.facts.code import CODE_REWARD, with_code
-from covey.training.facts.golds import gold_text, with_golds
+from covey.training.facts.golds import gold_text
 from covey.training.facts.reward_models import (
     is_judge_usable,
     usable_models,
@@ -35,18 +35,11 @@ Functions = Mapping[str, Callable[..., Any]]
 
 
 def with_rewards(
-    facts: Facts,
-    config: Config,
-    prompts: PromptTable | None,
-    functions: Functions,
-    *,
-    offline: bool,
-    eval_sets: Sequence[tuple[str, PromptTable]] = (),
+    facts: Facts, config: Config, prompts: PromptTable | None, functions: Functions, *, offline: bool
 ) -> tuple[Facts, RewardSet | None]:
     """The facts with those of the rewards, and the rewards themselves, ready to score.
 
-    `prompts` are those to train on; rewards are tried on a few of them. With `offline` no service is asked
-    and no weights of reward models are read.
+    With `offline` no service is asked and no weights of reward models are read.
     """
     facts = replace(facts, rewards_available=available(), reward_options=options_read())
     if not config.rewards or config.replay_rollouts is not None:
@@ -54,7 +47,6 @@ def with_rewards(
     texts = ((name, function_digest(name, functions.get(name))) for name in dict.fromkeys(config.rewards))
     facts = replace(facts, reward_texts=tuple((name, text) for name, text in texts if text is not None))
     facts = with_code(facts, config, prompts)
-    facts = with_golds(facts, config, prompts, eval_sets)
     facts = with_reward_models(facts, config, offline=offline)
     models = usable_models(config, facts)
     refused = _refused(facts, config, models)
