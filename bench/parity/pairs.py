@@ -76,10 +76,11 @@ def with_dollars(pair: Pair) -> Pair:
 
 
 def covey_verdicts(pairs: Sequence[Pair]) -> list[Verdict]:
-    """The values of covey's `accuracy`."""
+    """The values of covey's `accuracy`; a gold that is a list is one answer."""
     from covey.rewards.accuracy import accuracy
 
-    values = accuracy(completions=[p.completion for p in pairs], solution=[p.gold for p in pairs])
+    completions, golds = [p.completion for p in pairs], [p.gold for p in pairs]
+    values = accuracy(completions=completions, solution=golds, gold_lists="all")
     return [Verdict(value=value) for value in values]
 
 

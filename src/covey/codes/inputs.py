@@ -148,4 +148,10 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
         "A prompt that ends with a message of the assistant asks the model to continue it. The chat template "
         "has to write this message unchanged.",
     ),
+    (
+        "E366",
+        "Lists of gold answers that may be alternatives or parts",
+        "Of alternatives each is a right answer, of parts all are needed. Where one is taken for the other, "
+        "wrong answers are rewarded or right ones are not.",
+    ),
 )

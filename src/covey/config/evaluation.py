@@ -30,6 +30,7 @@ def eval_options(
     in the place of the model that an adapter names."""
     directory = Path(model)
     all_problems = list(problems)
+    typed = _with_sets(typed)
     options = dict(typed)
     if "model" in typed:
         all_problems.append(_two_models(model, "model", typed["model"]))
@@ -52,7 +53,7 @@ def eval_options(
         options["dataset"] = Typed(options["val_dataset"].value[:1], "val_dataset")
     if "output_dir" not in typed:
         options["output_dir"] = Typed(model, _GIVEN)
-    if not any(options.get(name, Typed(None, "")).value for name in ("val_dataset", "split_dataset_ratio")):
+    if not _are_held_out(options):
         options["eval_strategy"] = Typed("no", "covey eval")
         resolved = to_run(resolve(options, 1, all_problems))
         others = [p for p in resolved.problems if p.option != "dataset"]
@@ -60,6 +61,26 @@ def eval_options(
     if options.get("eval_strategy", Typed("no", "")).value == "no":
         options["eval_strategy"] = Typed("steps", "covey eval")
     return to_run(resolve(options, 1, all_problems))
+
+
+def _with_sets(typed: Mapping[str, Typed]) -> Mapping[str, Typed]:
+    """What is typed, with the data set as what to evaluate on where nothing else is: nothing is trained here.
+    It takes the place of the sets of a run."""
+    if "dataset" not in typed or _are_held_out(typed):
+        return typed
+    dataset = typed["dataset"]
+    first = replace(dataset, value=dataset.value[:1])
+    return {
+        **typed,
+        "dataset": first,
+        "val_dataset": dataset,
+        "split_dataset_ratio": Typed(0.0, "covey eval"),
+    }
+
+
+def _are_held_out(options: Mapping[str, Typed]) -> bool:
+    """Whether sets to evaluate on are named, or a share of the data is held out."""
+    return any(options[n].value for n in ("val_dataset", "split_dataset_ratio") if n in options)
 
 
 def _are_gone(dataset: Typed, typed: Mapping[str, Typed]) -> bool:
@@ -95,12 +116,11 @@ def _nothing_to_evaluate_on() -> Problem:
     return Problem(
         code="E105",
         option="val_dataset",
-        seen=tr("val_dataset is not given."),
-        why=tr("An evaluation needs prompts with gold answers, but no data set is given for it."),
-        cause=tr("The option is missing; --dataset names only the training data."),
+        seen=tr("val_dataset is not given, and neither is dataset."),
+        why=tr("An evaluation needs prompts, and gold answers where a reward compares with them."),
         fixes=(
-            Fix(text=tr("files, directories or ids on a hub: --val_dataset FILE")),
-            Fix(text=tr("hold out a share of the rows of --dataset: --split_dataset_ratio 0.05")),
+            Fix(text=tr("files, directories or ids on a hub: --dataset FILE")),
+            Fix(text=tr("for a checkpoint, a share of its run's data: --split_dataset_ratio 0.05")),
         ),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from covey.config.foreign import MOOT, REFUSED, REFUSED_PREFIXES
@@ -119,6 +119,12 @@ def nearest(word: str, words: list[str] | tuple[str, ...], cutoff: float = 0.6) 
         word.lower().replace("_", "").replace("-", ""), list(plain), n=1, cutoff=cutoff
     )
     return plain[matches[0]] if matches else None
+
+
+def free_name(column: str, there: Collection[str]) -> str:
+    """Return a name for a column that is not to be used, which none of these has: `unused_solution`."""
+    name = f"unused_{column}"
+    return name if name not in there else free_name(name, there)
 
 
 SWITCHES: Mapping[str, tuple[str, str]] = {

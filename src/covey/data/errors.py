@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from covey.errors import CoveyError
@@ -20,7 +20,10 @@ class DataError(CoveyError, ValueError):
     option    the option that the words are about, "" where it is that of the source
     line      the number of the line, 0 where it is none
     encoding  what a text is encoded in, "" where that is not known
+    columns   names of columns, old to new, that work in place of those that were typed, or None
     """
+
+    columns: Mapping[str, str] | None = None
 
     def __init__(
         self,
@@ -82,5 +85,10 @@ def one_line(error: object) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """` (nearest: main)`, or nothing where no name is near."""
-    matches = difflib.get_close_matches(name, list(names), n=1)
-    return tr(" (nearest: {matches})", matches=matches[0]) if matches else ""
+    near = nearest_name(name, names)
+    return "" if near is None else tr(" (nearest: {matches})", matches=near)
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
+    """The name that is nearest to one that is not there; None where no name is near."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)

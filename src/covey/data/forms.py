@@ -10,7 +10,7 @@ from covey.data.errors import RowFault
 from covey.data.messages import Message, messages_of, parsed, tools_of, written_messages
 from covey.data.plain import is_encodable, plain_columns
 from covey.texts import joined, plural, tr
-from covey.types import GOLD_COLUMNS
+from covey.types import GOLD_COLUMNS, GOLD_KEYS
 
 # Where a prompt is looked for, in this order.
 PROMPT_COLUMNS = (
@@ -247,7 +247,7 @@ class _Reading:
         value = self._value(there[0])
         if isinstance(value, list) and len(value) == 1:
             value = value[0].get("content") if isinstance(value[0], Mapping) else value[0]
-        if not isinstance(value, str | int | float) or isinstance(value, bool):
+        if not _may_be_gold(value):
             return None
         return _in_words([self._names[there[0]]]), _behind_thoughts(value)
 
@@ -311,6 +311,15 @@ class _Reading:
 def _in_words(columns: Sequence[str]) -> str:
     names = joined(tr(" and "), columns)
     return plural(len(columns), "the column {columns}", "the columns {columns}", columns=names)
+
+
+def _may_be_gold(value: Any) -> bool:
+    """Whether a value is a text, a number, a list of such, or an object that says where its answer is."""
+    if isinstance(value, list):
+        return all(isinstance(v, str | int | float | list) and not isinstance(v, bool) for v in value)
+    if isinstance(value, Mapping):
+        return any(str(key).casefold() in (*GOLD_KEYS, "aliases", "answer_start") for key in value)
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 def _is_empty(value: Any) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from covey.data.errors import DataError, nearest
+from covey.config.names import free_name
+from covey.data.errors import DataError, nearest, nearest_name
 from covey.data.lazy_rows import Changed, Picked, Row, columns_of, picked
 from covey.texts import tr
 
@@ -97,8 +98,17 @@ def split_rows(rows: Sequence[Row], ratio: float, *, seed: int) -> tuple[Sequenc
 def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> Sequence[Row]:
     """The rows with columns renamed, old name to new.
 
-    DataError where no row has an old name, or where a row has a new name already.
+    DataError where no row has an old name, or where a row has a new name already; its `columns` are names
+    that work, if there are any.
     """
+    try:
+        return _with_names(rows, names)
+    except DataError as error:
+        error.columns = _names_that_work(rows, names)
+        raise
+
+
+def _with_names(rows: Sequence[Row], names: Mapping[str, str]) -> Sequence[Row]:
     names = {old: new for old, new in names.items() if old != new}
     if not names:
         return rows
@@ -119,6 +129,26 @@ def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> Sequence[Ro
     return renamed
 
 
+def _names_that_work(rows: Sequence[Row], names: Mapping[str, str]) -> Mapping[str, str] | None:
+    """The same names with the nearest column in place of one that is not there, each new name once, and
+    without the columns that have a new name already; None where that does not work."""
+    there = columns_of(rows)
+    near: dict[str, str] = {}
+    for old, new in names.items():
+        meant = old if old in there else nearest_name(old, there - set(names))
+        if meant is not None and new not in near.values():
+            near.setdefault(meant, new)
+    taken = [new for new in near.values() if new in there and new not in near]
+    freed = {**near, **{new: free_name(new, {*there, *near.values()}) for new in taken}}
+    for tried in (near, freed):
+        try:
+            _with_names(rows, tried)
+        except DataError:
+            continue
+        return tried or None
+    return None
+
+
 def _renamed(row: Row, number: int, names: Mapping[str, str]) -> Row:
     renamed: dict[str, Any] = {}
     for column, value in row.items():
@@ -131,7 +161,7 @@ def _renamed(row: Row, number: int, names: Mapping[str, str]) -> Row:
                     "columns gives two columns of row {number} the name {new!r}; the row has the columns "
                     "{row}",
                     new=new,
-                    number=number,
+                    number=number + 1,
                     row=", ".join(row),
                 ),
                 option="columns",

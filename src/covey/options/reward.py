@@ -80,6 +80,11 @@ class RewardOptions(Options):
         why="It is a share of the rows.",
         resume="free",
     )
+    gold_lists: Literal["any", "all"] | None = option(
+        None,
+        "What the members of a gold answer that is a list are. any: alternatives, of which one is enough. "
+        "all: parts of one answer. Not set: alternatives, and lists that may be either are refused.",
+    )
     unsafe_exec: bool = option(
         False,
         "Let code_reward run programs from completions even if this machine has no sandbox to isolate them.",

@@ -146,6 +146,9 @@ def _mixed(config: Config, facts: Facts) -> list[Problem]:
     if facts.data_problem is not None and facts.data_problem.option != "interleave_prob":
         option = facts.data_problem.option or _option_of(config, facts.data_problem.source)
         fix = Fix(text=_ADVICE[option], edits={"streaming": False} if option == "streaming" else {})
+        if facts.data_problem.columns is not None:
+            names = dict(facts.data_problem.columns)
+            fix = Fix(text=tr("these names work"), edits={"columns": names})
         problems.append(problem("E302", option, facts.data_problem.words, "", fix))
     return problems
 

@@ -28,6 +28,7 @@ def effect_problems(config: Config, facts: Facts, typed: Collection[str]) -> lis
         *_messages(config, facts),
         *_tables(config, typed),
         *_rewards(config, facts, typed),
+        *_gold_lists(config, facts),
     ]
 
 
@@ -192,6 +193,18 @@ def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
     )
     cause = tr("The reward that reads it may be missing from --reward_funcs.")
     return [warning("W108", names[0], seen, cause, add, _leave_out(names))]
+
+
+def _gold_lists(config: Config, facts: Facts) -> list[Problem]:
+    """What lists of golds are, where there are none."""
+    golds = facts.golds
+    if config.gold_lists is None or config.streaming or golds is None:
+        return []
+    if golds.num_lists or not golds.num_checked:
+        return []
+    seen = tr("{set}, but no gold answer is a list of several members.", set=_set(config, ["gold_lists"]))
+    cause = tr("A text that is a list, such as {example}, is one answer.", example='"A, C"')
+    return [warning("W108", "gold_lists", seen, cause, _leave_out(["gold_lists"]))]
 
 
 def _set(config: Config, names: Sequence[str]) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from covey.options.schema import Config
 from covey.plan.check_apart import context_warnings, judge_problems, reward_model_problems
 from covey.plan.check_reward_faults import faulty_reward_problems
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, OpenLists
 from covey.plan.problem import problem, warning
 from covey.texts import counted, joined, plural, tr
-from covey.types import GOLD_NAMES, BlindReward, Fix, Problem
+from covey.types import GOLD_COLUMNS, GOLD_NAMES, BlindReward, Fix, Problem
 
 _ASKS_FOR_FORMAT = ("format", "tag_count", "think_format_reward", "trl.rewards.think_format_reward")
 _COSINE = (
@@ -29,6 +30,7 @@ def reward_problems(config: Config, facts: Facts) -> list[Problem]:
         *_twice(config),
         *_weights(config),
         *_golds(config, facts),
+        *_open_lists(config, facts),
         *(_blind(b) for b in facts.blind_rewards if config.reward_trial),
         *_unasked_format(config, facts),
         *_overlong(config, facts),
@@ -102,13 +104,7 @@ def _golds(config: Config, facts: Facts) -> list[Problem]:
             for row, text, why in golds.examples
         ],
     )
-    fixes = [
-        Fix(
-            text=tr(
-                'correct these rows, or name the column with the answers: --columns \'{"NAME": "solution"}\''
-            )
-        )
-    ]
+    fixes = [_better_column(golds.rename)]
     if too_many and share < 1:
         # Rounded up, so that the option typed is enough.
         enough = min(1.0, int(share * 100 + 1) / 100)
@@ -131,6 +127,61 @@ def _golds(config: Config, facts: Facts) -> list[Problem]:
             *fixes,
         )
     ]
+
+
+def _better_column(rename: Mapping[str, str] | None) -> Fix:
+    """Return where the answers are, or what to do where no column has them."""
+    if rename is None:
+        return Fix(
+            text=tr(
+                'correct these rows, or name the column with the answers: --columns \'{"NAME": "solution"}\''
+            )
+        )
+    column = next(old for old, new in rename.items() if new == GOLD_COLUMNS[0])
+    return Fix(
+        text=tr("take the answers from the column {column}", column=column), edits={"columns": dict(rename)}
+    )
+
+
+def _open_lists(config: Config, facts: Facts) -> list[Problem]:
+    """Lists of which nobody has said what they are, and which do not show it."""
+    lists = facts.golds.open_lists if facts.golds is not None else ()
+    return [
+        problem(
+            "E366",
+            "gold_lists",
+            tr(
+                "{num_open:,} of {num_lists:,} lists in the column {column}{where} hold only different "
+                "letters, numbers or formulas, such as {example:.60} in row {row}.",
+                num_open=found.num_open,
+                num_lists=found.num_lists,
+                column=found.column,
+                where=_where(found),
+                example=found.example,
+                row=found.row,
+            ),
+            tr(
+                "They may be alternatives, of which one is enough, or the parts of one answer, which are all "
+                "needed."
+            ),
+            Fix(text=tr("one member is enough"), edits={"gold_lists": "any"}),
+            Fix(text=tr("all members are needed, in any order"), edits={"gold_lists": "all"}),
+            Fix(
+                text=tr(
+                    "if the rows differ: type --gold_lists any, and write parts as a list within the list, "
+                    '[["A", "C"]]'
+                )
+            ),
+        )
+        for found in lists
+    ]
+
+
+def _where(found: OpenLists) -> str:
+    """Return in which set to evaluate on, and in which task, lists were found."""
+    words = [tr(" (evaluation set {where})", where=found.where)] if found.where else []
+    words += [tr(" (task {task})", task=found.task)] if found.task else []
+    return joined("", words)
 
 
 def _no_answers(facts: Facts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covey.config.names import free_name
 from covey.options.schema import Config
 from covey.plan.facts import Facts, LeftOut, MissingColumn
 from covey.plan.problem import problem, warning
@@ -19,7 +20,7 @@ def row_problems(config: Config, facts: Facts) -> list[Problem]:
     return [
         *_columns(config, facts),
         *_media(facts),
-        *(_refused(config, left_out) for left_out in facts.left_out if left_out.reason in REFUSED),
+        *(_refused(config, facts, left_out) for left_out in facts.left_out if left_out.reason in REFUSED),
         *_left_out(facts),
         *_unread(facts),
         *_unused(facts),
@@ -65,7 +66,7 @@ def _media(facts: Facts) -> list[Problem]:
     ]
 
 
-def _refused(config: Config, left_out: LeftOut) -> Problem:
+def _refused(config: Config, facts: Facts, left_out: LeftOut) -> Problem:
     """A kind of row that is refused: training without what stands there would be another task."""
     option = "val_dataset" if left_out.where else "dataset"
     whose = tr(" of the dataset {where}", where=left_out.where) if left_out.where else ""
@@ -98,7 +99,7 @@ def _refused(config: Config, left_out: LeftOut) -> Problem:
             first=first,
             detail=left_out.detail,
         )
-        renamed = {**(config.columns or {}), _source(config, "tools"): "unused_tools"}
+        renamed = _renamed(config, facts, "tools", free_name("tools", facts.columns or ()))
         return problem(
             code,
             option,
@@ -119,13 +120,13 @@ def _refused(config: Config, left_out: LeftOut) -> Problem:
         fix = Fix(text=tr("change the role in the data; the roles are {roles}", roles=_ROLES))
         return problem(code, option, seen, "", fix)
     if left_out.reason == "not_continued":
-        return _not_continued(config, left_out, option, rows)
+        return _not_continued(config, facts, left_out, option, rows)
     seen = tr("The column tools of {rows} does not hold a list of functions with names.", rows=rows)
     form = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
     return problem(code, option, seen, "", Fix(text=tr("write tools as {form}", form=form)))
 
 
-def _not_continued(config: Config, left_out: LeftOut, option: str, rows: str) -> Problem:
+def _not_continued(config: Config, facts: Facts, left_out: LeftOut, option: str, rows: str) -> Problem:
     seen = tr(
         "The prompt of {rows} ends with a message of the assistant, which the completion would continue, but "
         "the chat template does not write it unchanged at the end. In row {first}: {detail}.",
@@ -133,7 +134,7 @@ def _not_continued(config: Config, left_out: LeftOut, option: str, rows: str) ->
         first=left_out.rows[0],
         detail=left_out.detail,
     )
-    renamed = {**(config.columns or {}), _source(config, "prompt"): "messages"}
+    renamed = _renamed(config, facts, "prompt", "messages")
     return problem(
         REFUSED["not_continued"],
         option,
@@ -144,6 +145,13 @@ def _not_continued(config: Config, left_out: LeftOut, option: str, rows: str) ->
             text=tr("if this message is the reference answer, rename the column"), edits={"columns": renamed}
         ),
     )
+
+
+def _renamed(config: Config, facts: Facts, old: str, new: str) -> dict[str, str]:
+    """Return the renames with one more; a column that has the new name already gets another one."""
+    there = set(facts.columns or ()) - set(facts.made_columns)
+    away = {_source(config, new): free_name(new, there)} if new in there else {}
+    return {**(config.columns or {}), _source(config, old): new, **away}
 
 
 def _source(config: Config, name: str) -> str:

@@ -26,6 +26,7 @@ def data_lines(config: Config, facts: Facts) -> list[str]:
     if config.streaming:
         return [
             tr("read when it is needed; prompts that are too long are left out on the way"),
+            *_gold_lines(config, facts),
             *facts.data_notes,
         ]
     rows = "" if facts.num_rows is None else tr("{rows}, ", rows=counted(facts.num_rows, "row"))
@@ -41,15 +42,29 @@ def data_lines(config: Config, facts: Facts) -> list[str]:
             joined("", [verb, counted(left.count, "row"), " ", REASONS.get(left.reason, left.reason)])
             + (tr(" (row {where}{some})", where=where, some=some) if where else "")
         )
-    if facts.golds is not None:
+    return [*lines, *_gold_lines(config, facts), *facts.data_notes]
+
+
+def _gold_lines(config: Config, facts: Facts) -> list[str]:
+    """How many golds can be read, and what their lists were taken for; of a stream, in its first rows."""
+    golds = facts.golds
+    if golds is None:
+        return []
+    counts = {"num_good": golds.num_checked - golds.num_bad, "num_checked": golds.num_checked}
+    lines = [
+        tr("gold answers: {num_good:,} of the first {num_checked:,} can be read", **counts)
+        if config.streaming
+        else tr("gold answers: {num_good:,} of {num_checked:,} can be read", **counts)
+    ]
+    if golds.num_lists and not golds.open_lists:
         lines.append(
-            tr(
-                "gold answers: {num_good:,} of {num_checked:,} can be read",
-                num_good=facts.golds.num_checked - facts.golds.num_bad,
-                num_checked=facts.golds.num_checked,
-            )
+            tr("gold lists: {num:,}, all members are needed (gold_lists all)", num=golds.num_lists)
+            if config.gold_lists == "all"
+            else tr("gold lists: {num:,}, one member is enough (gold_lists any)", num=golds.num_lists)
         )
-    return [*lines, *facts.data_notes]
+    if golds.num_named:
+        lines.append(tr("gold objects: {num:,} with several answers, one is enough", num=golds.num_named))
+    return lines
 
 
 def task_lines(config: Config, facts: Facts) -> list[str]:

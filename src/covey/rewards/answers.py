@@ -130,17 +130,17 @@ def _only_value(text: str) -> str | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return column_text(value) if isinstance(value, dict) and len(value) == 1 else None
+    return _in_words(next(iter(value.values()))) if isinstance(value, dict) and len(value) == 1 else None
 
 
-def column_text(column: Any) -> str:
-    """A gold column's value as text: the members of a list make a comma list, an object of one key is its
-    value."""
-    if isinstance(column, dict) and len(column) == 1:
-        return column_text(next(iter(column.values())))
-    if isinstance(column, list | tuple):
-        return ", ".join(column_text(c) for c in column)
-    return str(column)
+def _in_words(value: Any) -> str:
+    """A JSON value as an answer would say it: the members of a list make a comma list, an object with one
+    key is its value."""
+    if isinstance(value, dict) and len(value) == 1:
+        return _in_words(next(iter(value.values())))
+    if isinstance(value, list):
+        return ", ".join(map(_in_words, value))
+    return str(value)
 
 
 def _after_hashes(text: str) -> str | None:

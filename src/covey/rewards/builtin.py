@@ -25,7 +25,9 @@ _COSINE = (
     "cosine_min_len_value_correct",
     "cosine_max_len_value_correct",
     "cosine_max_len",
+    "gold_lists",
 )
+_ACCURACY = ("gold_lists",)
 _REPETITION = ("repetition_n_grams", "repetition_max_penalty")
 _OVERLONG = ("soft_max_length", "soft_cache_length")
 
@@ -52,8 +54,8 @@ def code_format(*, completions: Sequence[str]) -> list[float | None]:
 
 BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
     {
-        "accuracy": BuiltIn(function=accuracy, golds=GOLD_COLUMNS, parses_gold=True),
-        "accuracy_reward": BuiltIn(function=accuracy, golds=_TRLS_GOLD, parses_gold=True),
+        "accuracy": BuiltIn(function=accuracy, options=_ACCURACY, golds=GOLD_COLUMNS, parses_gold=True),
+        "accuracy_reward": BuiltIn(function=accuracy, options=_ACCURACY, golds=_TRLS_GOLD, parses_gold=True),
         "code_format": BuiltIn(function=code_format),
         "cosine": BuiltIn(function=cosine, options=_COSINE, golds=GOLD_COLUMNS, parses_gold=True),
         "format": BuiltIn(function=format_reward),
@@ -64,8 +66,12 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
         "get_soft_overlong_punishment": BuiltIn(function=soft_overlong, options=_OVERLONG),
         "json_valid": BuiltIn(function=json_valid),
         "react_format": BuiltIn(function=react_format),
-        "reasoning_accuracy": BuiltIn(function=reasoning_accuracy, golds=GOLD_COLUMNS, parses_gold=True),
-        "reasoning_accuracy_reward": BuiltIn(function=reasoning_accuracy, golds=_TRLS_GOLD, parses_gold=True),
+        "reasoning_accuracy": BuiltIn(
+            function=reasoning_accuracy, options=_ACCURACY, golds=GOLD_COLUMNS, parses_gold=True
+        ),
+        "reasoning_accuracy_reward": BuiltIn(
+            function=reasoning_accuracy, options=_ACCURACY, golds=_TRLS_GOLD, parses_gold=True
+        ),
         "repetition": BuiltIn(function=repetition, options=_REPETITION),
         "soft_overlong": BuiltIn(function=soft_overlong, options=_OVERLONG),
         "tag_count": BuiltIn(function=tag_count),

@@ -7,12 +7,13 @@ import math
 import re
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from covey.rewards.algebra import ALGEBRA, LONGEST_FORMULA
-from covey.rewards.answers import column_text, extract_gold
+from covey.rewards.answers import extract_gold
+from covey.rewards.gold_texts import GoldLists, UnreadableGold, gold_texts, shown
 from covey.rewards.values import Kind, Value, read
 from covey.texts import tr
 
@@ -47,37 +48,55 @@ def gold_problem(text: str) -> str | None:
     return _plain_problem(gold, value) or _unread(value)
 
 
-def check_golds(golds: Iterable[Any], budget_s: float = 5.0) -> GoldReport:
+def check_golds(golds: Iterable[Any], budget_s: float = 5.0, lists: GoldLists | None = None) -> GoldReport:
     """Check all golds that need no math-verify, then, for `budget_s`, the others in a fixed order.
 
-    The seconds count from the first formula's answer: it waits for the child to start.
+    A gold with alternatives is bad where none of them can be read. The seconds count from the first formula's
+    answer: it waits for the child to start.
     """
     ends = math.inf if budget_s > 0 else 0.0
     bad: list[tuple[int, str, str]] = []
-    formulas: list[tuple[int, str]] = []
+    formulas: list[tuple[int, Any, tuple[str, ...]]] = []
     num_golds = num_checked = 0
     looked_at = functools.lru_cache(_REMEMBERED)(_looked_at)
-    for row, column in enumerate(golds):
-        if column is None:
+    for row, gold in enumerate(golds):
+        if gold is None:
             continue
         num_golds += 1
-        text = column_text(column)
-        why, has_formulas = looked_at(text)
-        if why is None and has_formulas:
-            formulas.append((row, text))
+        why, unread = _without_formulas(gold, lists, looked_at)
+        if unread:
+            formulas.append((row, gold, unread))
             continue
         num_checked += 1
         if why is not None:
-            bad.append((row, text, why))
-    for row, text in sorted(formulas, key=lambda f: zlib.crc32(f[1].encode("utf-8", "replace"))):
+            bad.append((row, shown(gold), why))
+    for row, gold, unread in sorted(
+        formulas, key=lambda f: zlib.crc32(repr(f[2]).encode("utf-8", "replace"))
+    ):
         if time.monotonic() > ends:
             break
         num_checked += 1
-        why = _unread(read(extract_gold(text)))
+        whys = [_unread(read(extract_gold(text))) for text in unread]
         ends = min(ends, time.monotonic() + budget_s)
-        if why is not None:
-            bad.append((row, text, why))
+        if None not in whys:
+            bad.append((row, shown(gold), str(whys[0])))
     return GoldReport(num_golds=num_golds, num_checked=num_checked, bad=sorted(bad))
+
+
+def _without_formulas(
+    gold: Any, lists: GoldLists | None, looked_at: Callable[[str], tuple[str | None, bool]]
+) -> tuple[str | None, tuple[str, ...]]:
+    """Why no alternative of a gold can be read, None where one can; and, where that is up to math-verify, the
+    alternatives that it is to read."""
+    try:
+        texts = gold_texts(gold, lists)
+    except UnreadableGold as error:
+        return str(error), ()
+    looks = [(text, *looked_at(text)) for text in texts]
+    hopeful = [(text, has_formulas) for text, why, has_formulas in looks if why is None]
+    if not hopeful:
+        return looks[0][1], ()
+    return None, tuple(text for text, _ in hopeful) if all(has for _, has in hopeful) else ()
 
 
 def _looked_at(text: str) -> tuple[str | None, bool]:

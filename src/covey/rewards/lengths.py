@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from covey.rewards.accuracy import accuracy
+from covey.rewards.gold_texts import GoldLists
 
 
 def soft_overlong(
@@ -35,6 +36,7 @@ def cosine(
     cosine_min_len_value_correct: float,
     cosine_max_len_value_correct: float,
     cosine_max_len: int,
+    gold_lists: GoldLists | None = None,
     log_extra: Callable[[str, list[Any]], None] | None = None,
 ) -> list[float | None]:
     """`accuracy`, weighed by length: along half a cosine from the value for no token to that for
@@ -43,7 +45,9 @@ def cosine(
     A longer completion scores as one of `cosine_max_len` tokens; a row that `accuracy` says nothing of scores
     None.
     """
-    right = accuracy(completions=completions, solution=solution, answer=answer, log_extra=log_extra)
+    right = accuracy(
+        completions=completions, solution=solution, answer=answer, gold_lists=gold_lists, log_extra=log_extra
+    )
     ends = {
         0.0: (cosine_min_len_value_wrong, cosine_max_len_value_wrong),
         1.0: (cosine_min_len_value_correct, cosine_max_len_value_correct),

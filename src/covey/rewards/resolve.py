@@ -94,12 +94,14 @@ def resolve_reward(entry: Entry, pool: Pool, orms: Sequence[str]) -> ResolvedRew
 
 def built_in(entry: str, options: Mapping[str, Any]) -> ResolvedReward:
     """A built-in with its options of the run, in this process; another name is a KeyError, and so is an
-    option that it reads and that is not there."""
+    option that it needs and that is not there."""
     name = built_in_name(entry)
     if name is None:
         raise KeyError(entry)
     meant = BUILT_IN[name]
-    callee = Callee(partial(meant.function, **{option: options[option] for option in meant.options}))
+    demanded = Callee(meant.function).wants.demands
+    given = {name: options[name] for name in meant.options if name in options or name in demanded}
+    callee = Callee(partial(meant.function, **given))
     # A column never takes the place of an option, nor one of TRL's other columns that of its gold.
     hidden = {*meant.options, *GOLD_COLUMNS} - {*meant.golds}
     wants = replace(

@@ -12,6 +12,7 @@ from covey.types.messages import (
 )
 from covey.types.rewards import (
     GOLD_COLUMNS,
+    GOLD_KEYS,
     GOLD_NAMES,
     BlindReward,
     FaultKind,
@@ -56,6 +57,7 @@ from covey.types.training import (
 
 __all__ = [
     "GOLD_COLUMNS",
+    "GOLD_KEYS",
     "GOLD_NAMES",
     "AnnotatedSample",
     "Batch",

@@ -10,6 +10,9 @@ GOLD_COLUMNS = ("solution", "answer")
 GOLD_NAMES = (*GOLD_COLUMNS, "ground_truth", "gold", "label", "target", "reference")
 """The names by which a column of any data set holds the right answer, those of covey's own rewards first."""
 
+GOLD_KEYS = ("target", "ground_truth", "answer", "value")
+"""The keys under which an object in a gold column holds the right answer, in this order."""
+
 FaultKind = Literal["unknown", "twice", "import", "missing", "not_callable", "signature", "trial"]
 RewardCause = Literal[
     "",

@@ -109,6 +109,23 @@ def test_flags_override_the_run(blind: Evaluation) -> None:
     assert config.reward_weights == [1.0]
 
 
+def test_a_data_set_that_is_named_is_what_is_evaluated_on(blind: Evaluation) -> None:
+    words = ["--dataset", "a.jsonl", "b=b.jsonl", "--reward_funcs", "accuracy"]
+    config = evaluated(blind, "m", *words).config
+    assert (config.val_dataset, config.split_dataset_ratio) == (["a.jsonl", "b=b.jsonl"], 0.0)
+    assert config.eval_strategy == "steps"
+    # It takes the place of the sets of the run, and of the share that the run held out.
+    directory = checkpoint(options="data:\n  split_dataset_ratio: 0.1\n")
+    config = evaluated(blind, str(directory), "--dataset", "a.jsonl").config
+    assert (config.val_dataset, config.split_dataset_ratio) == (["a.jsonl"], 0.0)
+    # Where sets to evaluate on are named, too, or a share is held out, it is what the rest is learnt from.
+    config = evaluated(blind, "m", "--dataset", "a.jsonl", *WORDS).config
+    assert (config.dataset, config.val_dataset) == (["a.jsonl"], ["v.jsonl"])
+    words = ["--dataset", "a.jsonl", "--split_dataset_ratio", "0.5", "--reward_funcs", "accuracy"]
+    config = evaluated(blind, "m", *words).config
+    assert (config.dataset, config.val_dataset, config.split_dataset_ratio) == (["a.jsonl"], [], 0.5)
+
+
 def test_a_run_that_did_not_evaluate_is_evaluated(blind: Evaluation) -> None:
     directory = checkpoint(options="evaluation:\n  eval_strategy: 'no'\n")
     assert evaluated(blind, str(directory)).config.eval_strategy == "steps"
@@ -171,7 +188,7 @@ def test_refusals(evaluation: Evaluation, capsys: pytest.CaptureFixture[str]) ->
         ([], ["E105"]),
         (["--val_dataset", "v.jsonl"], ["E105"]),
         ([str(MODEL_DIR), "--reward_funcs", "accuracy"], ["E105"]),
-        ([str(MODEL_DIR), "--reward_funcs", "accuracy", "--dataset", "quickstart"], ["E105"]),
+        ([str(MODEL_DIR), "--reward_funcs", "accuracy", "--dataset", "./v.jsonl"], ["E302"]),
         ([*TASK, "--num_generation", "3"], ["E101"]),
         ([str(MODEL_DIR), "--val_dataset", "./v.jsonl", "--reward_funcs", "accuracy"], ["E302"]),
         (["./absent", *TASK[1:]], ["E301"]),

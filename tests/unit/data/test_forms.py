@@ -162,6 +162,17 @@ def test_messages_without_a_question_are_left_out(codec):
         ({"prompt": [USER], "completion": [GOLD]}, "20"),
         ({"prompt": [USER], "reward_model": {"ground_truth": "20", "style": "rule"}}, "20"),
         ({"prompt": [USER], "reward_model": '{"ground_truth": "20"}'}, "20"),
+        ({"query": "Q?", "targets": ["Paris", "City of Paris"]}, ["Paris", "City of Paris"]),
+        ({"query": "Q?", "output": [["1", "2"], ["3"]]}, [["1", "2"], ["3"]]),
+        (
+            {"query": "Q?", "answers": {"text": ["20"], "answer_start": [3]}},
+            {"text": ["20"], "answer_start": [3]},
+        ),
+        ({"query": "Q?", "reward_model": {"ground_truth": {"target": ["20"]}}}, {"target": ["20"]}),
+        # No answers: choices to choose from, messages, verdicts, and an object of anything else.
+        ({"query": "Q?", "output": {"text": "20", "id": 3}}, None),
+        ({"query": "Q?", "completion": [USER, GOLD]}, None),
+        ({"query": "Q?", "targets": [True, False]}, None),
         # A column of golds, even an empty one, is the only place of them.
         ({"messages": [USER, GOLD], "solution": "21"}, "21"),
         ({"messages": [USER, GOLD], "solution": None}, None),

@@ -102,5 +102,5 @@ def test_a_column_that_nobody_has_is_named_with_those_there_are():
 
 
 def test_two_columns_of_one_name_are_refused():
-    with pytest.raises(DataError, match="two columns of row 0 the name 'b'"):
+    with pytest.raises(DataError, match="two columns of row 1 the name 'b'"):
         rename_columns([{"a": 1, "b": 2}], {"a": "b"})

@@ -35,7 +35,8 @@ def test_the_table_is_large_and_mixed():
 
 
 def differences(rows):
-    given = accuracy(completions=[r["completion"] for r in rows], solution=[r["gold"] for r in rows])
+    completions, golds = [r["completion"] for r in rows], [r["gold"] for r in rows]
+    given = accuracy(completions=completions, solution=golds, gold_lists="all")
     return {
         (str(row["gold"]), row["completion"]): value
         for row, value in zip(rows, given, strict=True)

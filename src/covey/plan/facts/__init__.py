@@ -15,6 +15,7 @@ from covey.plan.facts.model import AdapterFacts, FaultDetails, ModelFault, Model
 from covey.plan.facts.rewards import (
     GoldFacts,
     JudgeFacts,
+    OpenLists,
     RewardModelFacts,
     SandboxFacts,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "MissingColumn",
     "ModelFault",
     "ModelSizes",
+    "OpenLists",
     "OutputDirState",
     "PassRateFacts",
     "RayFacts",

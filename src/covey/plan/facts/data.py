@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from covey.plan.reasons import DataFault
@@ -47,11 +48,13 @@ class DataProblem:
     """Why the rows do not make a data set: `DataProblem(words="columns renames 'a' ...", option="columns")`.
 
     `option` is the one that this is said of; where it is "", it is the one that `source` was typed for.
+    `columns` are names of columns, old to new, with which the rows were tried and work, or None.
     """
 
     words: str
     option: str = ""
     source: str = ""
+    columns: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLists:
+    """Lists in a gold column that may be alternatives or parts of one answer: `num_open` of `num_lists` have
+    members that are different letters, numbers or formulas.
+
+    `where` is the set to evaluate on, "" for the data to train on, and `task` a task with a column of its
+    own. `example` is the first of them, in `row`, counted from 1.
+    """
+
+    column: str
+    num_lists: int
+    num_open: int
+    row: int
+    example: str
+    where: str = ""
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldFacts:
     """What the gold answers are: how many were read, how many were not, and the first of those as (row
-    number from 1, text, reason)."""
+    number from 1, text, reason).
+
+    rename          columns under other names, old to new, with which nearly all can be read; or None
+    num_lists       golds that are lists of several members, in the sets to evaluate on, too
+    num_named       golds that are objects with several answers, which are alternatives by their keys
+    open_lists      the columns of which nobody has said what their lists are, and that do not show it
+    """
 
     num_checked: int
     num_bad: int
     examples: tuple[tuple[int, str, str], ...] = ()
+    rename: Mapping[str, str] | None = None
+    num_lists: int = 0
+    num_named: int = 0
+    open_lists: tuple[OpenLists, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.config.names import nearest
+from covey.config.names import free_name, nearest
 from covey.data.forms import PROMPT_COLUMNS, RESPONSES, are_pairs, names_a_prompt, read_row
 from covey.data.lazy_rows import columns_of
 from covey.data.mix import rename_columns
+from covey.data.prompts import chosen, fields_of
 from covey.options.schema import Config
-from covey.plan.facts import Facts, MissingColumn
+from covey.plan.facts import Facts, GoldFacts, MissingColumn, OpenLists
 from covey.rewards.builtin import BuiltIn, built_in_of
+from covey.rewards.gold_lists import ColumnLists, names_alternatives
+from covey.rewards.gold_texts import shown
 from covey.rewards.golds import check_golds
 from covey.texts import joined, tr
-from covey.types import GOLD_COLUMNS, GOLD_NAMES
+from covey.types import GOLD_COLUMNS, GOLD_NAMES, Prompt
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -31,7 +34,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "question": ("text", "task", "user", "user_input", "input_text", "content", "题目", "问题"),
     "solution": (
         *(*GOLD_NAMES[len(GOLD_COLUMNS) :], "final_answer", "correct_answer", "expected"),
-        *RESPONSES,
+        *("golden_answers", "aliases", *RESPONSES),
         *("final", "result", "答案", "参考答案"),
     ),
 }
@@ -48,6 +51,9 @@ def with_columns(facts: Facts, config: Config, rows: Rows, sets: Sequence[tuple[
         facts = replace(facts, preference_pairs=True)
     tried = _Trial(rows, config)
     found = tuple(tried.with_rename(m) for m in missing)
+    if config.gold_lists is None and (lists := tried.open_lists(found)):
+        # They are said with the column that lacks, and not after it.
+        facts = replace(facts, golds=GoldFacts(num_checked=0, num_bad=0, open_lists=lists))
     if config.task_rewards is None:
         for name, held in sets:
             there = set(columns_of(held))
@@ -58,6 +64,43 @@ def with_columns(facts: Facts, config: Config, rows: Rows, sets: Sequence[tuple[
         columns=tuple(sorted(columns | made)),
         made_columns=tuple(sorted(made)),
         missing_columns=found,
+    )
+
+
+def renamed_golds(prompts: Sequence[Prompt], config: Config, made: Sequence[str]) -> Mapping[str, str] | None:
+    """Columns under other names, old to new, with which nearly all golds can be read: another column takes
+    the name of the one that does not hold them. None where no column does."""
+    every = max(1, len(prompts) // _TRIED)
+    numbers = range(0, len(prompts), every)[:_TRIED]
+    # A prompt of any text: what is read of these rows is their gold.
+    rows = [
+        {n: v for n, v in columns.items() if n not in made} | {"prompt": "-"}
+        for columns in fields_of(chosen(prompts, numbers), "columns")
+    ]
+    target = GOLD_COLUMNS[0]
+    rename = _Trial(rows, config).golds_under(target)
+    if rename is None:
+        return None
+    names = {new: old for old, new in (config.columns or {}).items()}
+    return {**(config.columns or {}), **{names.get(old, old): new for old, new in rename.items()}}
+
+
+def open_lists_of(
+    lists: ColumnLists, column: str, row_of: Callable[[int], int], where: str = "", task: str = ""
+) -> OpenLists | None:
+    """The lists of a column, by its name in the data, if they may be alternatives or parts; `row_of` is the
+    number of a row, from 1."""
+    if lists.is_decided or names_alternatives(column) or lists.first_open is None:
+        return None
+    number, gold = lists.first_open
+    return OpenLists(
+        column=column,
+        where=where,
+        task=task,
+        num_lists=lists.num_lists,
+        num_open=lists.num_open,
+        row=row_of(number),
+        example=shown(gold),
     )
 
 
@@ -86,6 +129,8 @@ class _Trial:
 
     def __init__(self, rows: Rows, config: Config) -> None:
         self._rows: Rows = rows[:_TRIED]
+        # A rename is to mend what is refused above this share.
+        self._few_bad = min(_FEW_BAD, config.max_bad_gold)
         self._readers = [b for n in config.reward_funcs if (b := built_in_of(n)) is not None and b.golds]
 
     def with_rename(self, missing: MissingColumn) -> MissingColumn:
@@ -100,12 +145,39 @@ class _Trial:
             works = (
                 _are_prompts(renamed, may_repeat=is_known)
                 if is_prompt
-                else _are_golds(renamed, target, self._readers, may_repeat=is_known)
+                else _are_golds(renamed, target, self._readers, self._few_bad, may_repeat=is_known)
             )
             if works:
                 self._rows = renamed
                 return replace(missing, rename=(old, target))
         return missing
+
+    def open_lists(self, found: Sequence[MissingColumn]) -> tuple[OpenLists, ...]:
+        """Those of the columns that were renamed to hold the golds."""
+        renamed = {m.rename[1]: m.rename[0] for m in found if m.rename is not None}
+        lists = {column: ColumnLists() for column in renamed if column in GOLD_COLUMNS}
+        for number, row in enumerate(self._rows):
+            for column, of in lists.items():
+                of.add(number, read_row(row, system=None, is_raw=True).columns.get(column))
+        return tuple(
+            words
+            for column, of in lists.items()
+            if (words := open_lists_of(of, renamed[column], lambda number: number + 1)) is not None
+        )
+
+    def golds_under(self, target: str) -> Mapping[str, str] | None:
+        """The first renames under which `target` has golds that can be read; a column that has this name
+        already gets another one."""
+        there = columns_of(self._rows)
+        away = {target: free_name(target, there)} if target in there else {}
+        for old in self._candidates(target, [target], is_prompt=False):
+            renames = {old: target, **away}
+            renamed = [dict(row) for row in rename_columns(self._rows, renames)]
+            if _are_golds(
+                renamed, target, self._readers, self._few_bad, may_repeat=_plain(old) in _ELSEWHERE[target]
+            ):
+                return renames
+        return None
 
     def _candidates(self, target: str, wanted: Sequence[str], *, is_prompt: bool) -> Iterator[str]:
         """The columns that may be meant, the likeliest first."""
@@ -139,7 +211,9 @@ def _are_prompts(rows: Rows, *, may_repeat: bool) -> bool:
     return differ and len(usable) >= (1 - _FEW_BAD) * len(rows)
 
 
-def _are_golds(rows: Rows, target: str, readers: Sequence[BuiltIn], *, may_repeat: bool) -> bool:
+def _are_golds(
+    rows: Rows, target: str, readers: Sequence[BuiltIn], few_bad: float, *, may_repeat: bool
+) -> bool:
     """Whether nearly all rows have an answer that the rewards can read, and not all the same one."""
     if not all(reader.parses_gold for reader in readers if target in reader.golds):
         return False
@@ -149,4 +223,4 @@ def _are_golds(rows: Rows, target: str, readers: Sequence[BuiltIn], *, may_repea
     if not may_repeat and len(golds) > _FEW and all(gold == golds[0] for gold in golds):
         return False
     report = check_golds(golds, budget_s=_GOLD_BUDGET_S)
-    return len(report.bad) + golds.count(None) <= _FEW_BAD * len(golds)
+    return len(report.bad) + golds.count(None) <= few_bad * len(golds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,6 @@ from covey.training.facts.data_faults import data_problem, hub_problem, unreadab
 from covey.training.facts.model import QUICKSTART, details_of
 from covey.training.facts.pass_rates import with_pass_rates
 from covey.training.facts.tasks import with_tasks
-from covey.types import GOLD_COLUMNS
 
 _PATIENCE_S = 1.0
 _SAMPLED = 1000
@@ -193,7 +191,11 @@ def _eval_rows(
         renamed: Rows = rows
         if config.columns:
             there = columns_of(rows)
-            renamed = rename_columns(rows, {k: v for k, v in config.columns.items() if k in there})
+            try:
+                renamed = rename_columns(rows, {k: v for k, v in config.columns.items() if k in there})
+            except DataError as error:
+                error.columns = None  # what works for this set was not tried on the others
+                raise
         sets.append((eval_name(source), renamed))
     if kept_out:
         sets.append(("split", kept_out))
@@ -364,11 +366,6 @@ def longest_allowed(facts: Facts, config: Config) -> int | None:
     return max(1, facts.model_context - config.max_completion_length)
 
 
-def gold_of(row: Mapping[str, Any]) -> Any:
-    """The gold answer of a row's columns, or None."""
-    return next((row[name] for name in GOLD_COLUMNS if row.get(name) is not None), None)
-
-
 def _progress() -> Callable[[int, int], None]:
     """Says how many rows are read, once that takes longer than a second."""
     started = last = time.monotonic()
@@ -388,8 +385,3 @@ def _progress() -> Callable[[int, int], None]:
             sys.stderr.flush()
 
     return say
-
-
-def as_json(value: Any) -> str:
-    """A gold for a message."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

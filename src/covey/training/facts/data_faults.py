@@ -10,7 +10,7 @@ def data_problem(error: DataError | TemplateError) -> DataProblem:
     """Why the rows do not make a data set."""
     if isinstance(error, TemplateError):
         return DataProblem(words=str(error))
-    return DataProblem(words=str(error), option=error.option, source=error.subject)
+    return DataProblem(words=str(error), option=error.option, source=error.subject, columns=error.columns)
 
 
 def hub_problem(name: str, error: DataError) -> HubProblem:

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from covey.data.prompts import chosen, fields_of
 from covey.data.rows import PromptTable
 from covey.options.schema import Config
-from covey.plan.facts import Facts, GoldFacts
+from covey.plan.facts import Facts
 from covey.plan.task_rewards import asked
 from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import JUDGE, built_in_of
 from covey.rewards.function_text import function_digest
-from covey.rewards.golds import check_golds
 from covey.rewards.protocol import Scored
 from covey.rewards.registry import available, options_read
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered, blind, trial
-from covey.texts import tr
 from covey.training.facts.code import CODE_REWARD, with_code
-from covey.training.facts.data import as_json, gold_of
+from covey.training.facts.golds import gold_text
 from covey.training.facts.reward_models import (
     is_judge_usable,
     usable_models,
     with_judge,
     with_reward_models,
 )
-from covey.training.facts.tasks import firsts, rows_of
+from covey.training.facts.tasks import firsts
 from covey.types import BlindReward, Prompt, RewardFault
-
-_GOLD_BUDGET_S = 1.0
-_SHOWN = 3
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -77,7 +72,7 @@ def with_rewards(
     of_steps: tuple[str, ...] | None = None
     if not faults and prompts is not None and prompts.entries and _is_tried(config):
         untried = _untried(facts, rewards, offline=offline)
-        rows = [row for p in firsts(config, prompts.entries) for row in _trial_rows(p)]
+        rows = [row for p in firsts(config, prompts.entries) for row in _trial_rows(p, config)]
         tried = trial(rewards.without([*untried, *refused]), rows)
         faults, of_steps = tried.faults, tried.of_steps
         # Every further question costs money, and without all parts there is no total.
@@ -92,7 +87,6 @@ def with_rewards(
         reads_steps=_reads_steps(rewards, of_steps),
         reward_names=() if refused else rewards.names,
         reward_notes=(*facts.reward_notes, *rewards.notes),
-        golds=_golds(config, prompts),
     )
     if faults or refused:
         rewards.close()
@@ -180,32 +174,6 @@ def _unseen(
     return tuple(replace(b, reward=_typed(b.reward, config)) if b.reward else b for b in unseen), []
 
 
-def _trial_rows(prompt: Prompt) -> list[Scored]:
+def _trial_rows(prompt: Prompt, config: Config) -> list[Scored]:
     """The same row twice: answered with its gold, and not at all."""
-    gold = gold_of(prompt.columns)
-    return [answered(prompt, "" if gold is None else as_json(gold), 0), answered(prompt, "", 1)]
-
-
-def _golds(config: Config, prompts: PromptTable | None) -> GoldFacts | None:
-    readers = [n for n in config.reward_funcs if (found := built_in_of(n)) is not None and found.parses_gold]
-    if prompts is None or not readers:
-        return None
-    if config.task_rewards is not None:
-        read = {i for name in readers for i in fields_of(rows_of(config, name, prompts).entries, "id")}
-        numbers = [number for number, i in enumerate(fields_of(prompts.entries, "id")) if i in read]
-        prompts = replace(prompts, entries=chosen(prompts.entries, numbers))
-    absent: list[tuple[int, str, str]] = []
-
-    def golds() -> Iterator[Any]:
-        for number, columns in enumerate(fields_of(prompts.entries, "columns")):
-            if (gold := gold_of(columns)) is None:
-                absent.append((number, "", tr("no gold answer")))
-            yield gold
-
-    report = check_golds(golds(), budget_s=_GOLD_BUDGET_S)
-    bad = sorted([*report.bad, *absent])
-    return GoldFacts(
-        num_checked=report.num_checked + len(absent),
-        num_bad=len(bad),
-        examples=tuple((prompts.entries[i].id + 1, text, why) for i, text, why in bad[:_SHOWN]),
-    )
+    return [answered(prompt, gold_text(prompt.columns, config), 0), answered(prompt, "", 1)]

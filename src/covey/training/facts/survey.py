@@ -15,6 +15,7 @@ from covey.plan.facts import Facts
 from covey.plan.layout import Machine
 from covey.rewards.reward_set import RewardSet
 from covey.training.facts.data import Data, with_data
+from covey.training.facts.golds import with_golds
 from covey.training.facts.model import stand_in_codec, with_model
 from covey.training.facts.objects import NO_OBJECTS, Objects
 from covey.training.facts.rewards import with_rewards
@@ -80,6 +81,7 @@ def survey(
         facts, data = _with_data_alone(facts, config, objects, offline=offline)
     else:
         facts, data = with_data(facts, config, codec, offline=offline, live=objects.rows)
+    facts = with_golds(facts, config, data.sample, data.eval_sets)
     facts, rewards = with_rewards(facts, config, data.sample, objects.functions, offline=offline)
     return Survey(
         facts=with_engine_share(facts, config),
