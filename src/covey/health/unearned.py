@@ -52,7 +52,7 @@ def never_earned(h: History) -> list[tuple[str, Steady]]:
 
 def not_earned(h: History) -> Sign | None:
     """F226: a reward for right answers is at its lowest for every completion of the run."""
-    lasting = [(name, found) for name, found in never_earned(h) if _is_long(h, found)]
+    lasting = _lasting(h, "lowest")
     if not lasting or _is_all_there_is(h):
         return None
     cut, unparsed = h.value(CUT), h.value(UNPARSED)
@@ -85,9 +85,7 @@ def not_earned(h: History) -> Sign | None:
 def always_same(h: History) -> Sign | None:
     """F227: another reward has one value for every completion of the run, and that is not known to be its
     best."""
-    lasting = [
-        (name, found) for name, found, how in steady_rewards(h) if how == "unknown" and _is_long(h, found)
-    ]
+    lasting = _lasting(h, "unknown")
     if not lasting or _is_all_there_is(h) or all(f is not None for f in h.steady.values()):
         return None  # where none varies, no group has a signal, which F211 says
     values = [found.value for _, found in lasting]
@@ -116,6 +114,17 @@ def may_be_unearned(h: History) -> list[str]:
         for name, found, how in steady_rewards(h)
         if how == "unknown" and kind_of(name) == "other" and found.value <= 0 and _is_long(h, found)
     ]
+
+
+def steady_words(h: History, code: str) -> list[str]:
+    """The rewards that F226 or F227 speaks of, with their values now; of other codes none."""
+    standings: Mapping[str, Standing] = {"F226": "lowest", "F227": "unknown"}
+    return [_words(h, *pair) for pair in _lasting(h, standings[code])] if code in standings else []
+
+
+def _lasting(h: History, standing: Standing) -> list[tuple[str, Steady]]:
+    """The rewards of this standing that have not varied for long enough to say so."""
+    return [(name, found) for name, found, how in steady_rewards(h) if how == standing and _is_long(h, found)]
 
 
 def _is_long(h: History, found: Steady) -> bool:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from covey.activity import Stopped
@@ -332,25 +331,11 @@ class Job:
             more = found.cause or found.why
             words = tr("{sentence} {cause}", sentence=sentence(found.seen), cause=more)
             self.recorder.say(*coded(found.code, words))
-            self._record_finding(found)
+            self.record_finding(found)
 
-    def _record_finding(self, found: Finding) -> None:
+    def record_finding(self, found: Finding) -> None:
+        """Put a finding on record."""
         self.recorder.event("finding", step=self.progress.step, **fields_of(found))
-
-    def stop(self, finding: Finding) -> Path | None:
-        """Record what a guard saw, and save: what it saw was not applied, or is in the records.
-
-        Returns the checkpoint from which the run can be resumed. Weights that are not finite are not saved;
-        that is recorded too.
-        """
-        self._record_finding(finding)
-        try:
-            self.saver.save(self.progress.step)
-        except GuardStop as unsaved:
-            if unsaved.finding.code != finding.code:
-                self._record_finding(unsaved.finding)
-            return None
-        return None if self.saver.plan.model_only else self.saver.path(self.progress.step)
 
     def close(self) -> None:
         """Let go of what must end before the process group does."""
