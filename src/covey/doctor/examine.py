@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,8 @@ def examine(log: Log, now: float) -> Report:
     holding = rules.holding()
     sightings = [Sighting(finding=f) for f in (*_recorded(log, rules.history), *_of_options(log.options))]
     for code, finding in first.items():
+        if code in holding and (sign := rules.advice(code)) is not None:
+            finding = replace(finding, cause=sign.cause, fixes=sign.fixes)
         sightings.append(
             Sighting(finding=finding, num_records=rules.counts[code], holds=code in holding),
         )
@@ -229,14 +231,16 @@ def _of_a_calm_run(
     log: Log, present: Sequence[Finding], history: History, trend: Trend | None
 ) -> tuple[str, str, int]:
     """What is said where nothing is wrong by the rules: learning, unclear or healthy."""
-    is_rising = trend is not None and trend.way > 0
     unearned = may_be_unearned(history)
-    doubts = [*unearned, *([] if is_rising else _doubts(history))]
+    doubts = [*unearned, *_doubts(history)]
     named = [_line(f, history) for f in present if f.code in NAMED]
     records = counted(len(log.records), "record")
-    if trend is not None and is_rising and not unearned:
+    if trend is not None and trend.way > 0:
         first, last = trend.words
         rises = tr("mean reward {first} -> {last}", first=first, last=last)
+        if unearned:
+            words = tr("{rises}, but {doubts}", rises=rises, doubts=joined(tr(" and "), unearned))
+            return UNCLEAR, words, HEALTHY
         return LEARNING, joined("; ", [rises, *named]) if named else _calmly(rises), HEALTHY
     if doubts:
         words = tr(

@@ -8,7 +8,7 @@ from statistics import fmean, variance
 
 from covey.doctor.log import Log
 from covey.health.history import SAMPLED
-from covey.health.levels import told
+from covey.texts.numbers import told
 
 _LEAST_VALUES = 16
 # Of many values a level reward is said to rise in 3 of 1,000 runs, and to fall in as many.

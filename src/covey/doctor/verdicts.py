@@ -43,8 +43,8 @@ class Meaning:
 MEANINGS = (
     Meaning(
         word=LEARNING,
-        means="the mean reward of the last quarter of the rollouts is above that of the first by more than "
-        "three standard errors",
+        means="the mean reward of the last quarter of the rollouts is above that of the first by about "
+        "three standard errors, by more where the run has few rollouts",
         exit_code=str(HEALTHY),
     ),
     Meaning(

@@ -16,10 +16,11 @@ from statistics import fmean, median
 from typing import TypeVar
 
 from covey.health.history import History, Value
-from covey.health.levels import level_size, size_of, spread_name, told
+from covey.health.levels import level_size, size_of, spread_name
 from covey.health.thresholds import limit
 from covey.health.unearned import never_earned
 from covey.texts import tr
+from covey.texts.numbers import told
 
 _T = TypeVar("_T")
 _REWARD = "reward"

@@ -16,12 +16,12 @@ from covey.health.baseline import (
     total_of,
 )
 from covey.health.history import History, Series
-from covey.health.levels import told
 from covey.health.names import CUT, ENTROPY, LENGTH, MOST_COMMON, PAID_LENGTH, REPETITIVE, UNPARSED
 from covey.health.saved import BACK
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.texts import joined, tr
+from covey.texts.numbers import told
 from covey.types import Fix
 
 

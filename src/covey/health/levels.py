@@ -1,17 +1,14 @@
-"""Levels of a reward: how large one is where rewards have an offset, and with how many digits it is told.
+"""How large a level of a reward is, also where rewards have an offset.
 
 A reward of 1000 or 1001 is a reward of 0 or 1. A quarter of 1000 would be more than it can ever change.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from covey.health.history import History
 from covey.health.thresholds import limit
-
-_LEAST_DIGITS, _MOST_DIGITS = 3, 12
 
 
 def size_of(value: float, spreads: Iterable[float], values: Iterable[float]) -> float:
@@ -36,13 +33,3 @@ def level_size(h: History, name: str, value: float, beside: Sequence[float] = ()
         found.append([] if series is None else [*(v.value for v in series.first), *series.last.numbers()])
     spreads, values = found
     return size_of(value, spreads, beside or values)
-
-
-def told(*values: float, digits: int = 4) -> tuple[str, ...]:
-    """Numbers with as many digits as tell them apart: `told(1000.2, 1001.4)` is ("1000.2", "1001.4")."""
-    known = [v for v in values if math.isfinite(v)]
-    span = max(known, default=0.0) - min(known, default=0.0)
-    if span > 0:
-        needed = math.ceil(math.log10(max(abs(v) for v in known) / span)) + _LEAST_DIGITS
-        digits = min(max(digits, needed), _MOST_DIGITS)
-    return tuple(f"{v:.{digits}g}" for v in values)

@@ -113,6 +113,14 @@ class Rules:
             self._held[code] = _Held(since=since, streak=streak, said=said, badness=badness)
         self.history.load_state(values["history"], values["step"])
 
+    def advice(self, code: str) -> Sign | None:
+        """The sign of a rule that holds at the newest record, with the cause and the fixes of now: what it
+        said first knew less of the run."""
+        (rule,) = (r for r in RULES if r.code == code)
+        sign = rule.check(self.history)
+        since = self._held[code].since
+        return None if sign is None else replace(sign, fixes=self._possible(rule, sign, since))
+
     def holding(self) -> tuple[str, ...]:
         """The codes that held when their rule was last asked."""
         return tuple(r.code for r in RULES if self._held[r.code].streak >= r.streak)

@@ -27,6 +27,7 @@ from covey.rollout.engine import Engine
 from covey.rollout.publisher import Publisher
 from covey.rollout.records import records_of
 from covey.texts import tr
+from covey.texts.numbers import told
 from covey.training.evaluate import Best, EvalTimes, Evaluator
 from covey.training.guards import Guards
 from covey.training.limits import Limits, Signals
@@ -321,7 +322,9 @@ class Job:
         self.publisher.rest()
         shown = [n for n in metrics if n.endswith(("reward", "/mean")) or "pass@" in n]
         shown = [n for n in shown if "tasks/" not in n or n.endswith("reward")]
-        values = ", ".join(f"{n} {metrics[n].value:.4g}" for n in shown if metrics[n].value is not None)
+        numbers = {n: v for n in shown if (v := metrics[n].value) is not None}
+        # With an offset a value is told as exactly as one without.
+        values = ", ".join(f"{n} {told(v, v + 1)[0]}" for n, v in numbers.items())
         self.recorder.say(tr("eval      step {step}: {values}", step=self.progress.step, values=values))
         return metrics
 
