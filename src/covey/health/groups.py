@@ -136,7 +136,11 @@ def why_equal(h: History) -> str:
     if cut is not None and cut > 0.5:
         return tr("{cut:.0%} of the completions are truncated before they end.", cut=cut)
     if stuck := never_earned(h):
-        return tr("No completion so far has earned {names}.", names=", ".join(name for name, _ in stuck))
+        return tr(
+            "No completion so far has earned {names}: the prompts are too hard, or the reward does not find "
+            "what it looks for.",
+            names=", ".join(name for name, _ in stuck),
+        )
     if _is_constant(h):
         return tr(
             "Every completion of the run has the reward {reward:.4g}: the reward may not depend on "
