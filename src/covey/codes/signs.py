@@ -138,6 +138,29 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
         "Importance weights correct for this, but then a few tokens dominate all others; without weights "
         "the gradient is biased.",
     ),
+    (
+        "F226",
+        "Right answers were never rewarded",
+        "As long as no completion earns this reward, the model learns nothing of what it pays for, whatever "
+        "the other rewards do.",
+    ),
+    (
+        "F227",
+        "A reward is the same for every completion",
+        "Such a reward gives no advantage: the run is as it would be without it.",
+    ),
+    (
+        "F228",
+        "Completions without a reward",
+        "They are left out of their groups: their sampling was in vain, and the step learns from fewer "
+        "completions than planned.",
+    ),
+    (
+        "F229",
+        "The model collapsed",
+        "A model that is certain of every token samples the same completion again and again. Weights that "
+        "have changed this much rarely recover, whatever the later steps do.",
+    ),
 )
 
 HANGS: tuple[tuple[str, str, str], ...] = (

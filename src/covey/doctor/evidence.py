@@ -6,15 +6,18 @@ from collections import Counter
 from statistics import fmean, median
 
 from covey.doctor.log import Log
+from covey.doctor.trend import Trend
 from covey.health.baseline import fallen, total_of
 from covey.health.history import History
-from covey.health.names import ENTROPY, IDENTICAL, REPETITIVE, UNPARSED
+from covey.health.names import ENTROPY, IDENTICAL, INVALID, REPETITIVE, UNPARSED
+from covey.health.unearned import constant_words
 from covey.texts import filled, joined, plural, tr
+from covey.texts.numbers import told
 
 _ZERO_LOSS = 1e-6
 
 
-def evidence(log: Log, history: History, trend: tuple[float, float, int] | None) -> list[tuple[str, str]]:
+def evidence(log: Log, history: History, trend: Trend | None) -> list[tuple[str, str]]:
     """Pairs of a label and a text: the run, what moved, what completions look like, what is on disk."""
     of = "" if log.total_steps is None else tr(" of {total_steps:,}", total_steps=log.total_steps)
     lines = [
@@ -53,37 +56,42 @@ def evidence(log: Log, history: History, trend: tuple[float, float, int] | None)
     return lines + [(tr("note"), note) for note in log.notes]
 
 
-def _reward(h: History, trend: tuple[float, float, int] | None) -> list[tuple[str, str]]:
+def _reward(h: History, trend: Trend | None) -> list[tuple[str, str]]:
     lines = []
     series = h.series.get(total_of(h))
     if series is not None and series.first:
-        words = [tr("{begin:.4g} at step {step}", begin=series.begin, step=series.first[0].step)]
+        begin, now = told(series.begin, series.now)
+        words = [tr("{begin} at step {step}", begin=begin, step=series.first[0].step)]
         change = fallen(h, total_of(h))
         if change is not None and change.before != series.begin:
-            words.append(tr("{before:.4g} {when}", before=change.before, when=change.when))
-        words.append(tr("{now:.4g} over the newest {count}", now=series.now, count=min(len(series.last), 5)))
+            words.append(tr("{before} {when}", before=told(change.before, series.now)[0], when=change.when))
+        words.append(tr("{now} over the newest {count}", now=now, count=min(len(series.last), 5)))
         if trend is not None:
-            way = (tr("no clear change"), tr("it rises"), tr("it falls"))[trend[2]]
+            way = (tr("no clear change"), tr("it rises"), tr("it falls"))[trend.way]
+            first, last = trend.words
             words.append(
                 tr(
-                    "mean of the first quarter {first:.4g}, of the last quarter {last:.4g}: {way}",
-                    first=trend[0],
-                    last=trend[1],
+                    "mean of the first quarter {first}, of the last quarter {last}: {way}",
+                    first=first,
+                    last=last,
                     way=way,
                 )
             )
         else:
             words.append(tr("too few values for a trend"))
         lines.append((tr("reward"), joined("; ", words)))
+    if steady := constant_words(h):
+        lines.append((tr("constant"), joined("; ", steady)))
     if "eval_reward" in h.series:
         values = h.series["eval_reward"].last
         best = max(values, key=lambda v: v.value)
         newest = values[-1]
+        best_word, newest_word = told(best.value, newest.value)
         text = tr(
-            "best {best:.4g} at step {best_step}, newest {newest:.4g} at step {newest_step}",
-            best=best.value,
+            "best {best} at step {best_step}, newest {newest} at step {newest_step}",
+            best=best_word,
             best_step=best.step,
-            newest=newest.value,
+            newest=newest_word,
             newest_step=newest.step,
         )
         lines.append((tr("held-out"), text))
@@ -134,6 +142,8 @@ def _completions(h: History) -> list[tuple[str, str]]:
         (UNPARSED, tr("{value:.0%} without a readable answer")),
     )
     parts = [filled(text, value=h.series[n].last[-1].value) for n, text in names if n in h.series]
+    if (invalid := h.series.get(INVALID)) and (newest := invalid.last[-1]).value:
+        parts.append(tr("{share:.0%} without a reward", share=newest.value / newest.count))
     if IDENTICAL in h.series:
         share = h.series[IDENTICAL].last[-1].value
         parts.append(tr("all completions are the same in {share:.0%} of the groups", share=share))

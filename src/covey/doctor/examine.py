@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, variance
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from covey.codes import CODES
+from covey.config.checkpoints import checkpoint_name, checkpoint_step
 from covey.doctor.evidence import evidence
 from covey.doctor.log import Log, metrics_of
+from covey.doctor.trend import Trend, reward_trend
+from covey.doctor.verdicts import (
+    BY_CODE,
+    HEALTHY,
+    HUNG,
+    INTERRUPTED,
+    LEARNING,
+    NAMED,
+    ORDER,
+    UNCLEAR,
+    UNFINISHED,
+    WELL,
+    WRONG,
+)
 from covey.health.history import History, number
 from covey.health.names import CUT, NO_SPREAD
 from covey.health.record import fixes_of, text_of
 from covey.health.rules import Rules
+from covey.health.saved import Saved, checkpoints_of, possible
+from covey.health.unearned import may_be_unearned, steady_words
 from covey.texts import counted, joined, tr, written
 from covey.types import Finding, Fix, Severity, StepRecord
 
-HEALTHY, WRONG = 0, 3
-
 # Findings that a run goes on after; any other F1xx is a guard that stopped it.
 _GOES_ON = ("F105", "F108", "F109")
-# What a run is called by the first of these findings that holds. Options that leave nothing to learn come
-# first, as they cause the others; then what has become of the model, from which a lack of signal follows.
-_VERDICTS = (
-    (tr("not learning"), ("E201", "E110", "W103")),
-    (tr("broken"), ("F218", "F221")),
-    (tr("reward hacking"), ("F207", "F223")),
-    (tr("broken"), ("F209", "F206")),
-    (tr("collapsed"), ("F201", "F224", "F204")),
-    (tr("unhealthy"), ("F202", "F203", "F205", "F208", "F210")),
-    (tr("getting worse"), ("F222",)),
-    (tr("not learning"), ("F216", "F213", "F217", "F219", "F211", "F215")),
-    (tr("unhealthy"), ("F212", "F214", "F220")),
-)
-_ORDER = tuple(code for _, codes in _VERDICTS for code in codes)
-_LEAST_VALUES = 20
 # Above this share of truncated completions most are not whole answers.
 _MOST_CUT = 0.5
 _STILL_WRITTEN_S = 120.0
@@ -65,20 +65,23 @@ class Report:
 
 def examine(log: Log, now: float) -> Report:
     """Replay the rules over the log and judge it; `now` is in seconds since the epoch."""
-    rules = Rules(log.options)
+    saved = partial(_checkpoints, log)
+    rules = Rules(log.options, saved=saved, has_counts=log.source == "covey")
     first: dict[str, Finding] = {}
     for record in (*_before_the_first_step(log), *log.records):
         for finding in rules.check(record):
             first.setdefault(finding.code, finding)
     holding = rules.holding()
-    sightings = [Sighting(finding=f) for f in (*_recorded(log), *_of_options(log.options))]
+    sightings = [Sighting(finding=f) for f in (*_recorded(log, rules.history), *_of_options(log.options))]
     for code, finding in first.items():
+        if code in holding and (sign := rules.advice(code)) is not None:
+            finding = replace(finding, cause=sign.cause, fixes=sign.fixes)
         sightings.append(
             Sighting(finding=finding, num_records=rules.counts[code], holds=code in holding),
         )
     trend = reward_trend(log)
     said = ("F215", "F221", "F222", "F207")
-    if trend is not None and trend[2] < 0 and not any(code in first for code in said):
+    if trend is not None and trend.way < 0 and not any(code in first for code in said):
         sightings.append(Sighting(finding=_falling(trend, rules.history)))
     sightings.sort(key=_rank)
     verdict, summary, exit_code = _judge(log, sightings, rules.history, trend, now)
@@ -101,27 +104,16 @@ def _before_the_first_step(log: Log) -> list[StepRecord]:
     ]
 
 
-def reward_trend(log: Log) -> tuple[float, float, int] | None:
-    """Mean reward of the first and the last quarter, and 1, 0 or -1: it rises, neither, or falls.
-
-    A difference below three standard errors is neither; None where there are fewer than 20 values.
-    """
-    values = [
-        m.value
-        for r in log.records
-        if (m := r.metrics.get("reward")) is not None and m.value is not None and math.isfinite(m.value)
-    ]
-    if len(values) < _LEAST_VALUES:
-        return None
-    quarter = len(values) // 4
-    first, last = values[:quarter], values[-quarter:]
-    error = math.sqrt((variance(first) + variance(last)) / quarter)
-    difference = fmean(last) - fmean(first)
-    way = 0 if abs(difference) <= max(3 * error, 1e-9) else 1 if difference > 0 else -1
-    return fmean(first), fmean(last), way
+def _checkpoints(log: Log) -> list[Saved]:
+    """The checkpoints of a run that were found whole."""
+    if log.source == "covey":
+        return [s for s in checkpoints_of(log.path) if s.step in log.saved]
+    folder = log.path.parent if checkpoint_step(log.path.parent.name) is None else log.path.parent.parent
+    paths = {step: folder / checkpoint_name(step) for step in log.saved}
+    return [Saved(step=s, path=p, resumes=True, is_ours=False) for s, p in paths.items()]
 
 
-def _recorded(log: Log) -> list[Finding]:
+def _recorded(log: Log, history: History) -> list[Finding]:
     """What the run itself put on record and the rules do not see again: guards, rewards, hangs."""
     findings: dict[str, Finding] = {}
     for event in log.events:
@@ -134,12 +126,26 @@ def _recorded(log: Log) -> list[Finding]:
             seen=text_of(event, "seen"),
             why=known.why if known else "",
             cause=text_of(event, "cause"),
-            fixes=fixes_of(event) or (Fix(text=tr("`covey explain {code}`", code=code)),),
+            fixes=_advised(event, history, step) or (Fix(text=tr("`covey explain {code}`", code=code)),),
             severity=Severity.ERROR if _has_stopped(code, event) else Severity.WARNING,
             step=step if isinstance(step, int) else None,
         )
     # A run that has gone on since then was not stopped for good.
     return [f for f in findings.values() if not _stops(f) or (f.step or 0) >= log.last_step]
+
+
+def _advised(event: Mapping[str, Any], history: History, step: Any) -> tuple[Fix, ...]:
+    """What a recorded finding advised, as far as the checkpoints are still there."""
+    saved = history.saved()
+    places = {str(s.path) for s in saved}
+    fixes = [f for f in fixes_of(event) if _is_there(f.edits.get("resume_from_checkpoint"), places)]
+    before = step if isinstance(step, int) else history.step
+    return possible(fixes, saved, before, history.slower())
+
+
+def _is_there(place: object, places: Collection[str]) -> bool:
+    """Whether advice names no checkpoint by its path, or one that is there."""
+    return not isinstance(place, str) or checkpoint_step(Path(place).name) is None or place in places
 
 
 def _has_stopped(code: str, event: Mapping[str, Any]) -> bool:
@@ -176,14 +182,14 @@ def _option(code: str, seen: str, edits: Mapping[str, Any]) -> Finding:
     )
 
 
-def _falling(trend: tuple[float, float, int], history: History) -> Finding:
+def _falling(trend: Trend, history: History) -> Finding:
+    first, last = trend.words
     return Finding(
         code="F215",
         seen=tr(
-            "the mean reward was {first:.4g} in the first quarter of the run and {last:.4g} in the last "
-            "quarter",
-            first=trend[0],
-            last=trend[1],
+            "the mean reward was {first} in the first quarter of the run and {last} in the last quarter",
+            first=first,
+            last=last,
         ),
         why=CODES["F215"].why,
         cause=tr("The optimizer steps are too large, or the reward changed during the run."),
@@ -194,68 +200,72 @@ def _falling(trend: tuple[float, float, int], history: History) -> Finding:
 
 def _rank(sighting: Sighting) -> tuple[bool, bool, int, int]:
     code = sighting.finding.code
-    order = _ORDER.index(code) if code in _ORDER else len(_ORDER)
+    order = ORDER.index(code) if code in ORDER else len(ORDER)
     return not sighting.holds, not _stops(sighting.finding), order, sighting.finding.step or 0
 
 
 def _judge(
-    log: Log,
-    sightings: Sequence[Sighting],
-    history: History,
-    trend: tuple[float, float, int] | None,
-    now: float,
+    log: Log, sightings: Sequence[Sighting], history: History, trend: Trend | None, now: float
 ) -> tuple[str, str, int]:
     """The verdict's word, its line, and the exit code."""
     present = [s.finding for s in sightings if s.holds]
+    return _by_findings(present, history) or _ending(log, now) or _of_a_calm_run(log, present, history, trend)
+
+
+def _by_findings(present: Sequence[Finding], history: History) -> tuple[str, str, int] | None:
     for finding in present:
         if _stops(finding):
-            word = (
-                tr("hung")
-                if finding.code.startswith("F3")
-                else tr("stopped by guard {code}", code=finding.code)
-            )
+            word = HUNG
+            if not finding.code.startswith("F3"):
+                word = tr("stopped by guard {code}", code=finding.code)
             return word, tr("{title}, at step {step}", title=_title(finding), step=finding.step), WRONG
-    for word, codes in _VERDICTS:
+    for word, codes in BY_CODE:
         named = [f for f in present if f.code in codes]
         if named:
             shown = named if word == "unhealthy" else named[:1]
-            return (
-                word,
-                joined("; ", [tr("{title} ({code})", title=_title(f), code=f.code) for f in shown]),
-                WRONG,
-            )
-    ended = _ending(log, now)
-    if ended is not None:
-        return ended
-    if trend is not None and trend[2] > 0:
-        return (
-            tr("learning"),
-            tr(
-                "mean reward {first:.4g} -> {last:.4g}, currently nothing unusual",
-                first=trend[0],
-                last=trend[1],
-            ),
-            HEALTHY,
-        )
-    doubts = _doubts(history)
+            return word, joined("; ", [_line(f, history) for f in shown]), WRONG
+    return None
+
+
+def _of_a_calm_run(
+    log: Log, present: Sequence[Finding], history: History, trend: Trend | None
+) -> tuple[str, str, int]:
+    """What is said where nothing is wrong by the rules: learning, unclear or healthy."""
+    unearned = may_be_unearned(history)
+    doubts = [*unearned, *_doubts(history)]
+    named = [_line(f, history) for f in present if f.code in NAMED]
+    records = counted(len(log.records), "record")
+    if trend is not None and trend.way > 0:
+        first, last = trend.words
+        rises = tr("mean reward {first} -> {last}", first=first, last=last)
+        if unearned:
+            words = tr("{rises}, but {doubts}", rises=rises, doubts=joined(tr(" and "), unearned))
+            return UNCLEAR, words, HEALTHY
+        return LEARNING, joined("; ", [rises, *named]) if named else _calmly(rises), HEALTHY
     if doubts:
         words = tr(
             "nothing is wrong by the rules after {records}, but {doubts}",
-            records=counted(len(log.records), "record"),
+            records=records,
             doubts=joined(tr(" and "), doubts),
         )
-        return tr("unclear"), words, HEALTHY
-    words = tr("nothing unusual in {records}", records=counted(len(log.records), "record"))
+        return UNCLEAR, words, HEALTHY
+    words = joined("; ", named) if named else tr("nothing unusual in {records}", records=records)
     if trend is None:
-        words += tr(", which are too few to say whether the reward rises")
-    else:
-        level = tr(
-            "; the mean reward neither rises nor falls ({first:.4g} -> {last:.4g})",
-            first=trend[0],
-            last=trend[1],
-        )
-        words += level
-    return tr("healthy"), words, HEALTHY
+        return WELL, words + tr(", which are too few to say whether the reward rises"), HEALTHY
+    first, last = trend.words
+    level = tr("; the mean reward neither rises nor falls ({first} -> {last})", first=first, last=last)
+    return WELL, words + level, HEALTHY
+
+
+def _calmly(rises: str) -> str:
+    return tr("{rises}, currently nothing unusual", rises=rises)
+
+
+def _line(finding: Finding, history: History) -> str:
+    """As in "no group has a signal (F211)"; of a reward that never varies with its name and value."""
+    title = tr("{title} ({code})", title=_title(finding), code=finding.code)
+    values = steady_words(history, finding.code)
+    return joined(": ", [title, joined("; ", values)]) if values else title
 
 
 def _doubts(history: History) -> list[str]:
@@ -292,13 +302,13 @@ def _ending(log: Log, now: float) -> tuple[str, str, int] | None:
     age = now - log.written
     if 0 <= age < _STILL_WRITTEN_S and (log.may_be_owned or last not in log.saved):
         return (
-            tr("unfinished"),
+            UNFINISHED,
             tr("{at}; last written {age:.0f} s ago, so it may still be running", at=at, age=age),
             HEALTHY,
         )
     if last and last in log.saved:
         return (
-            tr("interrupted"),
+            INTERRUPTED,
             tr("after {at}; there is a checkpoint of this step from which it can resume", at=at),
             HEALTHY,
         )
@@ -308,7 +318,7 @@ def _ending(log: Log, now: float) -> tuple[str, str, int] | None:
         else tr("there is no checkpoint")
     )
     return (
-        tr("unfinished"),
+        UNFINISHED,
         tr("{at}; no end was recorded, so it was killed or it hangs; {saved}", at=at, saved=saved),
         WRONG,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from covey.types import StepRecord
 
 STATE = "trainer_state.json"
 SWIFT_LOG, SWIFT_ARGS = "logging.jsonl", "args.json"
+_OLD_REWARD = re.compile(r"(?:eval_)?rewards/[^/]+")
 _SWIFT_STEP = "global_step/max_steps"
 # Kept at a step by the end of a run, beside the metrics of the last step.
 _SUMMARY = ("train_runtime", "train_loss", "total_flos", "last_model_checkpoint")
@@ -100,11 +102,16 @@ def _records(entries: Iterable[tuple[Any, Mapping[str, Any]]]) -> list[StepRecor
     records = []
     before = 0
     for number, (step, line) in enumerate(sorted(steps.items())):
-        metrics = metrics_of(line, {}, max(step - before, 1))
+        metrics = metrics_of(_named(line), {}, max(step - before, 1))
         metrics.pop("step", None)
         records.append(StepRecord(step=step, rollout=number, pass_index=0, metrics=metrics))
         before = step
     return records
+
+
+def _named(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line with the names of today: older versions call the mean of a reward `rewards/NAME`."""
+    return {f"{name}/mean" if _OLD_REWARD.fullmatch(name) else name: value for name, value in line.items()}
 
 
 def _saved(folder: Path) -> list[int]:

@@ -10,13 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import fmean, median
 from typing import TypeVar
 
 from covey.health.history import History, Value
+from covey.health.levels import level_size, size_of, spread_name
 from covey.health.thresholds import limit
+from covey.health.unearned import never_earned
 from covey.texts import tr
+from covey.texts.numbers import told
 
 _T = TypeVar("_T")
 _REWARD = "reward"
@@ -24,9 +28,10 @@ _REWARD = "reward"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A mean `before`, over the rollouts of `when`, and `now`; `errors` is the difference in standard
-    errors, and `badness` how many times beyond its limit that is."""
+    """The mean of the metric `name` `before`, over the rollouts of `when`, and `now`; `errors` is the
+    difference in standard errors, and `badness` how many times beyond its limit that is."""
 
+    name: str
     before: float
     when: str
     now: float
@@ -36,7 +41,8 @@ class Change:
     @property
     def words(self) -> str:
         """As in "0.328 at step 1 -> 0"."""
-        return tr("{before:.3g} {when} -> {now:.3g}", before=self.before, when=self.when, now=self.now)
+        before, now = told(self.before, self.now, digits=3)
+        return tr("{before} {when} -> {now}", before=before, when=self.when, now=now)
 
 
 def fallen(h: History, name: str) -> Change | None:
@@ -79,12 +85,23 @@ def held_out_fall(h: History) -> tuple[Value, Value] | None:
         return None
     *earlier, newest = series.last
     best = max(earlier, key=lambda v: v.value)
+    error = limit("best_errors") * held_out_error(h, newest)
+    bound = max(limit("reward_fall_share") * held_out_size(h, best.value), error)
+    return (best, newest) if best.value - newest.value > bound else None
+
+
+def held_out_error(h: History, value: Value) -> float:
+    """The standard error of an evaluation."""
     spread = h.series.get(h.sampled("reward_std"))
     # Of a share the deviation is at most a half; other rewards may have a larger one.
     scale = max(0.5, median(v.value for v in spread.first) if spread is not None else 0.0)
-    error = limit("best_errors") * scale / math.sqrt(max(newest.count, 1))
-    bound = max(limit("reward_fall_share") * abs(best.value), error)
-    return (best, newest) if best.value - newest.value > bound else None
+    return scale / math.sqrt(max(value.count, 1))
+
+
+def held_out_size(h: History, value: float) -> float:
+    """How large a held-out reward is, for comparisons with a share of it."""
+    evaluations = [v.value for v in h.series["eval_reward"].last]
+    return level_size(h, total_of(h), value, evaluations)
 
 
 def is_better(h: History) -> bool:
@@ -101,13 +118,14 @@ def is_better(h: History) -> bool:
 
 def is_solved(h: History) -> bool:
     """Whether rewards that once differed are now the same for every prompt, and the highest of the run: then
-    groups without spread are what was wanted."""
+    groups without spread are what was wanted. Not where right answers were never earned."""
 
     def found() -> bool:
         total = h.series.get(total_of(h))
-        if total is None or fallen_parts(h) or held_out_fall(h) is not None:
+        if total is None or fallen_parts(h) or held_out_fall(h) is not None or never_earned(h):
             return False
-        if total.now < max(v.value for v in (*total.first, *total.last)) * (1 - limit("solved_gap")):
+        highest = max(v.value for v in (*total.first, *total.last))
+        if total.now < highest - limit("solved_gap") * level_size(h, total_of(h), highest):
             return False
         start = h.sampled("rewards/")
         spreads = [h.series[n] for name in h.parts() if (n := f"{start}{name}/std") in h.series]
@@ -136,22 +154,28 @@ def _largest(h: History, name: str, sign: float) -> Change | None:
     sizes = [int(limit(n)) for n in (("now_few", "now_values") if groups > 1 else ("now_values_log",))]
     num_best = int(limit("best_values"))
     spreads = _spreads(h, name)
+    change = partial(
+        _change, name, spreads=spreads, groups=groups, sign=sign, levels=[v.value for v in values]
+    )
     found = []
     for size in sizes:
         earlier, now = values[:-size], values[max(1, len(values) - size) :]
         if len(now) >= limit("now_least"):
-            found.append(_change(values[:1], now, spreads, groups, sign, limit("first_errors")))
+            found.append(change(values[:1], now, least=limit("first_errors")))
         if len(earlier) >= num_best and size == sizes[-1]:
             windows = [earlier[i : i + num_best] for i in range(len(earlier) - num_best + 1)]
             best = max(windows, key=lambda w: -sign * fmean(v.value for v in w))
-            found.append(_change(best, now, spreads, groups, sign, limit("best_errors")))
+            found.append(change(best, now, least=limit("best_errors")))
     return max((c for c in found if c is not None), key=lambda c: c.badness, default=None)
 
 
 def _change(
+    name: str,
     base: Sequence[Value],
     now: Sequence[Value],
+    *,
     spreads: Mapping[int, float],
+    levels: Sequence[float],
     groups: int,
     sign: float,
     least: float,
@@ -164,7 +188,9 @@ def _change(
     """
     before, after = (fmean(v.value for v in values) for values in (base, now))
     difference = after - before
-    if sign * difference <= limit("reward_fall_share") * abs(before) or sign * difference <= 1e-9:
+    share = limit("reward_fall_share") * size_of(before, spreads.values(), levels)
+    # What is left of a sum of numbers of this size is no difference.
+    if sign * difference <= max(share, 1e-9 * max(1.0, abs(before))):
         return None
     size, rest = len(base), len(now)
     known = [spreads[v.step] ** 2 for v in (*base, *now) if v.step in spreads]
@@ -181,7 +207,7 @@ def _change(
         if first == last
         else tr("in steps {first} to {last}", first=first, last=last)
     )
-    return Change(before=before, when=when, now=after, errors=errors, badness=errors / least)
+    return Change(name=name, before=before, when=when, now=after, errors=errors, badness=errors / least)
 
 
 def _noise(*windows: Sequence[Value]) -> float:
@@ -199,8 +225,6 @@ def _groups(h: History) -> int:
 
 
 def _spreads(h: History, name: str) -> dict[int, float]:
-    """The deviation of a reward by step: over all completions; of the total that within groups, which is
-    what is known of it."""
-    own = h.sampled("reward_std") if name == total_of(h) else f"{name.removesuffix('mean')}std"
-    series = h.series.get(own)
+    """The deviation of a reward by step."""
+    series = h.series.get(spread_name(h, name))
     return {} if series is None else {v.step: v.value for v in (*series.first, *series.last)}

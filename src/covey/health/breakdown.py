@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from statistics import fmean, median
 
 from covey.health.baseline import (
     Change,
     fallen,
     fallen_parts,
+    held_out_error,
     held_out_fall,
+    held_out_size,
     is_better,
     risen_parts,
     total_of,
 )
 from covey.health.history import History, Series
 from covey.health.names import CUT, ENTROPY, LENGTH, MOST_COMMON, PAID_LENGTH, REPETITIVE, UNPARSED
+from covey.health.saved import BACK
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.texts import joined, tr
+from covey.texts.numbers import told
 from covey.types import Fix
 
 
@@ -32,8 +35,9 @@ def breakdown(h: History) -> Sign | None:
     return Sign(
         seen=tr("{name} {words}; {other}", name=name, words=change.words, other=joined(", ", other)),
         cause=tr("The updates are too large: the learning rate is too high for this model and batch."),
-        fixes=(h.slower(), back_to_before()),
+        fixes=(h.slower(), BACK),
         badness=change.badness,
+        was_well=last_well(h, change),
     )
 
 
@@ -43,21 +47,23 @@ def fell(h: History) -> Sign | None:
     found, held_out = _largest_fall(h), held_out_fall(h)
     if found is not None and other_completions(h):
         return None
-    seen, badness = [], 1.0
+    seen, badness, was_well = [], 1.0, None
     if found is not None and found[1].badness >= limit("fell_badness"):
         name, change = found
         seen.append(tr("{name} {words}", name=name, words=change.words))
-        badness = change.badness
+        badness, was_well = change.badness, last_well(h, change)
     # Where the training reward rises, this is F208's.
     total = h.series.get(total_of(h))
     if held_out is not None and (total is None or total.now <= total.begin):
         best, newest = held_out
+        was_well = was_well or best.step + 1
+        best_word, newest_word = told(best.value, newest.value, digits=3)
         seen.append(
             tr(
-                "held-out reward {best:.3g} at step {best_step} -> {newest:.3g} at step {newest_step}",
-                best=best.value,
+                "held-out reward {best} at step {best_step} -> {newest} at step {newest_step}",
+                best=best_word,
                 best_step=best.step,
-                newest=newest.value,
+                newest=newest_word,
                 newest_step=newest.step,
             )
         )
@@ -69,8 +75,9 @@ def fell(h: History) -> Sign | None:
             "The learning rate is too high, the reward changed during the run, or the prompts "
             "of these steps are harder."
         ),
-        fixes=(h.slower(), back_to_before()),
+        fixes=(h.slower(), BACK),
         badness=badness,
+        was_well=was_well,
     )
 
 
@@ -120,37 +127,53 @@ def held_out_falls(h: History) -> Sign | None:
     values = list(series.last)
     best = max(values[:-num_newest], key=lambda v: v.value)
     highest = max(values[-num_newest:], key=lambda v: v.value)
-    error = 0.5 / math.sqrt(max(highest.count, 1))
-    bound = max(limit("eval_fall_share") * abs(best.value), limit("eval_fall_errors") * error)
+    share = limit("eval_fall_share") * held_out_size(h, best.value)
+    bound = max(share, limit("eval_fall_errors") * held_out_error(h, highest))
     then = [v.value for v in reward.last if v.step <= best.step][-int(limit("recent_values")) :]
     # An evaluation before the first step has no rollout before it.
     then = then or [reward.begin]
     if best.value - highest.value <= bound or reward.now <= fmean(then):
         return None
+    best_word, highest_word = told(best.value, highest.value, digits=3)
+    before_word, now_word = told(fmean(then), reward.now, digits=3)
     return Sign(
         seen=tr(
-            "held-out reward {best:.3g} at step {step}, but at most {highest:.3g} in the last "
-            "{num_newest} evaluations; training reward {before:.3g} -> {now:.3g}",
-            best=best.value,
+            "held-out reward {best} at step {step}, but at most {highest} in the last "
+            "{num_newest} evaluations; training reward {before} -> {now}",
+            best=best_word,
             step=best.step,
-            highest=highest.value,
+            highest=highest_word,
             num_newest=num_newest,
-            before=fmean(then),
-            now=reward.now,
+            before=before_word,
+            now=now_word,
         ),
         cause=tr("The model overfits to the training prompts or to their reward."),
         fixes=(
-            Fix(
-                text=tr(
-                    "use the checkpoint of about step {step}; --early_stopping_patience ends a run "
-                    "there by itself",
-                    step=best.step,
-                )
-            ),
+            _best(h, best.step),
             Fix(text=tr("use more prompts, or more varied ones")),
         ),
         badness=(best.value - highest.value) / bound,
     )
+
+
+def _best(h: History, step: int) -> Fix:
+    """The checkpoint of an evaluation, where it was saved."""
+    path = next((s.path for s in h.saved() if s.step == step), None)
+    if path is not None:
+        return Fix(text=tr("use {path}, the checkpoint of the best evaluation", path=path))
+    return Fix(
+        text=tr(
+            "--load_best_model_at_end true keeps the checkpoint of the best evaluation, and "
+            "--early_stopping_patience ends a run there"
+        )
+    )
+
+
+def last_well(h: History, change: Change) -> int | None:
+    """The last step whose rollout was nearer to the reward before a fall than to that after it."""
+    series, middle = h.series.get(change.name), (change.before + change.now) / 2
+    values = [] if series is None else [*series.first, *series.last]
+    return max((v.step for v in values if (v.value > middle) == (change.before > middle)), default=None)
 
 
 def length_is_paid(h: History) -> Sign | None:
@@ -170,14 +193,15 @@ def length_is_paid(h: History) -> Sign | None:
     if is_better(h) and len(risen_parts(h)) > 1:
         return None  # something else than length was learned, too
     total = h.series[total_of(h)]
+    reward_begin, reward_now = told(total.begin, total.now)
     return Sign(
         seen=tr(
-            "mean length {begin:.4g} -> {now:.4g} tokens, reward {reward_begin:.4g} -> "
-            "{reward_now:.4g}; the correlation of length and reward within groups is {way:.2f}",
+            "mean length {begin:.4g} -> {now:.4g} tokens, reward {reward_begin} -> "
+            "{reward_now}; the correlation of length and reward within groups is {way:.2f}",
             begin=length.begin,
             now=length.now,
-            reward_begin=total.begin,
-            reward_now=total.now,
+            reward_begin=reward_begin,
+            reward_now=reward_now,
             way=way * correlation,
         ),
         cause=tr("The reward pays for long completions, whatever they say.")
@@ -244,11 +268,6 @@ def other_completions(h: History) -> list[str]:
                 tr("{words} {begin:.0%} -> {now:.0%}", words=words, begin=series.begin, now=series.now)
             )
     return found
-
-
-def back_to_before() -> Fix:
-    """Weights that have diverged stay so."""
-    return Fix(text=tr("resume from a checkpoint before this step: --resume_from_checkpoint DIR"))
 
 
 def _weighted(series: Series, way: float, is_first: bool) -> float:

@@ -1,4 +1,4 @@
-"""Signs that sampling goes wrong: entropy, lengths, truncation and repetition (F201 to F206, F219).
+"""Signs that sampling goes wrong: entropy, lengths, truncation and repetition (F201 to F206, F219, F229).
 
 Each is measured against the first rollout. A model that has learned its task is surer of itself, and may
 write more or less than before. So most of these signs ask for more where the run improves: where its reward
@@ -8,8 +8,10 @@ has risen and no part of it has fallen.
 from __future__ import annotations
 
 from covey.health.baseline import fallen_parts, is_better
+from covey.health.groups import entropy_gone, no_signal, too_large
 from covey.health.history import History
 from covey.health.names import CUT, ENDED, ENTROPY, LENGTH, PAID_LENGTH, REPETITIVE
+from covey.health.saved import BACK
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.texts import joined, tr
@@ -34,6 +36,24 @@ def entropy_collapse(h: History) -> Sign | None:
         cause=tr("The updates are too large, or clipping limits unlikely tokens as much as likely ones."),
         fixes=(_wider(h), h.slower()),
         badness=bound / max(series.now, 1e-12),
+    )
+
+
+def collapsed(h: History) -> Sign | None:
+    """F229: no group has a signal, and the entropy is next to nothing of what it was."""
+    gone, flat = entropy_gone(h), no_signal(h)
+    if gone is None or flat is None:
+        return None
+    return Sign(
+        seen=tr(
+            "entropy {begin:.3g} -> {now:.3g} nats a token; {flat}",
+            begin=gone.begin,
+            now=gone.now,
+            flat=flat.seen,
+        ),
+        cause=too_large(h),
+        fixes=(h.slower(by=10), BACK),
+        badness=1.0,
     )
 
 
@@ -228,7 +248,7 @@ def repetition(h: History) -> Sign | None:
         ),
         fixes=(
             h.slower(),
-            Fix(text=tr("resume from a checkpoint before this step: --resume_from_checkpoint DIR")),
+            BACK,
         ),
         badness=newest.value / limit("repetitive"),
     )

@@ -1,18 +1,19 @@
-"""Rules on the signal of groups: rewards that do not differ within them teach nothing (F211, F212, F220)."""
+"""Rules on the signal of groups: rewards that do not differ within them, or are not there, teach nothing
+(F211, F212, F220, F228)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import fmean
 
-from covey.health.baseline import fallen, is_solved, total_of
+from covey.health.baseline import fallen, is_better, is_solved, total_of
 from covey.health.history import History, Series, Value, binary_means, chance_of_no_spread
-from covey.health.names import CUT, IDENTICAL, NO_SPREAD, UNPARSED
+from covey.health.names import CUT, ENTROPY, IDENTICAL, INVALID, NO_SPREAD, UNPARSED
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
-from covey.texts import tr
+from covey.health.unearned import never_earned
+from covey.texts import counted, tr
 from covey.types import Fix
-
-_WATCHED = ("loss", "grad_norm", "reward", "kl", "entropy")
 
 
 def has_no_signal(h: History) -> bool:
@@ -48,7 +49,39 @@ def no_signal(h: History) -> Sign | None:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyGone:
+    """The entropy of the first rollout, and that of the newest three."""
+
+    begin: float
+    now: float
+
+
+def entropy_gone(h: History) -> EntropyGone | None:
+    """The entropy where it is less than a tenth of what it was, and the run is no better for it."""
+    series = h.get(*ENTROPY)
+    if series is None or is_better(h):
+        return None
+    now = fmean(series.last.numbers(int(limit("entropy_gone_values"))))
+    return (
+        EntropyGone(begin=series.begin, now=now) if now < limit("entropy_gone_share") * series.begin else None
+    )
+
+
+def too_large(h: History) -> str:
+    """The cause of a collapse, with the learning rate where it is known."""
+    rate = h.option("learning_rate") or h.highest_rate
+    if not rate:
+        return tr("The updates are too large: the learning rate is too high for this model and batch.")
+    return tr(
+        "The updates are too large: the learning rate, {rate:g}, is too high for this model and batch.",
+        rate=rate,
+    )
+
+
 def _fixes_of_equal(h: History) -> tuple[Fix, ...]:
+    if entropy_gone(h) is not None:
+        return (h.slower(by=10),)
     if fallen(h, total_of(h)) is not None:
         return h.slower(), other_prompts()
     return (_test_the_reward(),) if _is_constant(h) else (other_prompts(), h.larger_groups())
@@ -82,6 +115,8 @@ def _tail(series: Series, value: float) -> list[Value]:
 
 def why_equal(h: History) -> str:
     """The likely cause of equal rewards within groups."""
+    if entropy_gone(h) is not None:
+        return too_large(h)
     change = fallen(h, total_of(h))
     if change is not None:
         return tr(
@@ -100,6 +135,12 @@ def why_equal(h: History) -> str:
         )
     if cut is not None and cut > 0.5:
         return tr("{cut:.0%} of the completions are truncated before they end.", cut=cut)
+    if stuck := never_earned(h):
+        return tr(
+            "No completion so far has earned {names}: the prompts are too hard, or the reward does not find "
+            "what it looks for.",
+            names=", ".join(name for name, _ in stuck),
+        )
     if _is_constant(h):
         return tr(
             "Every completion of the run has the reward {reward:.4g}: the reward may not depend on "
@@ -199,4 +240,30 @@ def short_of_signal(h: History) -> Sign | None:
         cause=tr("Many prompts are always solved or never, or the reward has few values."),
         fixes=tuple(fixes),
         badness=left / groups,
+    )
+
+
+def unscored(h: History) -> Sign | None:
+    """F228: many completions have no reward at all."""
+    series = h.get(INVALID)
+    if series is None:
+        return None
+    newest = [series.last[-i] for i in range(1, 1 + min(int(limit("recent_values")), len(series.last)))]
+    lost, num = sum(v.value for v in newest), sum(v.count for v in newest)
+    if lost < limit("unscored_least") or lost <= limit("unscored") * num:
+        return None
+    return Sign(
+        seen=tr(
+            "{lost:.0f} of {num} completions of {rollouts} have no reward, which is {share:.0%}",
+            lost=lost,
+            num=num,
+            rollouts=counted(len(newest), "rollout"),
+            share=lost / num,
+        ),
+        cause=tr("Every reward returned None for them, or failed on them."),
+        fixes=(
+            Fix(text=tr("return a number for each completion that the reward applies to")),
+            Fix(text=tr("leave out rows of the data that no reward applies to, or add a reward for them")),
+        ),
+        badness=lost / num / limit("unscored"),
     )

@@ -7,12 +7,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 from covey.config.dialect import LEARNING_RATE
+from covey.health.saved import Checkpoints, none_saved
+from covey.health.steady import Rewards, as_json, follow, from_json
 from covey.health.thresholds import limit
 from covey.texts import tr
-from covey.types import Fix, StepRecord
+from covey.types import Fix, Metric, StepRecord
 
 _KEPT = 200
 # A rate this many times the usual one is a slip, of which a third is one too.
@@ -111,8 +113,9 @@ class Series:
 class History:
     """All series of a run. `options` are those of the run as far as they are known.
 
-    A metric of a rollout stands in the record of each of its optimizer steps; it is taken in once. `memo` is
-    what rules have computed at this record.
+    A metric of a rollout stands in the record of each of its optimizer steps; it is taken in once. `steady`
+    follows which rewards never varied, and `memo` is what rules have computed at this record. `saved` lists
+    the checkpoints that are there now. Without `has_counts` a log does not say how many things a value saw.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -122,6 +125,9 @@ class History:
     num_records: int = 0
     highest_rate: float = 0.0
     memo: dict[str, Any] = field(default_factory=dict)
+    steady: Rewards = field(default_factory=dict)
+    saved: Checkpoints = none_saved
+    has_counts: bool = True
 
     def add(self, record: StepRecord) -> None:
         """Take a record in."""
@@ -136,6 +142,8 @@ class History:
                 continue
             found = Value(step=record.step, value=value, count=metric.count)
             self.series.setdefault(name, Series()).add(found)
+        if self.is_new_rollout:
+            follow(self.steady, record.metrics)
         self.highest_rate = max(self.highest_rate, self.value("learning_rate") or 0.0)
 
     @property
@@ -174,6 +182,7 @@ class History:
             "rollout": None if self.record is None else self.record.rollout,
             "num_records": self.num_records,
             "highest_rate": self.highest_rate,
+            "steady": as_json(self.steady),
             "series": [
                 [name, series.is_calibrated, _triples(series.first), _triples(series.last)]
                 for name, series in self.series.items()
@@ -190,6 +199,18 @@ class History:
             name: Series(first=_values(first), last=Window(_values(last)), is_calibrated=is_calibrated)
             for name, is_calibrated, first, last in values["series"]
         }
+        self.steady = from_json(values["steady"]) if "steady" in values else self._steady_of_series()
+
+    def _steady_of_series(self) -> Rewards:
+        """What the series say of it: the state of an older version has nothing else."""
+        found: Rewards = {}
+        steps: dict[int, dict[str, Metric]] = {}
+        for name, series in self.series.items():
+            for v in (*series.first, *series.last):
+                steps.setdefault(v.step, {})[name] = Metric(value=v.value, count=v.count)
+        for step in sorted(steps):
+            follow(found, steps[step])
+        return found
 
     def has_risen(self) -> bool:
         """Whether the reward is above that of the start by a quarter of the spread within groups."""
@@ -210,14 +231,14 @@ class History:
         """Whether advantages come from the spread within groups alone."""
         return self.options.get("advantage_estimator") != "reinforce_plus_plus"
 
-    def slower(self) -> Fix:
-        """A third of the learning rate, or a usual one where it is far above that."""
+    def slower(self, *, by: Literal[3, 10] = 3) -> Fix:
+        """A third or a tenth of the learning rate, or a usual one where it is far above that."""
         rate = self.option("learning_rate")
         usual = LEARNING_RATE.get(str(self.options.get("tuner_type")), LEARNING_RATE["full"])
         if rate and rate > _FAR * usual:
             return Fix(text=tr("use a usual learning rate"), edits={"learning_rate": usual})
-        text = tr("use a third of the learning rate")
-        return Fix(text=text, edits={"learning_rate": float(f"{rate / 3:.1g}")}) if rate else Fix(text=text)
+        text = tr("use a third of the learning rate") if by == 3 else tr("use a tenth of the learning rate")
+        return Fix(text=text, edits={"learning_rate": float(f"{rate / by:.1g}")}) if rate else Fix(text=text)
 
     def larger_groups(self) -> Fix:
         """Twice the completions a prompt, as an edit where the batch is known to divide by it."""

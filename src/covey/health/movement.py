@@ -10,6 +10,7 @@ from covey.health.baseline import is_solved
 from covey.health.groups import has_no_signal, other_prompts, why_equal
 from covey.health.history import History
 from covey.health.names import NO_SPREAD
+from covey.health.saved import BACK
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.texts import joined, tr
@@ -255,7 +256,7 @@ def not_finite(h: History) -> Sign | None:
             "overflow, or weights that are not finite already."
         ),
         fixes=(
-            Fix(text=tr("resume from a checkpoint before this step: --resume_from_checkpoint DIR")),
+            BACK,
             h.slower(),
         ),
         badness=1.0,

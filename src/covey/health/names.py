@@ -10,6 +10,7 @@ IDENTICAL = "completions/identical_groups"
 UNPARSED = "completions/unparsed_ratio"
 MOST_COMMON = "completions/most_common_ratio"
 PAID_LENGTH = "completions/reward_length_correlation"
+INVALID = "rows/invalid"
 NO_SPREAD = "frac_reward_zero_std"
 ENTROPY = ("entropy_sampled", "entropy", "entropy/mean")
 """Names of the entropy, of which the first that is there counts: covey's own `entropy` leaves out the rows

@@ -9,7 +9,8 @@ from typing import Any
 
 from covey.codes import CODES
 from covey.errors import GuardStop
-from covey.rewards.builtin import PENALTIES
+from covey.health.saved import MENDED
+from covey.rewards.kinds import kind_of, standing
 from covey.texts import counted, tr
 from covey.types import Finding, Finish, Fix, ScoredGroup, ScorePart, Severity, Status
 
@@ -166,7 +167,7 @@ def _no_number(part: ScorePart, row: int, where: str, step: int) -> Finding:
         ),
         fixes=(
             Fix(text=tr("return None for a completion that the reward does not apply to")),
-            Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),
+            MENDED,
         ),
         step=step,
     )
@@ -208,7 +209,7 @@ def _failed(name: str, lost: int, seen: int, example: ScorePart, step: int, wher
         why=tr("Completions without a reward are left out of their groups; none was scored 0."),
         cause=tr("The reward function has an error, or a service that it calls does not answer."),
         fixes=(
-            Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),
+            MENDED,
             *([_MORE_TIME] if example.status is Status.TIMEOUT else []),
         ),
         step=step,
@@ -231,7 +232,7 @@ def _scored_alone(name: str, num_alone: int, num: int, message: str, step: int) 
             "time, and each rollout takes one call more for each completion."
         ),
         cause="",
-        fixes=(Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest")),),
+        fixes=(MENDED,),
         severity=Severity.WARNING,
         step=step,
     )
@@ -247,8 +248,8 @@ def _constant(
         if len(values) > 1 or len(parts) < 2:
             continue
         (value,) = values
-        if value == 0 and name in PENALTIES:
-            continue  # the best that it gives: no completion is too long, or repeats itself
+        if value is not None and kind_of(name) != "answer" and standing(name, value) == "best":
+            continue  # no completion is too long, or each has the form that is asked for
         findings.append(
             Finding(
                 code="F108",

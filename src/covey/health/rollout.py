@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
+from covey.health.saved import NEWEST
 from covey.health.words import broken
 from covey.texts import joined, tr
 from covey.types import Fix, ScoredGroup, TrainSample, Trajectory
@@ -187,7 +188,7 @@ def _check_finite(row: TrainSample, total: float | None, step: int) -> None:
     if lost:
         cause = tr("The weights contain NaN or infinity, or the logits overflow.")
         fixes = (
-            Fix(text=tr("resume from the newest checkpoint with a smaller learning rate")),
+            NEWEST,
             Fix(text="float32", edits={"torch_dtype": "float32"}),
         )
         raise broken(

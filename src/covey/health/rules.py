@@ -3,65 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from covey.codes import CODES
-from covey.health import breakdown, collapse, groups, movement, sampling
 from covey.health.history import History
+from covey.health.rule_list import RULES, Rule
+from covey.health.saved import BACK, Checkpoints, none_saved, possible
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.texts import tr
-from covey.types import Finding, Severity, StepRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One rule: it speaks when `check` holds `streak` times in a row.
-
-    It is asked once a rollout, a step or an evaluation.
-    """
-
-    code: str
-    check: Callable[[History], Sign | None]
-    streak: int = 1
-    each: Literal["rollout", "step", "evaluation"] = "rollout"
-
-
-_LASTING = int(limit("streak"))
-
-RULES: tuple[Rule, ...] = (
-    Rule(code="F201", check=collapse.entropy_collapse, streak=_LASTING),
-    Rule(code="F202", check=collapse.entropy_surge, streak=_LASTING),
-    Rule(code="F203", check=collapse.length_explosion, streak=_LASTING),
-    Rule(code="F204", check=collapse.length_collapse, streak=_LASTING),
-    Rule(code="F205", check=collapse.truncation_spiral, streak=_LASTING),
-    Rule(code="F206", check=collapse.repetition),
-    Rule(code="F207", check=breakdown.hacking),
-    Rule(code="F208", check=breakdown.held_out_falls, each="evaluation"),
-    Rule(code="F209", check=movement.kl_blow_up, streak=int(limit("kl_values")), each="step"),
-    Rule(code="F210", check=movement.gradient_blow_up, streak=int(limit("grad_values")), each="step"),
-    Rule(code="F211", check=groups.no_signal),
-    Rule(code="F212", check=groups.little_signal),
-    Rule(code="F213", check=movement.rate_is_zero, streak=int(limit("learning_rate_values")), each="step"),
-    Rule(code="F214", check=movement.memory_grows, each="step"),
-    Rule(code="F215", check=movement.stopped_learning),
-    Rule(code="F216", check=movement.dead_gradient, streak=int(limit("dead_gradient_values")), each="step"),
-    Rule(code="F217", check=movement.dead_kl, streak=int(limit("dead_kl_values")), each="step"),
-    Rule(code="F218", check=movement.not_finite, each="step"),
-    Rule(
-        code="F219",
-        check=collapse.truncated_from_the_start,
-        streak=int(limit("truncated_at_start_values")),
-    ),
-    Rule(code="F220", check=groups.short_of_signal),
-    Rule(code="F221", check=breakdown.breakdown),
-    Rule(code="F222", check=breakdown.fell, streak=_LASTING),
-    Rule(code="F223", check=breakdown.length_is_paid, streak=_LASTING),
-    Rule(code="F224", check=breakdown.one_answer, streak=_LASTING),
-    Rule(code="F225", check=sampling.low_sample_size, streak=int(limit("ess_values"))),
-)
+from covey.types import Finding, Fix, Severity, StepRecord
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,12 +32,19 @@ class Rules:
 
     A rule that holds on speaks again after 100 steps, or when it is twice as bad. `counts` says for how many
     records each code held. A resumed run goes on with the start, the counts and the streaks of the run that
-    was stopped.
+    was stopped. `saved` lists the checkpoints that advice may name; a log without `has_counts` does not say
+    how many things its values saw.
     """
 
-    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any] | None = None,
+        *,
+        saved: Checkpoints = none_saved,
+        has_counts: bool = True,
+    ) -> None:
         self.counts: dict[str, int] = {}
-        self.history = History(options=options or {})
+        self.history = History(options=options or {}, saved=saved, has_counts=has_counts)
         self._held = {rule.code: _Held() for rule in RULES}
 
     def check(self, record: StepRecord) -> list[Finding]:
@@ -106,8 +66,22 @@ class Rules:
             self.counts[rule.code] = self.counts.get(rule.code, 0) + 1
             if _is_due(held, sign, record.step):
                 held.said, held.badness = record.step, sign.badness
-                findings.append(_finding(rule.code, sign, held.since, record.step))
+                fixes = self._possible(rule, sign, held.since)
+                findings.append(_finding(rule.code, replace(sign, fixes=fixes), held.since, record.step))
         return findings
+
+    def _possible(self, rule: Rule, sign: Sign, since: int) -> tuple[Fix, ...]:
+        """The fixes of a sign, with the checkpoint that is there from before it, if any."""
+        before = sign.was_well
+        if before is None:
+            # A rollout that is unusual was sampled by the weights of the step before.
+            before = since - 1 if rule.each == "rollout" else since
+        history = self.history
+        return (
+            possible(sign.fixes, history.saved(), before, history.slower())
+            if BACK in sign.fixes
+            else sign.fixes
+        )
 
     def _applies_now(self, rule: Rule) -> bool:
         match rule.each:
@@ -138,6 +112,14 @@ class Rules:
             since, streak, said, badness = values["held"][code]
             self._held[code] = _Held(since=since, streak=streak, said=said, badness=badness)
         self.history.load_state(values["history"], values["step"])
+
+    def advice(self, code: str) -> Sign | None:
+        """The sign of a rule that holds at the newest record, with the cause and the fixes of now: what it
+        said first knew less of the run."""
+        (rule,) = (r for r in RULES if r.code == code)
+        sign = rule.check(self.history)
+        since = self._held[code].since
+        return None if sign is None else replace(sign, fixes=self._possible(rule, sign, since))
 
     def holding(self) -> tuple[str, ...]:
         """The codes that held when their rule was last asked."""

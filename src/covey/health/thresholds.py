@@ -50,6 +50,10 @@ THRESHOLDS: Mapping[str, Threshold] = {
     # -- collapse
     "entropy_low": _t(0.2, _TRL_ENTROPY),
     "entropy_low_share": _t(0.2, "chosen; PRIME-RL/Entropy-Mechanism#20 and verl#5953 show steeper falls"),
+    "entropy_gone_share": _t(
+        0.1, "chosen: 1.85 to 0.04 nats in 22 steps at 300 times the usual rate was seen"
+    ),
+    "entropy_gone_values": _t(3, "as no_signal_rollouts"),
     "entropy_high": _t(1.0, "rllm#116: fine below 1 nat a token, trouble at 2"),
     "entropy_high_share": _t(2.0, "chosen: twice the entropy of the start"),
     "surge_of_better": _t(2.0, "rllm#116: trouble at 2 nats a token"),
@@ -69,6 +73,12 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "repetitive_least": _t(3, "chosen: fewer completions are a small sample"),
     # -- rewards
     "reward_fall_share": _t(0.25, "chosen: a quarter below the start"),
+    "level_spreads": _t(2, "chosen: rewards of 0 and 1 are one apart, which is two deviations at a half"),
+    "steady_rollouts": _t(10, "chosen: as no_signal_rollouts_small"),
+    "steady_rollouts_small": _t(20, "chosen: this many rollouts, however small"),
+    "steady_completions": _t(256, "chosen: what is earned once in a hundred is seen in 92 % of such samples"),
+    "unscored": _t(0.1, "chosen: a tenth of the completions was sampled in vain"),
+    "unscored_least": _t(3, "chosen: fewer completions are a small sample"),
     "eval_fall_share": _t(0.1, "chosen: a tenth below the best evaluation"),
     "eval_fall_errors": _t(2.0, "two standard errors of a share"),
     "eval_fall_values": _t(3, "chosen: three evaluations in a row"),

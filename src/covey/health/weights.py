@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covey.checksums import is_finite
 from covey.comm import Comm
+from covey.health.saved import BACK
 from covey.health.words import broken
 from covey.texts import tr
 from covey.types import Fix
@@ -106,8 +107,7 @@ class WeightWatch:
         if any(comm.max([float(len(bad))])):
             seen = tr("weights are not finite: {bad}", bad=", ".join(bad[:3]) or tr("on another rank"))
             cause = tr("The last step overflowed, or something wrote to the weights after it.")
-            before = Fix(text=tr("resume from an earlier checkpoint: --resume_from_checkpoint DIR"))
-            raise broken("F128", step, seen, cause, before, Fix(text=tr("use a smaller learning rate")))
+            raise broken("F128", step, seen, cause, BACK, Fix(text=tr("use a smaller learning rate")))
 
 
 def _share(names: Sequence[str], step: int) -> Sequence[str]:

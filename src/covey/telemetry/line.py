@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from covey.texts import tr
 from covey.texts.catalogue import columns
 from covey.texts.language import spoken
+from covey.texts.numbers import told
 from covey.types import Metric, StepRecord
 
 _DASH = "–"
@@ -92,7 +93,7 @@ def _fields(record: StepRecord, total: int, elapsed: str, left: str) -> list[_Fi
     step = f"{record.step:>{len(str(total))}}/{total}"
     no_signal = _value(metrics, "frac_reward_zero_std")
     signal = format_share(None if no_signal is None else 1 - no_signal)
-    reward, spread = _text(metrics, "reward"), _text(metrics, "reward_std")
+    reward, spread = _level(metrics), _text(metrics, "reward_std")
     kl, norm = _text(metrics, "kl"), _text(metrics, "grad_norm")
     length, speed = _text(metrics, "completions/mean_length"), _text(metrics, "throughput/tokens_per_s")
     return [
@@ -129,6 +130,15 @@ def _join(texts: Mapping[int, str]) -> str:
 def _value(metrics: Mapping[str, Metric], name: str) -> float | None:
     metric = metrics.get(name)
     return None if metric is None else metric.value
+
+
+def _level(metrics: Mapping[str, Metric]) -> str:
+    """The reward with as many digits as its spread needs, of 1000.4 ±0.5 more than "1.00k"."""
+    reward, spread = _value(metrics, "reward"), _value(metrics, "reward_std")
+    if reward is None or not spread or not math.isfinite(reward + spread):
+        return format_number(reward)
+    near = format_number(reward + spread / 2)
+    return format_number(reward) if format_number(reward) != near else told(reward, reward + spread)[0]
 
 
 def _text(metrics: Mapping[str, Metric], name: str) -> str:

@@ -14,6 +14,7 @@ from covey.errors import CoveyError
 from covey.telemetry.files import read_metrics
 from covey.telemetry.line import format_number
 from covey.texts import tr
+from covey.texts.numbers import told
 from covey.types import StepRecord
 
 if TYPE_CHECKING:
@@ -108,9 +109,10 @@ def summary(reward: Series) -> str:
     """Return the run in a sentence: the mean reward of the first and of the last tenth of its steps."""
     first, last = _tenths(reward)
     part = "tenth" if len(reward.steps) >= 20 else "step"
-    start, end = (
-        f"{format_number(v)} in the {which} {part}" for v, which in ((first, "first"), (last, "last"))
-    )
+    texts = [format_number(v) for v in (first, last)]
+    if texts[0] == texts[1]:
+        texts = [*told(first, last, digits=3)]
+    start, end = (f"{v} in the {which} {part}" for v, which in zip(texts, ("first", "last"), strict=True))
     return f"Mean reward {start}, {end}; {reward.steps[-1]:,} steps"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from covey.config.start import starts_at_reference
 from covey.config.write import to_yaml
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
+from covey.health.saved import checkpoints_of
 from covey.health.weights import WeightWatch
 from covey.learner.backends.base import Backend
 from covey.models.dropout import dropouts
@@ -148,7 +150,8 @@ def _health(
 ) -> Health:
     guards = _guards(config, plan, backend, comm)
     watch = RewardWatch(comm.world, tasks)
-    return Health(rules=Rules(config.model_dump()), watch=watch, guards=guards)
+    rules = Rules(config.model_dump(), saved=partial(checkpoints_of, Path(config.output_dir)))
+    return Health(rules=rules, watch=watch, guards=guards)
 
 
 def _registry(

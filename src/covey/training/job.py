@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from covey.activity import Stopped
@@ -28,6 +27,7 @@ from covey.rollout.engine import Engine
 from covey.rollout.publisher import Publisher
 from covey.rollout.records import records_of
 from covey.texts import tr
+from covey.texts.numbers import told
 from covey.training.evaluate import Best, EvalTimes, Evaluator
 from covey.training.guards import Guards
 from covey.training.limits import Limits, Signals
@@ -322,7 +322,9 @@ class Job:
         self.publisher.rest()
         shown = [n for n in metrics if n.endswith(("reward", "/mean")) or "pass@" in n]
         shown = [n for n in shown if "tasks/" not in n or n.endswith("reward")]
-        values = ", ".join(f"{n} {metrics[n].value:.4g}" for n in shown if metrics[n].value is not None)
+        numbers = {n: v for n in shown if (v := metrics[n].value) is not None}
+        # With an offset a value is told as exactly as one without.
+        values = ", ".join(f"{n} {told(v, v + 1)[0]}" for n, v in numbers.items())
         self.recorder.say(tr("eval      step {step}: {values}", step=self.progress.step, values=values))
         return metrics
 
@@ -332,25 +334,11 @@ class Job:
             more = found.cause or found.why
             words = tr("{sentence} {cause}", sentence=sentence(found.seen), cause=more)
             self.recorder.say(*coded(found.code, words))
-            self._record_finding(found)
+            self.record_finding(found)
 
-    def _record_finding(self, found: Finding) -> None:
+    def record_finding(self, found: Finding) -> None:
+        """Put a finding on record."""
         self.recorder.event("finding", step=self.progress.step, **fields_of(found))
-
-    def stop(self, finding: Finding) -> Path | None:
-        """Record what a guard saw, and save: what it saw was not applied, or is in the records.
-
-        Returns the checkpoint from which the run can be resumed. Weights that are not finite are not saved;
-        that is recorded too.
-        """
-        self._record_finding(finding)
-        try:
-            self.saver.save(self.progress.step)
-        except GuardStop as unsaved:
-            if unsaved.finding.code != finding.code:
-                self._record_finding(unsaved.finding)
-            return None
-        return None if self.saver.plan.model_only else self.saver.path(self.progress.step)
 
     def close(self) -> None:
         """Let go of what must end before the process group does."""

@@ -44,6 +44,7 @@ from covey.training.process import (
     world_size,
 )
 from covey.training.recorder import Recorder
+from covey.training.stopping import stop as save_stopped
 from covey.training.together import Together, together
 from covey.training.watch import watched
 from covey.types import Problem
@@ -126,7 +127,7 @@ def _run_to_end(job: Job) -> int:
         return exit_code
     except GuardStop as stop:
         exit_code = 3
-        stop.checkpoint = job.stop(stop.finding)
+        save_stopped(job, stop)
         raise
     except BaseException as error:
         if job.comm.world > 1 or not isinstance(error, Exception):

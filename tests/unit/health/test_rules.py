@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from covey.codes import CODES
-from covey.health.rules import RULES, Rules
+from covey.health.rule_list import RULES
+from covey.health.rules import Rules
 from covey.health.thresholds import THRESHOLDS
 from covey.types import Metric, Severity, StepRecord
 

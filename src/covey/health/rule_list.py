@@ -1,0 +1,240 @@
+"""Every rule over the records of a run, with when it holds in the words of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from covey.health import breakdown, collapse, groups, movement, sampling, unearned
+from covey.health.history import History
+from covey.health.sign import Sign
+from covey.health.thresholds import limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule: it speaks when `check` holds `streak` times in a row.
+
+    It is asked once a rollout, a step or an evaluation. `when` says in the documentation's words when it
+    holds.
+    """
+
+    code: str
+    check: Callable[[History], Sign | None]
+    when: str
+    streak: int = 1
+    each: Literal["rollout", "step", "evaluation"] = "rollout"
+
+
+_LASTING = int(limit("streak"))
+
+
+def _n(name: str) -> str:
+    """A threshold as a number in a text."""
+    return f"{limit(name):g}"
+
+
+def _p(name: str) -> str:
+    """A threshold as a percentage."""
+    return f"{limit(name):.0%}".replace("%", " %")
+
+
+_STEADY = (
+    f"{_n('steady_rollouts')} rollouts and {_n('steady_completions')} completions, or "
+    f"{_n('steady_rollouts_small')} rollouts"
+)
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="F201",
+        check=collapse.entropy_collapse,
+        streak=_LASTING,
+        when=f"the entropy is below {_n('entropy_low')} nats and {_p('entropy_low_share')} of its start, and "
+        "the run is no better",
+    ),
+    Rule(
+        code="F202",
+        check=collapse.entropy_surge,
+        streak=_LASTING,
+        when=f"the entropy is above {_n('entropy_high')} nat and {_n('entropy_high_share')} times its start; "
+        f"{_n('surge_of_better')} times as far, where the run is better",
+    ),
+    Rule(
+        code="F203",
+        check=collapse.length_explosion,
+        streak=_LASTING,
+        when=f"lengths are above {_n('length_long_share')} times their start and the run is no better; where "
+        f"it is, only within {_n('length_window')} rollouts, and not where the reward is known not to follow "
+        "the length",
+    ),
+    Rule(
+        code="F204",
+        check=collapse.length_collapse,
+        streak=_LASTING,
+        when=f"lengths are below {_n('length_short_share')} of their start; below "
+        f"{_n('length_nothing_share')}, where the run is better",
+    ),
+    Rule(
+        code="F205",
+        check=collapse.truncation_spiral,
+        streak=_LASTING,
+        when=f"over {_p('truncated')} of the completions are cut, {100 * limit('truncated_rise'):g} points "
+        "more than at the start",
+    ),
+    Rule(
+        code="F206",
+        check=collapse.repetition,
+        when=f"over {_p('repetitive')} of the completions, and {_n('repetitive_least')} of them, repeat "
+        "themselves",
+    ),
+    Rule(
+        code="F207",
+        check=breakdown.hacking,
+        when="one reward has risen and another has fallen, and the total has not fallen",
+    ),
+    Rule(
+        code="F208",
+        check=breakdown.held_out_falls,
+        each="evaluation",
+        when=f"{_n('eval_fall_values')} evaluations are {_p('eval_fall_share')} below the best one, and the "
+        "training reward is higher",
+    ),
+    Rule(
+        code="F209",
+        check=movement.kl_blow_up,
+        streak=int(limit("kl_values")),
+        each="step",
+        when=f"the KL is above {_n('kl_high')} nats a token; above {_n('kl_early')} within the first "
+        f"{_n('calibration_steps')} steps and still; above {_n('kl_growth_least')} and {_n('kl_growth')} "
+        "times that of 20 steps ago",
+    ),
+    Rule(
+        code="F210",
+        check=movement.gradient_blow_up,
+        streak=int(limit("grad_values")),
+        each="step",
+        when=f"the norm of the gradient is {_n('grad_growth')} times its median",
+    ),
+    Rule(
+        code="F211",
+        check=groups.no_signal,
+        when=f"no group has any spread: {_n('no_signal_rollouts')} rollouts and {_n('no_signal_groups')} "
+        f"groups, or {_n('no_signal_rollouts_small')} rollouts; not where the task is solved",
+    ),
+    Rule(
+        code="F212",
+        check=groups.little_signal,
+        when=f"{_p('little_signal')} of the groups of {_n('little_signal_rollouts')} rollouts have none, "
+        f"{100 * limit('little_signal_excess'):g} points above p^G + (1-p)^G; or siblings are the same text "
+        "from the start",
+    ),
+    Rule(
+        code="F213",
+        check=movement.rate_is_zero,
+        streak=int(limit("learning_rate_values")),
+        each="step",
+        when=f"the learning rate is 0, or was never above {_n('learning_rate_zero')}",
+    ),
+    Rule(
+        code="F214",
+        check=movement.memory_grows,
+        each="step",
+        when=f"memory grows in each quarter of {_n('memory_window')} steps, to {_n('memory_growth')} times "
+        f"and by {_n('memory_growth_gib')} GiB",
+    ),
+    Rule(
+        code="F215",
+        check=movement.stopped_learning,
+        when=f"the reward is level over {_n('stopped_window')} values, {_p('stopped_share')} of which had no "
+        "signal, gradient or update; not where the task is solved",
+    ),
+    Rule(
+        code="F216",
+        check=movement.dead_gradient,
+        streak=int(limit("dead_gradient_values")),
+        each="step",
+        when="rewards differ within groups and the gradient is exactly 0",
+    ),
+    Rule(
+        code="F217",
+        check=movement.dead_kl,
+        streak=int(limit("dead_kl_values")),
+        each="step",
+        when="the KL is exactly 0 while steps are taken",
+    ),
+    Rule(
+        code="F218",
+        check=movement.not_finite,
+        each="step",
+        when="a loss, gradient, reward, KL or entropy is not finite",
+    ),
+    Rule(
+        code="F219",
+        check=collapse.truncated_from_the_start,
+        streak=int(limit("truncated_at_start_values")),
+        when=f"{_p('truncated_at_start')} of the completions are cut from the first rollout on",
+    ),
+    Rule(
+        code="F220",
+        check=groups.short_of_signal,
+        when="groups without signal stay, after every further draw of `dynamic_sample`",
+    ),
+    Rule(
+        code="F221",
+        check=breakdown.breakdown,
+        when="the total reward has fallen, or a part of it while no other part has risen, and the "
+        "completions have changed: KL, entropy, length, cut, repeated or unreadable ones",
+    ),
+    Rule(
+        code="F222",
+        check=breakdown.fell,
+        streak=_LASTING,
+        when="the same by a quarter more, or a held-out reward a quarter below its best, and completions "
+        "look as before",
+    ),
+    Rule(
+        code="F223",
+        check=breakdown.length_is_paid,
+        streak=_LASTING,
+        when=f"within groups the reward and the length have a correlation of {_n('length_correlation')}, "
+        f"lengths are {_n('length_paid_share')} times or {_n('length_short_share')} of their start in its "
+        "direction, and no other reward has risen",
+    ),
+    Rule(
+        code="F224",
+        check=breakdown.one_answer,
+        streak=_LASTING,
+        when=f"{_p('one_answer')} of the completions of at least four prompts are the same text; at the "
+        f"start it was less than {_p('one_answer_start')}",
+    ),
+    Rule(
+        code="F225",
+        check=sampling.low_sample_size,
+        streak=int(limit("ess_values")),
+        when="the importance weights between engine and learner leave an effective sample size of less than "
+        f"{_p('ess_low')} of the tokens",
+    ),
+    Rule(
+        code="F226",
+        check=unearned.not_earned,
+        when=f"a reward for right answers is at its lowest for every completion of the run: {_STEADY}",
+    ),
+    Rule(
+        code="F227",
+        check=unearned.always_same,
+        when="another reward has one value for every completion of the run, as long, and that is not known "
+        "to be its best",
+    ),
+    Rule(
+        code="F228",
+        check=groups.unscored,
+        when=f"over {_p('unscored')} of the completions of {_n('recent_values')} rollouts, and "
+        f"{_n('unscored_least')} of them, have no reward",
+    ),
+    Rule(
+        code="F229",
+        check=collapse.collapsed,
+        when=f"F211, and the entropy is below {_p('entropy_gone_share')} of its start",
+    ),
+)

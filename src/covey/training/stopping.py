@@ -1,0 +1,48 @@
+"""How a run ends that a guard stops: what it saw goes on record, and the run is saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from covey.errors import GuardStop
+from covey.health.saved import Saved, possible
+from covey.training.job import Job
+from covey.types import Finding
+
+
+def stop(job: Job, stopped: GuardStop) -> None:
+    """Record what a guard saw, and save: what it saw was not applied, or is in the records. Collective.
+
+    `stopped` gets the checkpoint from which the run can be resumed, and advice that names no other. Weights
+    that are not finite are not saved; that is recorded too.
+    """
+    code, unsaved, step = stopped.finding.code, _unsaved(job), job.progress.step
+    if unsaved is None and not job.saver.plan.model_only:
+        stopped.checkpoint = job.saver.path(step)
+    stopped.finding = _advised(job, stopped.finding, stopped.checkpoint)
+    job.record_finding(stopped.finding)
+    if unsaved is None:
+        job.saver.save(step)
+    elif unsaved.code != code:
+        job.record_finding(_advised(job, unsaved, None))
+
+
+def _unsaved(job: Job) -> Finding | None:
+    """Why the weights of this step must not be saved."""
+    try:
+        if job.saver.saved_step != job.progress.step:
+            job.saver.plan.check(job.progress.step)
+    except GuardStop as stop:
+        return stop.finding
+    return None
+
+
+def _advised(job: Job, finding: Finding, coming: Path | None) -> Finding:
+    """The finding with checkpoints in its advice that are there, or `coming`, which is saved next."""
+    step, history = job.progress.step, job.rules.history
+    saved = list(history.saved())
+    if coming is not None:
+        saved.append(Saved(step=step, path=coming, resumes=True))
+    fixes = possible(finding.fixes, saved, finding.step or step, history.slower())
+    return replace(finding, fixes=fixes)
