@@ -33,6 +33,7 @@ LAYERS = (
         "json_lines",
         "weight_files",
         "checksums",
+        "norms",
         "options",
     ),
     ("comm", "config"),
