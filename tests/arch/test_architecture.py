@@ -32,7 +32,9 @@ LAYERS = (
         "environment",
         "json_lines",
         "weight_files",
+        "text_files",
         "checksums",
+        "norms",
         "options",
     ),
     ("comm", "config"),
@@ -51,7 +53,7 @@ ENTRY_POINTS = {"__init__", "__main__"}
 
 TORCH_FREE = (
     *("types", "texts", "errors", "codes", "exits", "meeting", "activity", "environment", "json_lines"),
-    *("weight_files", "options", "config", "plan", "data", "rewards", "api", "cli", "doctor"),
+    *("weight_files", "text_files", "options", "config", "plan", "data", "rewards", "api", "cli", "doctor"),
     *("training.facts", "training.together"),
     *("health.hang", "health.stacks", "health.watchdog", "health.rules"),
 )

@@ -178,6 +178,48 @@ def test_the_newest_checkpoint_is_what_to_type_where_none_is_named(asked: str, h
     assert "type   --resume_from_checkpoint run/checkpoint-4" in done.err
 
 
+def without_lines(run: Path) -> None:
+    """The first two steps are lost, and the last line in its middle."""
+    path = run / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[2:]).rstrip()[:-9])
+
+
+ROLLOUT = "rollouts/rollout-000003.jsonl"
+LOST = {
+    "no metrics": (
+        lambda run: (run / "metrics.jsonl").unlink(),
+        "metrics.jsonl is gone, with the metrics of 4",
+    ),
+    "lines of metrics": (without_lines, "lacks 3 steps, the first is step 1 and the last step 4"),
+    "no rollouts": (drop("rollouts"), f"{ROLLOUT} is gone"),
+    "an empty rollout": (lambda run: (run / ROLLOUT).write_text(""), f"{ROLLOUT} is empty"),
+    "a torn rollout": (
+        lambda run: (run / ROLLOUT).write_text((run / ROLLOUT).read_text()[:-20]),
+        f"{ROLLOUT} is damaged in line",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_records_that_are_gone_are_named_and_the_run_goes_on(case: str, here: Path) -> None:
+    damage, words = LOST[case]
+    damage(here)
+    done = go_on()
+    assert done.code == 0, done.err
+    (found,) = [e for e in events(here, "finding") if e["code"] == "W164"]
+    assert words in found["seen"]
+    assert "W164 run/" in " ".join(done.out.split())
+    assert [record["step"] for record in metrics(here)][-1] == 5
+
+
+@pytest.mark.parametrize("change", [{}, {"rollout_log": "none"}, {"rollout_log": 2}])
+def test_nothing_is_said_of_records_that_were_never_written(change: dict[str, object], here: Path) -> None:
+    if change:
+        (here / ROLLOUT).unlink()
+    done = go_on(**change)
+    assert done.code == 0 and "W164" not in done.out + done.err
+
+
 def test_torn_lines_and_hidden_leftovers_are_no_obstacle(here: Path) -> None:
     for name in ("metrics.jsonl", "events.jsonl"):
         with (here / name).open("a") as file:

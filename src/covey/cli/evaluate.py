@@ -33,7 +33,7 @@ def evaluate(argv: Sequence[str]) -> int:
         raise ConfigError([no_model, *faults])
     from covey.training.facts.evaluation import survey_checked
 
-    with survey_checked(resolved) as surveyed:
+    with survey_checked(resolved, directory) as surveyed:
         from covey.training.standalone import evaluate as run
 
         done = run(resolved, surveyed, directory)

@@ -51,6 +51,13 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "differ from those of the stopped run.",
     ),
     (
+        "W164",
+        "Records of the stopped run are missing",
+        "The run continues as it would have: its state is in the checkpoint. But plots, the doctor and "
+        "trackers know only the steps that metrics.jsonl has, and a rollout without its file cannot be read "
+        "or replayed.",
+    ),
+    (
         "W163",
         "Reward function changed since the stopped run",
         "The rewards of the steps after the resume cannot be compared with those before it.",

@@ -23,7 +23,7 @@ _ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SMALL = (
     *("config.json", "generation_config.json", "adapter_config.json", INDEX),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
-    *("vocab.*", "merges.txt", "spiece.model", "sentencepiece*"),
+    *("additional_chat_templates/*", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*"),
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 

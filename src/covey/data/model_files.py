@@ -15,6 +15,7 @@ from covey.config.checkpoints import list_checkpoints
 from covey.config.quantization import stored_options
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
+from covey.text_files import read_json as read_json
 from covey.texts import tr
 from covey.weight_files import INDEX, WHOLE, DamagedFileError, stored_tensors, weight_files
 
@@ -102,14 +103,6 @@ def vocabulary_of(directory: Path) -> int | None:
     config = read_json(directory / "config.json")
     value = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
     return value if isinstance(value, int) else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object's file; empty where there is no file or no object in it."""
-    if not path.is_file():
-        return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
-    return value if isinstance(value, dict) else {}
 
 
 def known_model_types() -> frozenset[str]:

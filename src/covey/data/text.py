@@ -29,6 +29,7 @@ from covey.data.model_files import model_problem as model_problem
 from covey.data.model_files import read_json
 from covey.data.plain import is_encodable
 from covey.data.template import compiled, typed_template
+from covey.text_files import GENERATION, own_template
 from covey.texts import tr
 
 # What a template is given on every rendering, which chat_template_kwargs may not replace.
@@ -47,10 +48,10 @@ _MEDIA_TOKEN = re.compile(r"image|audio|video|vision|^[be]o[iav]_")
 class TextCodec:
     """A model's tokenizer, chat template and end tokens.
 
-    `stop_sources` says who asked for each end token; `prefix_ids` is what the tokenizer puts in front of a
-    text of its own accord; `template_kwargs` reaches the template on every rendering. `unstoppable` is the
-    mark that the template ends an assistant's turn with where no single token stands for it, or "".
-    `template_text` is what `chat_template` was made of.
+    `stop_token_ids` begin with the template's own; `stop_sources` says who asked for each. `prefix_ids` is
+    what the tokenizer puts in front of a text of its own accord; `template_kwargs` reaches the template on
+    every rendering. `unstoppable` is the mark that the template ends an assistant's turn with where no single
+    token stands for it, or "". `template_text` is what `chat_template` was made of.
     """
 
     tokenizer: Tokenizer
@@ -204,13 +205,11 @@ class TextCodec:
 
 def stop_tokens_in_words(codec: TextCodec) -> str:
     """End tokens, ids and who asked for each: `<|im_end|> (257; template, tokenizer), </s> (2; config)`."""
-    sources = codec.stop_sources
-    ids = sorted(codec.stop_token_ids, key=lambda i: ("template" not in sources.get(i, ()), i))
     words = []
-    for token_id in ids:
-        content = codec.tokenizer.id_to_token(token_id)
+    for token_id in codec.stop_token_ids:
+        content, sources = codec.tokenizer.id_to_token(token_id), codec.stop_sources.get(token_id, ())
         named = content if content is not None else tr("(not in the tokenizer)")
-        words.append(f"{named} ({'; '.join([str(token_id), ', '.join(sources.get(token_id, ()))])})")
+        words.append(f"{named} ({'; '.join([str(token_id), ', '.join(sources)])})")
     return ", ".join(words) or "none"
 
 
@@ -220,21 +219,18 @@ def load_codec(
     chat_template: str | None = None,
     enable_thinking: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    adapter: Path | None = None,
 ) -> TextCodec:
     """Read tokenizer, template and end tokens of a model directory.
 
-    `chat_template` is `chatml` or a file and replaces the model's own. End tokens are those of
+    `chat_template` is `chatml` or a file and replaces the model's own; so does the template of an `adapter`,
+    with which it was trained, and its generation_config.json. End tokens are those of
     generation_config.json, config.json and the tokenizer, and the one that the template puts after an
     assistant's turn. Raises FileNotFoundError where there is no tokenizer.json, ModelError where it is
     broken, TemplateError where the template is.
     """
     settings = read_json(model_dir / "tokenizer_config.json")
-    template = _own_template(model_dir, settings) if chat_template is None else typed_template(chat_template)
-    whose = (
-        tr("the model's chat template")
-        if chat_template is None
-        else tr("the chat template {chat_template}", chat_template=chat_template)
-    )
+    template, whose = _template(model_dir, adapter, chat_template)
     tokenizer = _tokenizer(model_dir / "tokenizer.json")
     special = {
         name: value["content"] if isinstance(value, dict) else value
@@ -253,23 +249,27 @@ def load_codec(
     closing, unstoppable = _closing(codec)
     asked = {
         "template": closing,
-        "generation_config": _ids(read_json(model_dir / "generation_config.json").get("eos_token_id")),
+        "generation_config": _ids(_generation(model_dir, adapter).get("eos_token_id")),
         "config": _ids(read_json(model_dir / "config.json").get("eos_token_id")),
         "tokenizer": _ids(tokenizer.token_to_id(special.get("eos_token", ""))),
     }
-    stop = sorted(set().union(*asked.values()))
-    sources = {i: tuple(who for who, ids in asked.items() if i in ids) for i in stop}
-    return replace(codec, stop_token_ids=tuple(stop), stop_sources=sources, unstoppable=unstoppable)
+    sources = {i: tuple(w for w, named in asked.items() if i in named) for ids in asked.values() for i in ids}
+    return replace(codec, stop_token_ids=tuple(sources), stop_sources=sources, unstoppable=unstoppable)
 
 
-def _own_template(model_dir: Path, settings: Mapping[str, Any]) -> str | None:
-    file = model_dir / "chat_template.jinja"
-    template = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
-    if template is None:
-        template = read_json(model_dir / "chat_template.json").get("chat_template")
-    if isinstance(template, list):
-        return next((t["template"] for t in template if t.get("name") == "default"), None)
-    return template
+def _template(model_dir: Path, adapter: Path | None, typed: str | None) -> tuple[str | None, str]:
+    """The template, and whose it is in words."""
+    if typed is not None:
+        return typed_template(typed), tr("the chat template {chat_template}", chat_template=typed)
+    if adapter is not None and (template := own_template(adapter)) is not None:
+        return template, tr("the chat template of the adapter {adapter}", adapter=adapter)
+    return own_template(model_dir), tr("the model's chat template")
+
+
+def _generation(model_dir: Path, adapter: Path | None) -> dict[str, Any]:
+    """generation_config.json of an adapter that has one, else of the model."""
+    said = {} if adapter is None else read_json(adapter / GENERATION)
+    return said or read_json(model_dir / GENERATION)
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -322,24 +322,24 @@ def _template_kwargs(
     return {**kwargs, "enable_thinking": enable_thinking}
 
 
-def _closing(codec: TextCodec) -> tuple[set[int], str]:
+def _closing(codec: TextCodec) -> tuple[list[int], str]:
     """The token that the template puts after an assistant's text, where it puts one; else the mark that it
     puts there and that is no token, or nothing."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CLOSED}]
     try:
         text = codec.render(turns, add_generation_prompt=False)
     except TemplateError:
-        return set(), ""
+        return [], ""
     before, _, after = text.rpartition(_CLOSED)
     if not before:
-        return set(), ""
+        return [], ""
     added = {token.content: i for i, token in codec.tokenizer.get_added_tokens_decoder().items()}
     closing = [c for c in added if c.strip() and after.lstrip().startswith(c)]
     if closing:
-        return {added[max(closing, key=len)]}, ""
+        return [added[max(closing, key=len)]], ""
     mark = _MARK.match(after.lstrip())
     known = None if mark is None else codec.tokenizer.token_to_id(mark[0])
-    return ({known}, "") if known is not None else (set(), mark[0] if mark else "")
+    return ([known], "") if known is not None else ([], mark[0] if mark else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +374,7 @@ def prompt_problem(codec: TextCodec) -> PromptProblem | None:
     return None
 
 
-def _ids(value: Any) -> set[int]:
+def _ids(value: Any) -> list[int]:
     if value is None:
-        return set()
-    return set(value) if isinstance(value, list) else {int(value)}
+        return []
+    return [int(i) for i in value] if isinstance(value, list) else [int(value)]

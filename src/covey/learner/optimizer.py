@@ -23,6 +23,7 @@ from covey.errors import CheckpointError
 from covey.learner.adam import Adam, AdamKind
 from covey.learner.offload import NO_OFFLOAD, Offload, Parked, layer_groups, own_memory
 from covey.models.quantized import cast_unpacked
+from covey.norms import total_norm
 from covey.texts import tr
 from covey.types import StepStats
 
@@ -246,8 +247,7 @@ class Masters:
 
     def step(self, learning_rate: float) -> StepStats:
         """Clip, step and clear the gradient. Raises NonFiniteGradient before anything changes on any rank."""
-        gradients = [m.grad for m in self.masters if m.grad is not None]
-        norm = self._norm(nn.utils.get_total_norm(gradients, error_if_nonfinite=False))
+        norm = self._norm([m.grad for m in self.masters if m.grad is not None])
         grad_norm = float(norm)
         is_finite = math.isfinite(grad_norm)
         if not self._across.all(is_finite):
@@ -255,7 +255,7 @@ class Masters:
             raise NonFiniteGradient(tr("{whose}gradient norm {grad_norm}", whose=whose, grad_norm=grad_norm))
         limit = self._config.max_grad_norm
         if limit > 0:
-            nn.utils.clip_grads_with_norm_(self.masters, limit, norm)
+            nn.utils.clip_grads_with_norm_(self.masters, limit, norm.float())
         untouched = self._untouched()
         places = [i for group in self._groups for i in group.places]
         should_move = self._watched(places, gradient=True).abs() > self._config.epsilon
@@ -269,7 +269,7 @@ class Masters:
             grad_norm=grad_norm,
             grad_norm_clipped=min(grad_norm, limit) if limit > 0 else grad_norm,
             learning_rate=learning_rate,
-            update_ratio=float(self._norm(change.norm()) / self._norm(before.norm()).clamp_min(1e-30)),
+            update_ratio=float(self._norm([change]) / self._norm([before]).clamp_min(1e-30)),
             frac_params_changed=num_moved / max(1.0, num),
             frac_moved=num_due / due if due else None,
             untouched=untouched,
@@ -289,9 +289,9 @@ class Masters:
                 self._write_back(group.places)
         return torch.cat(before), torch.cat(after)
 
-    def _norm(self, own: Tensor) -> Tensor:
-        """The norm of all shards from that of this rank's."""
-        return self._across.sum(own.double() ** 2).sqrt().to(own.dtype)
+    def _norm(self, own: Sequence[Tensor]) -> Tensor:
+        """The norm of all shards, in float64, from this rank's."""
+        return self._across.sum(total_norm(own).double() ** 2).sqrt()
 
     def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
         """The accumulated float32 gradients with the parameters' names, not copied; zeros where there is

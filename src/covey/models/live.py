@@ -21,10 +21,11 @@ from torch import nn
 from covey.config.objects import UNUSABLE, object_name
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import ModelShapes
-from covey.models.load import copy_text_files, load_policy
+from covey.models.load import load_policy
 from covey.models.lora import merge_into_base
 from covey.models.policy import Policy
 from covey.models.quantized import is_packed
+from covey.text_files import copy_tokenizer
 from covey.texts import joined, tr
 
 # Elements of each tensor that the checksum is of.
@@ -301,7 +302,7 @@ def _write_tokenizer(tokenizer: Any, directory: Path) -> list[Fault]:
     if tokenizer is None:
         return []
     if isinstance(tokenizer, Path):
-        copy_text_files(tokenizer, directory)
+        copy_tokenizer(tokenizer, directory)
         return []
     kind = type(tokenizer).__name__
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase) or not tokenizer.is_fast:

@@ -27,6 +27,7 @@ from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
 from covey.models.quantized import cast_unpacked, compute_in, is_packed, loading_arguments
 from covey.plan.problem import problem
+from covey.text_files import TextFiles
 from covey.texts import tr
 from covey.types import Fix
 
@@ -251,23 +252,8 @@ def _choose_stream(policy: Policy) -> list[ProbeResult]:
     return results
 
 
-# Everything beside the weights that a model directory needs to be loaded with its tokenizer.
-_TEXT_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-
-
 def save_policy(policy: Policy, source: Path, target: Path) -> None:
-    """Save the model so that `from_pretrained` loads it, with the tokenizer files of `source` beside it.
+    """Save the model so that `from_pretrained` loads it, with the text files of `source` beside it.
 
     Weights are saved in the dtype that they are held in for computing. Of a policy with an adapter the
     adapter alone is saved, for peft to load; it names `source` as its base.
@@ -277,14 +263,7 @@ def save_policy(policy: Policy, source: Path, target: Path) -> None:
     else:
         tensors = adapter_tensors(policy.adapter)
         save_adapter(policy.adapter, tensors, target, base=str(source.absolute()))
-    copy_text_files(source, target)
-
-
-def copy_text_files(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files and the chat template."""
-    for name in _TEXT_FILES:
-        if (source / name).is_file():
-            (target / name).write_bytes((source / name).read_bytes())
+    TextFiles(origin=source).write(target)
 
 
 def load_still(

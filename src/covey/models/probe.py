@@ -18,6 +18,7 @@ from torch import Tensor
 from covey.models.attention import LayoutLostError
 from covey.models.policy import Policy
 from covey.models.prefix import share_prompt
+from covey.norms import total_norm
 from covey.token_streams import Row, StreamKind, build_stream
 from covey.types import MicroBatch
 
@@ -228,7 +229,7 @@ def probe(
 
 
 def _relative(difference: Tensor, reference: Tensor) -> float:
-    return float(difference.norm() / reference.norm().clamp_min(1e-30))
+    return float(total_norm([difference]) / total_norm([reference]).clamp_min(1e-30))
 
 
 def _token_index(rows: Sequence[Row], kind: StreamKind) -> list[Tensor]:

@@ -21,7 +21,7 @@ from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts, ResumeFacts
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import faults, shape_of
-from covey.texts import counted, has_value, tr
+from covey.texts import counted, has_value, joined, tr
 from covey.types import Fix, Problem
 
 # What a checkpoint has a state of its own for, or none.
@@ -168,6 +168,7 @@ def _resume(
         return [_nothing_to_resume(config, resume, resume.problem)]
     passed = [_passed_over(resume, reason) for reason in resume.skipped]
     passed += [] if resume.is_compared else [_not_compared(resume)]
+    passed += [_lost(resume)] if resume.lost else []
     changed = protected_changes(config, resume.config_changes)
     is_within = _cuts_rollout(config, resume)
     final = (*_OWN_STATE, *(_CUT if is_within else ()))
@@ -277,6 +278,11 @@ def _not_compared(resume: ResumeFacts) -> Problem:
     seen = tr("The options of the stopped run are not known: {path} is missing or cannot be read.", path=path)
     fix = Fix(text=tr("give the options that the run was started with"))
     return warning("W161", "resume_from_checkpoint", seen, "", fix)
+
+
+def _lost(resume: ResumeFacts) -> Problem:
+    fix = Fix(text=tr("if there is a copy, put it back before the run is resumed; else no action is needed"))
+    return warning("W164", "resume_from_checkpoint", tr("{lost}.", lost=joined("; ", resume.lost)), "", fix)
 
 
 def _passed_over(resume: ResumeFacts, reason: str) -> Problem:

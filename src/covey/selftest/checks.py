@@ -39,6 +39,7 @@ from covey.selftest.subject import (
     rows_of,
     sample,
 )
+from covey.text_files import TextFiles
 from covey.texts import tr
 from covey.token_streams import Row, StreamKind
 from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
@@ -329,7 +330,7 @@ def _save(run: _Run, subject: Subject, directory: Path) -> Path:
     return write_checkpoint(
         directory,
         step=run.progress.step,
-        write_model=run.backend.model_writer(subject.directory, None),
+        write_model=run.backend.model_writer(TextFiles(origin=subject.directory), None),
         states=run.registry.states(),
         pieces=run.registry.pieces(),
         meta={},

@@ -35,6 +35,7 @@ from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.owner import Lock
 from covey.telemetry.rollouts import RolloutLimits
+from covey.text_files import TextFiles, own_template
 from covey.training import settings
 from covey.training.backend import backend_for, sampling_engine
 from covey.training.build_source import (
@@ -226,7 +227,7 @@ def _recorder(config: Config, files: RunFiles | None, total_steps: int, lock: Lo
 
 def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards) -> SavePlan:
     live, pass_rates = found.live, found.facts.pass_rates
-    origin = model_dir(config) if live is None else live.directory
+    text = _text_files(config, found)
     base = None if live is None else live.name
     measured = {"pass_rates": pass_rates.digest} if pass_rates is not None else {}
     adapter = found.facts.adapter
@@ -238,8 +239,21 @@ def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards) 
         model_only=config.save_only_model,
         keep_best=config.load_best_model_at_end,
         check=guards.check_before_save,
-        model_writer=lambda: backend.model_writer(origin, base),
+        model_writer=lambda: backend.model_writer(text, base),
         meta={"model": config.model, **measured, **reference, "rewards": dict(found.facts.reward_texts)},
+    )
+
+
+def _text_files(config: Config, found: Survey) -> TextFiles:
+    """What makes others prompt and stop the model as the run did."""
+    live, codec = found.live, found.codec
+    assert codec is not None
+    origin = model_dir(config) if live is None else live.directory
+    is_own = config.chat_template is None and codec.template_text == own_template(origin)
+    return TextFiles(
+        origin=origin,
+        template=None if is_own else codec.template_text,
+        stop_token_ids=codec.stop_token_ids,
     )
 
 

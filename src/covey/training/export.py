@@ -25,8 +25,10 @@ from covey.config.quantization import adapter_quantization
 from covey.data.text import TemplateError, load_codec
 from covey.errors import CoveyError
 from covey.models.adapter_shapes import adapter_settings
-from covey.models.load import base_directory, copy_text_files, load_any
+from covey.models.load import base_directory, load_any
 from covey.models.lora import merge_into_base
+from covey.norms import total_norm
+from covey.text_files import copy_text_files
 from covey.texts import tr
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -177,7 +179,7 @@ def _logits(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
 
 def _agree(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> float:
     """The largest difference; CoveyError where the relative one is above `tolerance`."""
-    gap = float((actual - expected).norm() / expected.norm())
+    gap = float(total_norm([actual - expected]) / total_norm([expected]))
     largest = float((actual - expected).abs().max())
     if not gap <= tolerance:
         raise CoveyError(

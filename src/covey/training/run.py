@@ -184,8 +184,12 @@ def _rounded_update(job: Job) -> list[str]:
 
 def _record_start(facts: Facts, problems: Sequence[Problem], job: Job) -> None:
     """Put on record that the processes were started again, what is switched off, which rewards were
-    changed, and which checkpoints were passed over."""
-    said = [(problem.code, problem.seen) for problem in problems if problem.code in ("W153", "W162", "W163")]
+    changed, which records are missing, and which checkpoints were passed over."""
+    said = [
+        (problem.code, problem.seen)
+        for problem in problems
+        if problem.code in ("W153", "W162", "W163", "W164")
+    ]
     said += [("W160", reason) for reason in (facts.resume.skipped if facts.resume is not None else ())]
     for code, seen in said:
         job.recorder.event("finding", step=job.progress.step, code=code, seen=seen)

@@ -60,7 +60,7 @@ class Evaluated:
 
 def evaluate_checked(resolved: Resolved, directory: Path, objects: Objects) -> Evaluated:
     """The same with facts of its own; ConfigError carries what is wrong. A live model is left as it was."""
-    with survey_checked(resolved, objects) as found:
+    with survey_checked(resolved, directory, objects) as found:
         live = found.live
         with lent(live.model, keep_weights=True) if live is not None else nullcontext():
             return evaluate(resolved, found, directory)

@@ -36,7 +36,7 @@ class Evaluation:
         stand_in(
             monkeypatch,
             "covey.training.facts.evaluation",
-            survey_checked=lambda resolved: Survey(Facts(), self.order),
+            survey_checked=lambda resolved, directory: Survey(Facts(), self.order),
         )
 
     def _run(self, resolved: Resolved, found: Any, directory: Path) -> Evaluated:

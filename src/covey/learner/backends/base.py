@@ -16,6 +16,7 @@ from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.reference import MovingReference
 from covey.models.lora import AdapterAlone
 from covey.models.policy import Policy
+from covey.text_files import TextFiles
 from covey.types import MicroBatch, StepStats, TokenStats
 
 LossFunction = Callable[[TokenStats, MicroBatch], LossOutput]
@@ -120,9 +121,9 @@ class Backend(Protocol):
         """Sums of the bit patterns of the whole tensors of which these are held here. Collective."""
         ...
 
-    def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
-        """What writes this rank's part of what `from_pretrained` or peft loads, with the text files of
-        `origin`; an adapter names `base` as its model, or `origin`. Collective; the writing is not."""
+    def model_writer(self, text: TextFiles, base: str | None) -> ModelWriter:
+        """What writes this rank's part of what `from_pretrained` or peft loads, with its text files; an
+        adapter names `base` as its model, or their origin. Collective; the writing is not."""
         ...
 
     def pieces(self) -> Iterable[Piece]:

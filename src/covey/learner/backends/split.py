@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,7 @@ from covey.models.lora import (
     reset_magnitudes,
 )
 from covey.models.policy import Policy
+from covey.text_files import TextFiles
 
 
 class SplitModel(Passes):
@@ -136,17 +136,17 @@ class SplitModel(Passes):
         """Sums over the parts of all ranks."""
         return whole_checksums(tensors, self._across)
 
-    def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
+    def model_writer(self, text: TextFiles, base: str | None) -> ModelWriter:
         """Each rank keeps the tensors that it writes, on the CPU; the first one an adapter."""
         adapter = self.sampler.adapter
         if adapter is not None:
             with self._room.held(self.split.whole()):
                 own = {n: t.to("cpu", copy=True) for n, t in adapter_tensors(adapter).items()}
-            return adapter_writer(adapter, own, origin, base, self.dp_rank)
+            return adapter_writer(adapter, own, text, base, self.dp_rank)
         files = ModelFiles(self.sampler.model, self.dp_rank, self.dp_world)
         for name, weight in self.split.whole():
             files.add(name.removeprefix("model."), weight)
-        return model_writer(files, origin, self.dp_rank)
+        return model_writer(files, text, self.dp_rank)
 
     @torch.no_grad()
     def give_back(self, model: nn.Module) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from covey.models.lora import (
     plain_weights,
 )
 from covey.models.policy import Policy
+from covey.text_files import TextFiles
 
 
 class WholeModel(Passes):
@@ -65,13 +65,13 @@ class WholeModel(Passes):
         """Those of the tensors themselves."""
         return [checksum(tensor) for tensor in tensors.values()]
 
-    def model_writer(self, origin: Path, base: str | None) -> ModelWriter:
+    def model_writer(self, text: TextFiles, base: str | None) -> ModelWriter:
         """Tensors are dealt out to the processes; the first one writes an adapter."""
         adapter = self.policy.adapter
         if adapter is not None:
-            return adapter_writer(adapter, adapter_tensors(adapter), origin, base, self.dp_rank)
+            return adapter_writer(adapter, adapter_tensors(adapter), text, base, self.dp_rank)
         files = ModelFiles(self.policy.model, self.dp_rank, self.dp_world)
-        return model_writer(files.add_all(self.policy.model.named_parameters()), origin, self.dp_rank)
+        return model_writer(files.add_all(self.policy.model.named_parameters()), text, self.dp_rank)
 
     def give_back(self, model: nn.Module) -> None:
         """The policy is that model; an adapter is added to it for good."""

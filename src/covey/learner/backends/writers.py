@@ -10,30 +10,31 @@ from torch import Tensor
 from covey.checkpoint.manifest import FileEntry
 from covey.checkpoint.model_files import ModelFiles
 from covey.learner.backends.base import ModelWriter
-from covey.models.load import copy_text_files
 from covey.models.lora import Adapter, save_adapter
+from covey.text_files import TextFiles
 
 
-def model_writer(files: ModelFiles, origin: Path, rank: int) -> ModelWriter:
-    """Writes the rank's tensors, and on the first rank the tokenizer of `origin`."""
+def model_writer(files: ModelFiles, text: TextFiles, rank: int) -> ModelWriter:
+    """Writes the rank's tensors, and on the first rank config and text files."""
 
     def write(directory: Path) -> dict[str, FileEntry]:
+        entries = files.write(directory)
         if rank == 0:
-            copy_text_files(origin, directory)
-        return files.write(directory)
+            text.write(directory)
+        return entries
 
     return write
 
 
 def adapter_writer(
-    adapter: Adapter, tensors: Mapping[str, Tensor], origin: Path, base: str | None, rank: int
+    adapter: Adapter, tensors: Mapping[str, Tensor], text: TextFiles, base: str | None, rank: int
 ) -> ModelWriter:
-    """Writes an adapter on the first rank; it names `base` as its model, or `origin`."""
+    """Writes an adapter on the first rank; it names `base` as its model, or the origin of its texts."""
 
     def write(directory: Path) -> dict[str, FileEntry]:
         if rank == 0:
-            save_adapter(adapter, tensors, directory, base=base or str(origin.absolute()))
-            copy_text_files(origin, directory)
+            save_adapter(adapter, tensors, directory, base=base or str(text.origin.absolute()))
+            text.write(directory)
         return {}
 
     return write

@@ -29,7 +29,7 @@ class ResumeFacts:
     `pass_rates` is the digest of what was measured then, `reference` that of the adapter that the reference
     had. `foreign` is what a checkpoint of another trainer holds. `steps_of_rollout` are the steps taken of
     the rollout that it stands in, 0 between two. `reward_texts` are the digests of reward functions as they
-    were, as in Facts.
+    were, as in Facts. `lost` says what the stopped run had recorded and its directory does not hold.
     """
 
     path: str
@@ -45,6 +45,7 @@ class ResumeFacts:
     foreign: Literal["", "model", "adapter"] = ""
     steps_of_rollout: int = 0
     reward_texts: tuple[tuple[str, str], ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.checkpoints import checkpoint_step
-from covey.json_lines import read_lines
+from covey.json_lines import UNREADABLE, opened, read_lines
 from covey.telemetry.owner import LOCK
-from covey.texts import tr
+from covey.telemetry.rollouts import list_rollouts, rollout_path
+from covey.texts import counted, tr
 
 _LEFTOVERS = (
     *(LOCK, ".tmp-*", ".covey-*", "status-rank-*.json", "live"),
@@ -71,6 +72,58 @@ def records_problem(output_dir: Path) -> tuple[str, str] | None:
             if words and line.is_whole:
                 return str(path), tr("is damaged in line {number}: {words}", number=line.number, words=words)
     return None
+
+
+def lost_records(output_dir: Path, step: int, rollout: int | None) -> tuple[str, ...]:
+    """What a run at `step` has recorded and its directory does not hold, in words: lines of metrics.jsonl,
+    and the file of `rollout` (None: it was not written)."""
+    lost = [_lost_steps(output_dir / "metrics.jsonl", step)]
+    if rollout is not None:
+        directory = output_dir / "rollouts"
+        path = list_rollouts(directory).get(rollout)
+        if path is None:
+            lost.append(tr("{path} is gone", path=rollout_path(directory, rollout)))
+        else:
+            lost.append(_unreadable(path))
+    return tuple(words for words in lost if words)
+
+
+def _lost_steps(path: Path, step: int) -> str:
+    """The steps up to `step` of which metrics.jsonl has no line, in words; "" where there is none."""
+    if not step:
+        return ""
+    if not path.is_file():
+        return tr("{path} is gone, with the metrics of {steps}", path=path, steps=counted(step, "step"))
+    try:
+        with path.open("rb") as file:
+            recorded = {line.record["step"] for line in read_lines(file) if _is_step(line.record)}
+    except OSError:
+        return ""  # said of the records as a whole
+    lost = [number for number in range(1, step + 1) if number not in recorded]
+    if not lost:
+        return ""
+    return tr(
+        "{path} lacks {steps}, the first is step {first} and the last step {last}",
+        path=path,
+        steps=counted(len(lost), "step"),
+        first=lost[0],
+        last=lost[-1],
+    )
+
+
+def _unreadable(path: Path) -> str:
+    """Why the file of a rollout cannot be read, in words; "" where it can be."""
+    number = 0
+    try:
+        with opened(path) as file:
+            for line in read_lines(file):
+                number = line.number
+                # It was written at once, so a last line without its end is a part of a file.
+                if line.fault or not line.is_whole:
+                    return tr("{path} is damaged in line {number}", path=path, number=number)
+    except UNREADABLE as error:
+        return tr("{path} cannot be read: {error}", path=path, error=error)
+    return "" if number else tr("{path} is empty", path=path)
 
 
 def _is_step(record: Mapping[str, Any]) -> bool:

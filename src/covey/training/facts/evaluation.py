@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+from covey.config.adapters import is_adapter
 from covey.config.resolve import Resolved
 from covey.errors import ConfigError
 from covey.plan.checks import checks
@@ -15,10 +17,11 @@ from covey.types import Fix, Severity
 _OF_TRAINING = ("E110", "E2", "E40", "E41", "E387")
 
 
-def survey_checked(resolved: Resolved, objects: Objects = NO_OBJECTS) -> Survey:
-    """Look at model, data and rewards; ConfigError carries what is wrong with them, and closes what was
-    opened."""
-    found = survey(resolved.config, 1, objects=objects)
+def survey_checked(resolved: Resolved, directory: Path, objects: Objects = NO_OBJECTS) -> Survey:
+    """Look at data, rewards and the model or adapter of a directory; ConfigError carries what is wrong with
+    them, and closes what was opened."""
+    adapter = directory if is_adapter(str(directory)) else None
+    found = survey(resolved.config, 1, objects=objects, adapter=adapter)
     problems = [*resolved.problems, *checks(resolved.config, found.facts)]
     faults = [p for p in problems if p.severity is Severity.ERROR and not p.code.startswith(_OF_TRAINING)]
     if faults:

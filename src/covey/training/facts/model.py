@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.config.objects import is_live
 from covey.config.quantization import quantization_of, stored_options
+from covey.config.start import adapter_directory
 from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import ModelProblem, model_context, model_problem, read_json, vocabulary_of
@@ -87,9 +88,15 @@ def _adapter_settings(config: Config) -> LoraSettings:
 
 
 def with_model(
-    facts: Facts, config: Config, *, offline: bool, live: LiveModel | None = None
+    facts: Facts,
+    config: Config,
+    *,
+    offline: bool,
+    live: LiveModel | None = None,
+    adapter: Path | None = None,
 ) -> tuple[Facts, TextCodec | None]:
-    """The facts with those of the model, and its tokenizer where it could be read.
+    """The facts with those of the model, and its tokenizer where it could be read; an `adapter` on the model
+    may bring a chat template of its own.
 
     Where the layout of another machine is planned, config.json stands for weights that are not here. A `live`
     model is what the configuration names; its weights are in memory that is not free any more.
@@ -97,7 +104,8 @@ def with_model(
     if not config.model or (live is None and is_live(config.model)):
         return facts, None
     if live is not None:
-        return _with_live(facts, config, live)
+        facts = _with_live(facts, config, live)
+        return _with_codec(facts, config, live.directory, adapter)
     try:
         directory, is_whole = _located(config, offline=offline)
     except ModelError as error:
@@ -107,7 +115,7 @@ def with_model(
     problem = model_problem(directory, with_weights=is_whole and facts.layout.is_here, takes_packed=packs)
     facts = replace(facts, stored_quantization=_stored_quantization(directory))
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
-        return _with_codec(_with_problem(facts, problem, directory), config, directory)
+        return _with_codec(_with_problem(facts, problem, directory), config, directory, adapter)
     facts = _with_config(replace(facts, model_dir=str(directory)), directory)
     try:
         facts = _with_sizes(facts, config, directory, _shapes(directory))
@@ -126,7 +134,7 @@ def with_model(
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         words = tr("a .safetensors file of {directory} is damaged: {error}", directory=directory, error=error)
         facts = _lacking(facts, words, FaultDetails(cause="damaged", subject=str(directory)))
-    return _with_codec(facts, config, directory)
+    return _with_codec(facts, config, directory, adapter)
 
 
 def details_of(error: ModelError | TemplateError) -> FaultDetails:
@@ -162,7 +170,7 @@ def _shapes(directory: Path) -> ModelShapes:
     return shapes_of_config(described) or ModelShapes(tensors={}, vocab_size=None, tied=False)
 
 
-def _with_live(facts: Facts, config: Config, live: LiveModel) -> tuple[Facts, TextCodec | None]:
+def _with_live(facts: Facts, config: Config, live: LiveModel) -> Facts:
     directory = live.directory
     problem = model_problem(directory, with_weights=False)
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
@@ -177,7 +185,7 @@ def _with_live(facts: Facts, config: Config, live: LiveModel) -> tuple[Facts, Te
         held = live.bytes_on("cuda" if facts.cuda else "cpu")
         if facts.free_memory_bytes is not None:
             facts = replace(facts, free_memory_bytes=facts.free_memory_bytes + held)
-    return _with_codec(facts, config, directory)
+    return facts
 
 
 def _with_config(facts: Facts, directory: Path) -> Facts:
@@ -207,7 +215,9 @@ def _located(config: Config, *, offline: bool) -> tuple[Path, bool]:
     return files.directory, files.revision is None
 
 
-def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, TextCodec | None]:
+def _with_codec(
+    facts: Facts, config: Config, directory: Path, adapter: Path | None
+) -> tuple[Facts, TextCodec | None]:
     """The facts with those of the tokenizer and the chat template, whatever else is wrong with the model."""
     try:
         codec = load_codec(
@@ -215,6 +225,7 @@ def _with_codec(facts: Facts, config: Config, directory: Path) -> tuple[Facts, T
             chat_template=config.chat_template,
             enable_thinking=config.enable_thinking,
             chat_template_kwargs=config.chat_template_kwargs,
+            adapter=adapter or adapter_directory(config),
         )
     except TemplateError as error:
         return replace(facts, template_problem=str(error), template_details=details_of(error)), None

@@ -27,11 +27,18 @@ from covey.plan.facts import Facts, OutputDirState, RayFacts, ResumeFacts
 from covey.plan.layout import PRESETS, DeepSpeedFile, Machine, States, layout_of
 from covey.plan.versions import TRIED, VLLM_ON_CPU
 from covey.telemetry.owner import owner_of
-from covey.telemetry.rollouts import list_rollouts, read_rollouts
+from covey.telemetry.rollouts import RolloutLimits, list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
 from covey.texts import joined, tr
 from covey.training.facts.devices import gpus_have_bfloat16, num_gpus
-from covey.training.facts.directory import existing, in_the_way, is_leftover, records_problem, unwritable
+from covey.training.facts.directory import (
+    existing,
+    in_the_way,
+    is_leftover,
+    lost_records,
+    records_problem,
+    unwritable,
+)
 from covey.training.facts.memory import free_memory
 from covey.training.facts.ray_cluster import find_ray
 from covey.types import Severity
@@ -312,10 +319,11 @@ def _there(path: Path, newest: str) -> str:
 def _resume_facts(
     path: Path, manifest: Manifest, config: Config, skipped: tuple[Skipped, ...]
 ) -> ResumeFacts:
+    is_elsewhere = path.absolute().parent.resolve() != Path(config.output_dir).resolve()
     return ResumeFacts(
         path=str(path),
         step=manifest.step,
-        is_elsewhere=path.absolute().parent.resolve() != Path(config.output_dir).resolve(),
+        is_elsewhere=is_elsewhere,
         skipped=tuple(s.reason for s in skipped),
         is_compared=bool(read_file(str(path.parent / "config.yaml")).typed),
         config_changes=_config_changes(path.parent / "config.yaml", config),
@@ -323,7 +331,19 @@ def _resume_facts(
         reference=None if "reference" not in manifest.meta else str(manifest.meta["reference"]),
         steps_of_rollout=_steps_of_rollout(path),
         reward_texts=_pairs(manifest.meta.get("rewards")),
+        lost=() if is_elsewhere else lost_records(path.parent, manifest.step, _rollout_on_file(path, config)),
     )
+
+
+def _rollout_on_file(checkpoint: Path, config: Config) -> int | None:
+    """The newest rollout that was written before a checkpoint was; None where the run writes none, or not
+    this one."""
+    number = read_json(checkpoint, "progress").get("rollout")
+    if not isinstance(number, int):
+        return None
+    number -= not _steps_of_rollout(checkpoint)
+    is_written = RolloutLimits(log=config.rollout_log).includes(number)  # type: ignore[arg-type]
+    return number if is_written and number >= 0 else None
 
 
 def _pairs(value: object) -> tuple[tuple[str, str], ...]:

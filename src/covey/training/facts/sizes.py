@@ -91,5 +91,5 @@ def _adapter_names(lora: LoraFacts, config: Config, matrix: str, copy: str) -> l
 
 def _text_files(directory: Path) -> set[Path]:
     """The files of tokenizer and template that a checkpoint gets a copy of."""
-    patterns = (*_TOKENIZER_FILES, "chat_template*")
+    patterns = (*_TOKENIZER_FILES, "chat_template*", "additional_chat_templates/*")
     return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -63,18 +64,20 @@ def survey(
     offline: bool = False,
     objects: Objects = NO_OBJECTS,
     machine: Machine | None = None,
+    adapter: Path | None = None,
 ) -> Survey:
     """Look at machine, model, data and rewards; a part that cannot be read leaves its facts unknown.
 
     With `offline` it is for a plan alone: no hub and no server is asked. `objects` are what the configuration
-    names and this process holds. `machine` takes the place of this one.
+    names and this process holds. `machine` takes the place of this one. `adapter`
+    is one that is evaluated on the model; that of a run the configuration names.
     """
     facts = run_facts(config, num_processes)
     facts = with_layout(facts, config, machine)
     if not offline:
         facts = with_servers(facts, config)
     facts = replace(facts, objects=objects.names)
-    facts, codec = with_model(facts, config, offline=offline, live=objects.model)
+    facts, codec = with_model(facts, config, offline=offline, live=objects.model, adapter=adapter)
     if config.replay_rollouts is not None:
         return Survey(facts=with_replay(facts, config, num_processes), live=objects.model, codec=codec)
     if codec is None:

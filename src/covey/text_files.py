@@ -1,0 +1,119 @@
+"""What a model directory holds beside config and weights: tokenizer, chat template, generation_config.json.
+
+With these another program makes the prompts that the run made, and ends a completion where the run did.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GENERATION = "generation_config.json"
+_SETTINGS = "tokenizer_config.json"
+_TEMPLATE, _OLD_TEMPLATE, _NAMED_TEMPLATES = (
+    *("chat_template.jinja", "chat_template.json"),
+    "additional_chat_templates",
+)
+_TOKENIZER = (
+    *("tokenizer.json", _SETTINGS, "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model"),
+)
+# What transformers makes of a config.json where there is no generation_config.json.
+_OF_CONFIG = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFiles:
+    """The files of `origin`, which say in addition what a run was told.
+
+    `template` is a chat template that was typed, in the place of all that `origin` has; `stop_token_ids`
+    end completions, the template's own first; where there are none, those of `origin` stay.
+    """
+
+    origin: Path
+    template: str | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+    def write(self, directory: Path) -> None:
+        """Write them into a directory."""
+        copy_text_files(self.origin, directory)
+        if self.template is not None:
+            _remove_templates(directory)
+            (directory / _TEMPLATE).write_text(self.template, encoding="utf-8")
+        if self.stop_token_ids:
+            write_stops(directory, self.stop_token_ids, read_json(self.origin / "config.json"))
+
+
+def write_stops(directory: Path, stop_token_ids: Sequence[int], config: Mapping[str, Any]) -> None:
+    """Have generation_config.json of a directory list these end tokens in this order. Its other fields stay;
+    without one they are those of `config`, a config.json."""
+    path = directory / GENERATION
+    said = read_json(path) or {name: config[name] for name in _OF_CONFIG if config.get(name) is not None}
+    now = list(stop_token_ids) if len(stop_token_ids) > 1 else stop_token_ids[0]
+    if not path.is_file() or _as_list(said.get("eos_token_id")) != list(stop_token_ids):
+        path.write_text(json.dumps({**said, "eos_token_id": now}, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def copy_text_files(source: Path, target: Path) -> None:
+    """Copy what a directory has of tokenizer, chat templates and generation_config.json."""
+    copy_tokenizer(source, target)
+    _copy(source / GENERATION, target / GENERATION)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer's files, and every chat template in the place of all that `target` has; those of
+    `target` stay where `source` has none."""
+    held = own_template(target) if own_template(source) is None else None
+    if held is None:
+        _remove_templates(target)
+    for name in (*_TOKENIZER, _TEMPLATE, _OLD_TEMPLATE):
+        _copy(source / name, target / name)
+    for path in sorted((source / _NAMED_TEMPLATES).glob("*.jinja")):
+        (target / _NAMED_TEMPLATES).mkdir(exist_ok=True)
+        _copy(path, target / _NAMED_TEMPLATES / path.name)
+    if held is not None:
+        (target / _TEMPLATE).write_text(held, encoding="utf-8")
+
+
+def own_template(directory: Path) -> str | None:
+    """The chat template of a directory; None where it has none. Of several it is the one named default."""
+    file = directory / _TEMPLATE
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = read_json(directory / _SETTINGS).get("chat_template")
+    if template is None:
+        template = read_json(directory / _OLD_TEMPLATE).get("chat_template")
+    if isinstance(template, list):
+        return next((t["template"] for t in template if t.get("name") == "default"), None)
+    return template
+
+
+def _remove_templates(directory: Path) -> None:
+    for name in (_TEMPLATE, _OLD_TEMPLATE):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / _NAMED_TEMPLATES, ignore_errors=True)
+    settings = read_json(directory / _SETTINGS)
+    if settings.pop("chat_template", None) is not None:
+        text = json.dumps(settings, indent=2) + "\n"
+        (directory / _SETTINGS).write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object's file; empty where there is no file or no object in it."""
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return value if isinstance(value, dict) else {}
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_file():
+        target.write_bytes(source.read_bytes())
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [] if value is None else [value]
