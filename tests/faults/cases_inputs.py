@@ -201,6 +201,16 @@ CASES = (
         make=lambda here: void(model(here / "model", without=("chat_template.jinja",))),
     ),
     Case(name="template_broken", words=words(model="model"), make=_broken_template),
+    Case(
+        name="template_that_takes_all_memory",
+        words=words("--chat_template mine.jinja"),
+        files={"mine.jinja": "{{ messages[0].content * 3000000000 }}"},
+    ),
+    Case(
+        name="template_that_fails",
+        words=words("--chat_template mine.jinja"),
+        files={"mine.jinja": "{{ 1 / 0 }}{{ messages }}"},
+    ),
     Case(name="template_that_opens_no_answer", words=words(model="model"), make=_unopened_template),
     Case(name="template_with_two_start_tokens", words=words(model="model"), make=_two_starts),
     Case(name="template_file_missing", words=words("--chat_template mine.jinja")),

@@ -17,7 +17,7 @@ __all__ = ["case"]
 # What Python, Jinja and the system say of a fault, prompts, and commands stand in messages as they are.
 OF_OTHERS = re.compile(
     r"such file or directory|No module named|was never closed|indices must|index out of range|Unexpected end|"
-    r"innermost block|following tags|First work the question|bubblewrap is not|"
+    r"division by zero|innermost block|following tags|First work the question|bubblewrap is not|"
     r"setting up uid map|for c in completions"
 )
 _NAMES = re.compile(r"`[^`]*`|\[[^\]]*\]|'[^']*'|\"[^\"]*\"|\S*[/_.=<>|{}()\[\]]\S*|--\S+")

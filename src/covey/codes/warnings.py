@@ -105,6 +105,12 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
         "did not test it.",
     ),
     (
+        "W123",
+        "Chat template without the token that begins a text",
+        "Many models were trained with a token (BOS) in front of everything they read, and write worse "
+        "without it. Prompts that a chat template has made are given no other tokens than those it writes.",
+    ),
+    (
         "W126",
         "DeepSpeed settings without effect",
         "covey itself sums, checks and clips the gradients of a step, and has its own optimizer, data "

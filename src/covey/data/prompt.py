@@ -26,6 +26,17 @@ SYSTEM_PRESETS = {
 
 # Behind the beginning of an answer, where a template is asked to go on; the space shows whether it strips.
 _GOES_ON = "covey goes on here "
+# The beginning of an answer that begins with a thought, and a thought of no words; of some templates its end
+# alone.
+_THINKS = re.compile(r"<(?:think|thinking|thought|reasoning)>|\[THINK\]", re.IGNORECASE)
+_THOUGHT = re.compile(
+    r"(?:<(think|thinking|thought|reasoning)>\s*)?</(?:think|thinking|thought|reasoning)>\Z"
+    r"|(?:\[THINK\]\s*)?\[/THINK\]\Z",
+    re.IGNORECASE,
+)
+# A mark of which the end is missing.
+_CUT = re.compile(r"[<\[][^<>\[\]\s]*\Z")
+_SHOWN = 60
 # An opening tag at the very end: the model goes on inside it.
 _OPENED = re.compile(
     r"(?:<(?:think|thinking|thought|reasoning|answer|solution)>|\[THINK\])\s*\Z", re.IGNORECASE
@@ -98,8 +109,8 @@ def _continued(read: ReadRow, codec: TextCodec) -> tuple[str, str]:
     """The text up to the end of the last message, which no mark closes, and how that message stands there.
 
     As `apply_chat_template(..., continue_final_message=True)` of transformers: where the template strips
-    messages, the spaces at the end are gone. RowFault("not_continued") where the template writes this message
-    in another way, as one that cuts thoughts out of it.
+    messages, the spaces at the end are gone. What the template writes in front of the message is not always
+    kept (XX
     """
     *before, last = read.messages
     begun = last["content"].strip()
@@ -111,10 +122,42 @@ def _continued(read: ReadRow, codec: TextCodec) -> tuple[str, str]:
         text = text.rstrip()
     whole_at_end = last["content"] if text.endswith(last["content"]) else begun
     start = text.rfind(whole_at_end)
+    shown = repr(begun if len(begun) <= _SHOWN else f"{begun[:_SHOWN]} ...")
     if not mark or start < 0 or text[start:].strip() != begun:
-        shown = begun if len(begun) <= 60 else f"{begun[:60]} ..."
-        raise RowFault("not_continued", repr(shown))
-    return text, text[start:]
+        raise RowFault("not_continued", shown)
+    prompt = codec.render(before, tools=read.tools, kwargs=kwargs)
+    front, odd = _front(text[:start], prompt, begun)
+    if odd:
+        odd = odd if len(odd) <= _SHOWN else f"{odd[:_SHOWN]} ..."
+        raise RowFault("not_continued", tr("it writes {odd!r} in front of {begun}", odd=odd, begun=shown))
+    return front + text[start:], text[start:]
+
+
+def _front(written: str, prompt: str, begun: str) -> tuple[str, str]:
+    """What the beginning of an answer stands behind: what the template has `written` there, or the prompt
+    that it makes without a beginning.
+
+    Both are the same for most templates. Where only one has thoughts, the policy shall not be given some that
+    stand in no completion: an empty thought in front of the beginning (Qwen 3) is left out; a thought that
+    the prompt opens is left out where the beginning opens it itself, or has none. One that the prompt closes
+    (thinking is off) stays. Beside it what else the template writes there, or the thought that is closed in
+    front of one that begins; "" where there is neither.
+    """
+    pairs = enumerate(zip(written, prompt, strict=False))
+    both = written[: next((n for n, (a, b) in pairs if a != b), min(len(written), len(prompt)))]
+    parted = (_CUT.search(both) or _OPENED.search(both)) if both != written else None
+    same = len(both) if parted is None else parted.start()
+    added, prompted = written[same:].strip(), prompt[same:].strip()
+    thinks = _THINKS.match(begun) is not None
+    front = written
+    if added and prompted and begun.startswith(prompted):
+        front = written[:same]
+    elif added and (prompted or not _THOUGHT.fullmatch(added)):
+        return written, added
+    elif added or (_THOUGHT.search(prompted) and not thinks):
+        front = prompt
+    closed = _THOUGHT.search(front.rstrip())
+    return front, closed[0] if closed is not None and thinks else ""
 
 
 def opened(rendered: Rendered) -> str:

@@ -38,10 +38,14 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def typed_template(value: str) -> str:
-    """The template that `--chat_template` names: `chatml`, or the text of a file."""
+def typed_template(value: str, *, begins: str = "") -> str:
+    """The template that `--chat_template` names: `chatml`, or the text of a file.
+
+    `begins` is what the tokenizer puts in front of a plain text; no template is given it, so chatml writes
+    it.
+    """
     if value == "chatml":
-        return CHATML
+        return (f"{{{{ {json.dumps(begins)} }}}}" if begins else "") + CHATML
     path = Path(value).expanduser()
     try:
         return path.read_text(encoding="utf-8")
@@ -62,14 +66,32 @@ def compiled(template: str, whose: str) -> jinja2.Template:
     """A template ready to render; `whose` names it in the error of one that does not parse."""
     try:
         return _environment().from_string(template)
-    except jinja2.TemplateError as error:
-        words = tr("{whose} cannot be used: {error}", whose=whose, error=error)
+    except MemoryError:
+        raise
+    except Exception as error:  # Python compiles what Jinja has made of it, and raises anything
+        words = tr("{whose} cannot be used: {error}", whose=whose, error=in_words(error))
         raise TemplateError(words, kind="broken_template") from error
 
 
+def in_words(error: Exception) -> str:
+    """What a template has raised: its own words, or the kind of the error too."""
+    return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+
+
+@jinja2.pass_context
+def _as_it_is(context: jinja2.runtime.Context, value: Any) -> Any:
+    return value
+
+
 def _environment() -> jinja2.Environment:
+    # Nothing is computed while a template is compiled, where jinja would hide what that takes: it is not
+    # optimized, and a `finalize` that is given the context keeps constants from being written out early.
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols, _Generation],
+        optimized=False,
+        finalize=_as_it_is,
     )
 
     def refuse(message: str) -> None:

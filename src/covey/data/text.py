@@ -28,14 +28,15 @@ from covey.data.model_files import model_context as model_context
 from covey.data.model_files import model_problem as model_problem
 from covey.data.model_files import read_json
 from covey.data.plain import is_encodable
-from covey.data.template import compiled, typed_template
+from covey.data.template import compiled, in_words, typed_template
+from covey.data.template_trial import TemplateTrial
 from covey.text_files import GENERATION, own_template
 from covey.texts import tr
 
 # What a template is given on every rendering, which chat_template_kwargs may not replace.
 _OWN_ARGUMENTS = ("messages", "add_generation_prompt")
 # Stands for the assistant's text where a template is asked how it closes a turn.
-_CLOSED = "covey asks how a turn ends"
+CLOSED = "covey asks how a turn ends"
 # What looks like an end token, as `<|im_end|>` or `</s>`, and may be none.
 _MARK = re.compile(r"<[^\s<>]{1,40}>")
 # So many tokens on both sides of a place show whether a space stands there.
@@ -51,7 +52,7 @@ class TextCodec:
     `stop_token_ids` begin with the template's own; `stop_sources` says who asked for each. `prefix_ids` is
     what the tokenizer puts in front of a text of its own accord; `template_kwargs` reaches the template on
     every rendering. `unstoppable` is the mark that the template ends an assistant's turn with where no single
-    token stands for it, or "". `template_text` is what `chat_template` was made of.
+    token stands for it, or "". `template_text` is what `chat_template` was made of; `trial` tries what it is to be rendered with.
     """
 
     tokenizer: Tokenizer
@@ -63,6 +64,7 @@ class TextCodec:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     unstoppable: str = ""
     template_text: str | None = None
+    trial: TemplateTrial | None = None
 
     def identity(self) -> str:
         """A digest of all that makes prompts of messages: tokenizer, template, and what the template is
@@ -93,18 +95,22 @@ class TextCodec:
                 ),
                 names_option=True,
             )
+        arguments = {
+            **given_to_all(self.special_tokens, self.template_kwargs),
+            **self._of_conversation(tools, kwargs or {}),
+            "messages": [dict(m) for m in messages],
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if self.trial is not None:
+            self.trial.ask(arguments)
         try:
-            text = self.chat_template.render(
-                messages=[dict(m) for m in messages],
-                add_generation_prompt=add_generation_prompt,
-                **{
-                    **{"tools": None, "documents": None, **self.special_tokens, **self.template_kwargs},
-                    **self._of_conversation(tools, kwargs or {}),
-                },
-            )
+            text = self.chat_template.render(**arguments)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            words = tr("the chat template does not accept the messages: {error}", error=error)
+            words = tr("the chat template does not accept the messages: {error}", error=in_words(error))
             raise TemplateError(words, kind="refusing_template") from error
+        except Exception as error:  # a template is a program, which fails in any way
+            words = tr("the chat template fails: {error}", error=in_words(error))
+            raise TemplateError(words, kind="broken_template") from error
         if not is_encodable(text):
             raise TemplateError(
                 tr("the chat template writes half of a surrogate pair, which no tokenizer can read")
@@ -230,21 +236,28 @@ def load_codec(
     broken, TemplateError where the template is.
     """
     settings = read_json(model_dir / "tokenizer_config.json")
-    template, whose = _template(model_dir, adapter, chat_template)
     tokenizer = _tokenizer(model_dir / "tokenizer.json")
+    prefix_ids = _prefix_ids(tokenizer)
+    begins = "".join(tokenizer.id_to_token(i) or "" for i in prefix_ids)
+    template, whose = _template(model_dir, adapter, chat_template, begins)
     special = {
         name: value["content"] if isinstance(value, dict) else value
         for name, value in settings.items()
         if name.endswith("_token") and value is not None and not isinstance(value, bool)
     }
+    kwargs = _template_kwargs(enable_thinking, chat_template_kwargs)
+    trial = None if template is None else TemplateTrial(template, whose, given_to_all(special, kwargs))
+    if trial is not None:
+        trial.start()
     codec = TextCodec(
         tokenizer=tokenizer,
         chat_template=None if template is None else compiled(template, whose),
         template_text=template,
         special_tokens=special,
         stop_token_ids=(),
-        prefix_ids=_prefix_ids(tokenizer),
-        template_kwargs=_template_kwargs(enable_thinking, chat_template_kwargs),
+        prefix_ids=prefix_ids,
+        template_kwargs=kwargs,
+        trial=trial,
     )
     closing, unstoppable = _closing(codec)
     asked = {
@@ -257,10 +270,13 @@ def load_codec(
     return replace(codec, stop_token_ids=tuple(sources), stop_sources=sources, unstoppable=unstoppable)
 
 
-def _template(model_dir: Path, adapter: Path | None, typed: str | None) -> tuple[str | None, str]:
-    """The template, and whose it is in words."""
+def _template(
+    model_dir: Path, adapter: Path | None, typed: str | None, begins: str
+) -> tuple[str | None, str]:
+    """The template, and whose it is in words; chatml begins with the text `begins`."""
     if typed is not None:
-        return typed_template(typed), tr("the chat template {chat_template}", chat_template=typed)
+        made = typed_template(typed, begins=begins)
+        return made, tr("the chat template {chat_template}", chat_template=typed)
     if adapter is not None and (template := own_template(adapter)) is not None:
         return template, tr("the chat template of the adapter {adapter}", adapter=adapter)
     return own_template(model_dir), tr("the model's chat template")
@@ -270,6 +286,11 @@ def _generation(model_dir: Path, adapter: Path | None) -> dict[str, Any]:
     """generation_config.json of an adapter that has one, else of the model."""
     said = {} if adapter is None else read_json(adapter / GENERATION)
     return said or read_json(model_dir / GENERATION)
+
+
+def given_to_all(special_tokens: Mapping[str, str], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a template is given for every conversation."""
+    return {"tools": None, "documents": None, **special_tokens, **kwargs}
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -325,12 +346,12 @@ def _template_kwargs(
 def _closing(codec: TextCodec) -> tuple[list[int], str]:
     """The token that the template puts after an assistant's text, where it puts one; else the mark that it
     puts there and that is no token, or nothing."""
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CLOSED}]
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": CLOSED}]
     try:
         text = codec.render(turns, add_generation_prompt=False)
     except TemplateError:
         return [], ""
-    before, _, after = text.rpartition(_CLOSED)
+    before, _, after = text.rpartition(CLOSED)
     if not before:
         return [], ""
     added = {token.content: i for i, token in codec.tokenizer.get_added_tokens_decoder().items()}
@@ -340,38 +361,6 @@ def _closing(codec: TextCodec) -> tuple[list[int], str]:
     mark = _MARK.match(after.lstrip())
     known = None if mark is None else codec.tokenizer.token_to_id(mark[0])
     return ([known], "") if known is not None else ([], mark[0] if mark else "")
-
-
-@dataclass(frozen=True, slots=True)
-class PromptProblem:
-    """How prompts differ from conversations, in words, and what opens an answer in those alone, or ""."""
-
-    words: str
-    opening: str = ""
-
-
-def prompt_problem(codec: TextCodec) -> PromptProblem | None:
-    """How a prompt of the template differs from the beginning of the template's own conversations.
-
-    None where it does not, and where there is no template or it refuses a bare conversation.
-    """
-    turns = [{"role": "user", "content": "a"}]
-    answered = [*turns, {"role": "assistant", "content": _CLOSED}]
-    try:
-        prompt = codec.render(turns)
-        plain, whole = (codec.render(t, add_generation_prompt=False) for t in (turns, answered))
-    except TemplateError:
-        return None
-    bos = codec.special_tokens.get("bos_token", "")
-    (ids,) = codec.encode([prompt])
-    if ids[:2] == (codec.tokenizer.token_to_id(bos),) * 2:
-        return PromptProblem(tr("puts {bos} twice at the start of a prompt", bos=bos))
-    # What reasoning models put before an answer in a conversation is no part of a prompt.
-    opening = re.sub("</?think>", "", whole.removeprefix(prompt).partition(_CLOSED)[0]).strip()
-    if prompt == plain and whole.startswith(prompt) and opening:
-        words = tr("does not end a prompt with {opening!r}, with which every answer starts", opening=opening)
-        return PromptProblem(words, opening)
-    return None
 
 
 def _ids(value: Any) -> list[int]:

@@ -11,7 +11,12 @@ from covey.types import Fix, Problem
 
 def template_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts say against the rendered prompts."""
-    return [*_plain_prompts(config, facts), *_prompt(config, facts), *_unstoppable(config, facts)]
+    return [
+        *_plain_prompts(config, facts),
+        *_prompt(config, facts),
+        *_prefix(config, facts),
+        *_unstoppable(config, facts),
+    ]
 
 
 def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
@@ -44,6 +49,27 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
             "",
             *([usual] if of_chatml and config.chat_template != "chatml" else []),
             Fix(text=tr("use the template that the model was trained with: --chat_template FILE.jinja")),
+        )
+    ]
+
+
+def _prefix(config: Config, facts: Facts) -> list[Problem]:
+    prefix = facts.unwritten_prefix
+    if not prefix or (facts.prompts_are_text and not config.apply_chat_template):
+        return []
+    return [
+        warning(
+            "W123",
+            "chat_template",
+            tr(
+                "The tokenizer puts {prefix} in front of every plain text, but a prompt of {chat_template} "
+                "does not begin with it.",
+                prefix=prefix,
+                chat_template=config.chat_template,
+            ),
+            tr("The template was written for another model."),
+            Fix(text=tr("write {prefix} at the beginning of the template", prefix=prefix)),
+            Fix(text=tr("no action is needed if the model was trained without it")),
         )
     ]
 

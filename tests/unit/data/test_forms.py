@@ -221,6 +221,64 @@ def test_a_prompt_that_begins_the_answer_is_continued_as_by_transformers(said, s
         assert tuple(entry.token_ids) == tuple(tokenizer.encode(wanted, add_special_tokens=False))
 
 
+EMPTY, OPENED = "<think>\\n\\n</think>\\n\\n", "<think>\\n"
+TURN = "<|im_start|>assistant\n"
+
+
+def thinking(*, conversation="", prompt="", off=""):
+    """A template that writes thoughts in front of the last answer of a conversation, at the end of a prompt,
+    and at the end of a prompt with thinking off."""
+    return (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last and "
+        "not m.content.startswith('<think>\\nA thought.') %}{{ '" + conversation + "' }}{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if enable_thinking is defined and enable_thinking is false %}{{ '" + off + "' }}"
+        "{% else %}{{ '" + prompt + "' }}{% endif %}{% endif %}"
+    )
+
+
+# As Qwen 3, as a model that always thinks, as that with an empty thought in conversations, as DeepSeek V3.1.
+QWEN = thinking(conversation=EMPTY, off=EMPTY)
+ALWAYS = thinking(prompt=OPENED)
+ALWAYS_EMPTY = thinking(conversation=EMPTY, prompt=OPENED)
+CLOSES = thinking(conversation="</think>", prompt="<think>", off="</think>")
+CHANNELS = thinking(conversation="<|channel|>final<|message|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "enable_thinking", "said", "behind"),
+    [
+        (QWEN, None, "The sum is", ""),
+        (QWEN, True, "The sum is", ""),
+        (QWEN, False, "The sum is", "<think>\n\n</think>\n\n"),
+        (QWEN, None, "<think>\n", ""),
+        (QWEN, True, "<think>\nOK so", ""),
+        (QWEN, None, "<think>\nA thought.\n</think>\n\nThe sum", ""),
+        (QWEN, False, "<think>\nA thought.\n</think>\n\nThe sum", ""),
+        (QWEN, False, "<think>\n", "refused: it writes '<think>\\n\\n</think>' in front of '<think>'"),
+        (ALWAYS, None, "<think>\nOK so", ""),
+        (ALWAYS, None, "The sum is", ""),
+        (ALWAYS_EMPTY, None, "<think>\nOK so", ""),
+        (ALWAYS_EMPTY, None, "So", "refused: it writes '<think>\\n\\n</think>' in front of 'So'"),
+        (CLOSES, None, "<think>\nOK so", ""),
+        (CLOSES, None, "So", "refused: it writes '</think>' in front of 'So'"),
+        (CLOSES, False, "So", "</think>"),
+        (CLOSES, False, "<think>\nOK", "refused: it writes '</think>' in front of '<think>\\nOK'"),
+        (CHANNELS, None, "So", "refused: it writes '<|channel|>final<|message|>' in front of 'So'"),
+    ],
+)
+def test_what_a_template_writes_in_front_of_a_beginning(template, enable_thinking, said, behind, model_dir):
+    codec = load_codec(model_dir(template=template), enable_thinking=enable_thinking)
+    if behind.startswith("refused: "):
+        assert reason(begins(said), codec) == ("not_continued", behind.removeprefix("refused: "))
+        return
+    entry = only(begins(said), codec)
+    assert entry.text == f"<|im_start|>user\nWhat is 10+10?<|im_end|>\n{TURN}{behind}{said}"
+    assert entry.opened == said
+    # Without a beginning the prompt is what the template makes of it.
+    assert only(begins(""), codec).text == codec.render([USER])
+
+
 def test_the_beginning_of_an_answer_is_no_gold(codec):
     row = begins("Let me think:")
     del row["solution"]

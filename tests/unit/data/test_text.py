@@ -10,8 +10,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from covey.data.errors import ModelError, TemplateError
+from covey.data.prompt_checks import prompt_problem, unwritten_prefix
 from covey.data.template import CHATML, compiled
-from covey.data.text import load_codec, prompt_problem, stop_tokens_in_words
+from covey.data.text import load_codec, stop_tokens_in_words
 from covey.quickstart.task import MODEL_DIR
 
 CONVERSATIONS = [
@@ -282,6 +283,45 @@ def test_chatml_for_a_tokenizer_without_its_tokens(model_dir):
     file = directory / "tokenizer.json"
     file.write_text(file.read_text(encoding="utf-8").replace("<|im_end|>", "<|other|>"), encoding="utf-8")
     assert load_codec(directory, chat_template="chatml").unstoppable == "<|im_end|>"
+
+
+def with_bos(directory, bos="<|endoftext|>"):
+    """The tokenizer of a directory puts a token in front of every plain text."""
+    path = directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+    )
+    tokenizer.save(str(path))
+    return directory
+
+
+def test_chatml_begins_as_the_tokenizer_begins_a_text(model_dir, tmp_path):
+    asked = [{"role": "user", "content": "hi"}]
+    ends = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    plain, with_token = model_dir(), with_bos(model_dir())
+    assert load_codec(plain, chat_template="chatml").render(asked) == ends
+    codec = load_codec(with_token, chat_template="chatml")
+    prompt = codec.render(asked)
+    assert prompt == f"<|endoftext|>{ends}"
+    (ids,) = codec.encode([prompt])
+    assert ids == codec.prefix_ids + codec.encode([ends])[0] and len(codec.prefix_ids) == 1
+    # transformers renders and encodes it the same.
+    other = AutoTokenizer.from_pretrained(with_token)
+    other.chat_template = codec.template_text
+    assert other.apply_chat_template(asked, add_generation_prompt=True, tokenize=False) == prompt
+    assert prompt_problem(codec) is None
+
+
+def test_a_template_without_what_the_tokenizer_begins_a_text_with(model_dir, tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text(CHATML, encoding="utf-8")
+    plain, with_token = model_dir(), with_bos(model_dir())
+    assert unwritten_prefix(load_codec(plain, chat_template=str(file))) == ""
+    assert unwritten_prefix(load_codec(with_token, chat_template=str(file))) == "<|endoftext|>"
+    assert unwritten_prefix(load_codec(with_token, chat_template="chatml")) == ""
+    file.write_text("{{ raise_exception('no') }}", encoding="utf-8")
+    assert unwritten_prefix(load_codec(with_token, chat_template=str(file))) == ""
 
 
 def test_an_end_token_may_be_spelled_out(model_dir, codec):

@@ -34,6 +34,9 @@ CASES = [
         "Completions end at: </s> (2; config).",
         facts=facts(unstoppable_turn="<|im_end|>", stop_tokens="</s> (2; config)"),
     ),
+    Case(code="W123", option="chat_template", words="The tokenizer puts <bos> in front of every plain "
+         "text, but a prompt of mine.jinja does not begin with it.",
+         facts=facts(unwritten_prefix="<bos>"), options={"chat_template": "mine.jinja"}),
     Case(code="E115", option="trust_remote_code", words="model_revision is main",
          options={"model": "org/model", "trust_remote_code": True, "model_revision": "main"}),
     Case(code="E317", option="target_modules", words="lm_head cannot be trained this way: the head.",
@@ -250,3 +253,6 @@ def test_an_end_of_turn_matters_where_the_template_is_used() -> None:
     given = facts(unstoppable_turn="</s>", prompts_are_text=True, has_chat_template=True)
     assert [p.code for p in found(given)] == ["W109"]
     assert [p.code for p in found(given, apply_chat_template=True)] == ["W118"]
+    given = facts(unwritten_prefix="<bos>", prompts_are_text=True, has_chat_template=True)
+    assert [p.code for p in found(given)] == ["W109"]
+    assert [p.code for p in found(given, apply_chat_template=True)] == ["W123"]

@@ -67,6 +67,7 @@ class Facts:
     has_chat_template      whether the model, or the command, brings a chat template
     prompt_problem         what the chat template does to a prompt that it does to no conversation
     answer_opening         what it puts in front of an answer there, and not behind a prompt; else ""
+    unwritten_prefix       what the tokenizer puts before a plain text, and a typed template does not; else ""
     prompts_are_text       whether prompts are strings that no template has been put around
     mentions_format        whether a prompt speaks of the tags that the reward format pays for
     media_columns          columns with images, audio or video
@@ -158,6 +159,7 @@ class Facts:
     has_chat_template: bool | None = None
     prompt_problem: str | None = None
     answer_opening: str = ""
+    unwritten_prefix: str = ""
     prompts_are_text: bool | None = None
     mentions_format: bool | None = None
     media_columns: tuple[str, ...] = ()

@@ -13,7 +13,8 @@ from covey.config.start import adapter_directory
 from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import ModelProblem, model_context, model_problem, read_json, vocabulary_of
-from covey.data.text import TextCodec, load_codec, prompt_problem, stop_tokens_in_words
+from covey.data.prompt_checks import prompt_problem, unwritten_prefix
+from covey.data.text import TextCodec, load_codec, stop_tokens_in_words
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes, settings_of
 from covey.models.config_shapes import FAMILIES, shapes_of_config
@@ -243,6 +244,8 @@ def _with_codec(
         has_chat_template=has_template,
         prompt_problem=None if odd is None else odd.words,
         answer_opening="" if odd is None else odd.opening,
+        # A model was trained with its own template, whatever that writes.
+        unwritten_prefix="" if config.chat_template is None else unwritten_prefix(codec),
         unstoppable_turn=codec.unstoppable,
         unused_sampling=_unused_sampling(config, directory),
     )
@@ -252,6 +255,8 @@ def _with_codec(
 def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
     """The built-in tokenizer, to look at data with, under the chat template that was asked for where that can
     be used; the facts say why where it cannot."""
+    if facts.template_problem is not None:
+        return facts, load_codec(task.MODEL_DIR)
     try:
         return facts, load_codec(
             task.MODEL_DIR,
@@ -260,8 +265,7 @@ def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
             chat_template_kwargs=config.chat_template_kwargs,
         )
     except TemplateError as error:
-        if facts.template_problem is None:
-            facts = replace(facts, template_problem=str(error), template_details=details_of(error))
+        facts = replace(facts, template_problem=str(error), template_details=details_of(error))
         return facts, load_codec(task.MODEL_DIR)
 
 
