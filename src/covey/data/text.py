@@ -52,7 +52,8 @@ class TextCodec:
     `stop_token_ids` begin with the template's own; `stop_sources` says who asked for each. `prefix_ids` is
     what the tokenizer puts in front of a text of its own accord; `template_kwargs` reaches the template on
     every rendering. `unstoppable` is the mark that the template ends an assistant's turn with where no single
-    token stands for it, or "". `template_text` is what `chat_template` was made of; `trial` tries what it is to be rendered with.
+    token stands for it, or "". `template_text` is what `chat_template` was made of; `trial` tries what it
+    is to be rendered with.
     """
 
     tokenizer: Tokenizer
