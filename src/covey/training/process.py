@@ -222,6 +222,14 @@ def interrupt(activity: Activity) -> None:
         interrupt_thread(activity.thread)
 
 
+def _acknowledged(number: int, *, drops: bool) -> str:
+    """What a signal makes a run do; whoever pressed Ctrl-C sits at the terminal and may do so again."""
+    does = tr("dropping this rollout, then saving") if drops else tr("ending after this step, then saving")
+    if number == signal.SIGINT:
+        return tr("covey: {does}; press Ctrl-C again to end at once\n", does=does)
+    return tr("covey: {does}\n", does=does)
+
+
 @contextmanager
 def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM asks the loop to save and end, at once where what it does can be thrown
@@ -238,13 +246,7 @@ def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
         drops = activity.may_stop
         activity.may_stop = False
         if is_first():
-            sys.stderr.write(
-                spoken(tr("covey: dropping this rollout, then saving; press Ctrl-C again to end at once\n"))
-                if drops
-                else spoken(
-                    tr("covey: ending after this step, then saving; press Ctrl-C again to end at once\n")
-                )
-            )
+            sys.stderr.write(spoken(_acknowledged(number, drops=drops)))
         if drops:
             raise Stopped
 

@@ -90,6 +90,7 @@ def test_recomputed_and_offloaded(family, recompute, tiny_model, random_rows, as
     check(policy, random_rows((90, (9, 40, 1, 7, 2))), (2, 1, 2), assert_close_guarded)
 
 
+@pytest.mark.needs("a C compiler")
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("family", HEADS)
 def test_attention_in_c_beneath_modules(family, recompute, monkeypatch, random_rows, assert_close_guarded):

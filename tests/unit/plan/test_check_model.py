@@ -104,6 +104,16 @@ def test_what_to_do_about_a_fault_of_the_model(
     assert said(model).seen == "seen so" and said("/cache/m").seen == f"{model}: seen so"
 
 
+def test_a_plan_for_another_machine_is_of_this_model() -> None:
+    details = FaultDetails(cause="headers", subject="models/moe")
+    given = facts(model_problem="it has no weight files", model_fault="missing", model_details=details)
+    here = replace(given, layout=replace(given.layout, is_here=True))
+    there = replace(given, layout=replace(given.layout, is_here=False))
+    assert {"model": "quickstart"} in edits_of(one(here, model="models/moe"))
+    problem = one(there, model="models/moe")
+    assert edits_of(problem) == [{}] and "hf download ID --local-dir models/moe" in problem.fixes[0].text
+
+
 def test_a_template_that_an_option_gives_is_that_option_s() -> None:
     details = FaultDetails(cause="unreadable_template", subject="chat_template")
     problem = one(facts(template_problem="chat_template x cannot be read", template_details=details))

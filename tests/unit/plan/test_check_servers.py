@@ -74,6 +74,15 @@ def test_without_a_token_nothing_else_is_said() -> None:
     assert "No such file" in problem.seen
 
 
+def test_several_servers_share_a_token() -> None:
+    """The file that the refusing server printed would be refused by the other one."""
+    other = replace(GOOD, address="http://127.0.0.1:8001", fault="token", said="401")
+    options = {**SERVED, "rollout_servers": [ADDRESS, other.address]}
+    (problem,) = [p for p in found(replace(RUN, servers=(GOOD, other)), **options) if p.code == "E421"]
+    assert [fix.text for fix in problem.fixes if "--token_file a.token" in fix.text]
+    assert not any("--rollout_token_file FILE" in fix.text for fix in problem.fixes)
+
+
 def test_an_address_is_named_once_and_a_packed_base_is_refused() -> None:
     assert codes(GOOD, rollout_servers=[ADDRESS, ADDRESS]) == ["E427"]
     assert codes(GOOD, tuner_type="lora", quant_bits="4") == ["E422"]

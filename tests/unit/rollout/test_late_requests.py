@@ -14,13 +14,16 @@ from covey.models.policy import Policy
 from covey.rollout.native import caches
 from covey.rollout.native.engine import NativeEngine
 from covey.types import GenerationRequest, NoiseKey, SamplingParams
+from support.needs import need
 
 
 @pytest.fixture(autouse=True, params=["flat", "shared", "compiled flat", "compiled shared"])
 def layout(request, monkeypatch):
     if "shared" in request.param:
         monkeypatch.setattr(caches, "_FLAT_PROMPT", 0)
-    if "compiled" not in request.param:
+    if "compiled" in request.param:
+        need("a C compiler")
+    else:
         monkeypatch.setattr(choose, "open_library", lambda: None)
     return request.param
 

@@ -21,6 +21,7 @@ from covey.models.policy import Policy
 from covey.rollout.native import caches
 from covey.rollout.native.engine import NativeEngine
 from support.models import config_of, random_model
+from support.needs import need
 
 
 @pytest.fixture(autouse=True, params=["flat", "shared"])
@@ -35,6 +36,7 @@ def kind(request, monkeypatch):
     """Every test of hidden states runs with the step in torch, of a small model and of one whose weights are
     not copied, and with the one in C."""
     if request.param == "compiled":
+        need("a C compiler")
         return CompiledLlama
     monkeypatch.setattr(choose, "open_library", lambda: None)
     if request.param != "torch":

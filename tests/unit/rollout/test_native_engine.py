@@ -19,6 +19,7 @@ from covey.rollout.native import decoding as decoding_module
 from covey.rollout.native.cache import PrefillLayout
 from covey.rollout.native.engine import NativeEngine
 from covey.types import Finish
+from support.needs import need
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +35,9 @@ def layout(request, monkeypatch, quickstart_policy):
     C."""
     if "shared" in request.param:
         monkeypatch.setattr(caches, "_FLAT_PROMPT", 0)
-    if "compiled" not in request.param:
+    if "compiled" in request.param:
+        need("a C compiler")
+    else:
         monkeypatch.setattr(choose, "open_library", lambda: None)
         monkeypatch.setattr(quickstart_policy, "_kernels", CpuKernels(None))
     return request.param

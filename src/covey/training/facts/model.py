@@ -131,7 +131,7 @@ def with_model(
                 families=", ".join(FAMILIES),
                 model_type=facts.model_type,
             )
-            facts = _lacking(facts, words, FaultDetails(subject=str(directory)))
+            facts = _lacking(facts, words, FaultDetails(cause="headers", subject=str(directory)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         words = tr("a .safetensors file of {directory} is damaged: {error}", directory=directory, error=error)
         facts = _lacking(facts, words, FaultDetails(cause="damaged", subject=str(directory)))
