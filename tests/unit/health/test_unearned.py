@@ -166,7 +166,14 @@ def test_a_resumed_run_knows_what_never_varied() -> None:
 
 def test_kinds_of_rewards_by_their_names() -> None:
     kinds = {
-        "answer": ("accuracy", "MathAccuracy", "accuracy_reward", "code_reward", "exact_match", "plugin.correct"),
+        "answer": (
+            "accuracy",
+            "MathAccuracy",
+            "accuracy_reward",
+            "code_reward",
+            "exact_match",
+            "plugin.correct",
+        ),
         "form": ("format", "think_format_reward", "Format", "json_valid", "tag_count", "code_format"),
         "penalty": ("repetition", "soft_overlong", "get_soft_overlong_punishment", "too_long"),
         "other": ("judge", "mine", "tiny-rm", "evens"),
