@@ -11,10 +11,13 @@ import pytest
 from covey.cli.main import main
 from covey.doctor.examine import Report, examine
 from covey.doctor.read import read_run
+from covey.doctor.verdicts import BY_CODE, MEANINGS, ORDER
 from covey.health.record import fields_of
+from covey.health.saved import BACK, MENDED
 from covey.plan.words import WIDTH
 from covey.telemetry.files import RunFiles
 from covey.types import Finding, Fix
+from support.doctor_page import PAGE, rendered, unnamed
 
 from .conftest import RunMaker
 
@@ -267,3 +270,117 @@ def test_what_is_no_run(
         (tmp_path / name / "trainer_state.json").write_text(content)
     assert main(["doctor", *words]) == 2
     assert code in capsys.readouterr().err
+
+
+PARTS = {"rewards/evens/mean": 0.5, "rewards/evens/std": 0.5}
+NEVER = {"rewards/accuracy/mean": 0.0, "rewards/accuracy/std": 0.0}
+
+
+def test_right_answers_that_were_never_rewarded_are_not_learned(make: RunMaker) -> None:
+    """Although the total rises: only the other reward moves."""
+    rises = {"reward": lambda s: 0.2 + s / 100}
+    found = report(make.covey(60, {**NEVER, **PARTS, **rises}))
+    assert (found.verdict, found.exit_code, codes(found)) == ("not learning", 3, ["F226"])
+    assert "accuracy is 0 for all 480 completions of 60 rollouts" in found.summary
+    assert "accuracy is 0" in text(found, "constant")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("format", 1.0), ("soft_overlong", 0.0), ("length_penalty", 0.0), ("accuracy", 1.0)]
+)
+def test_a_reward_at_its_best_is_well(name: str, value: float, make: RunMaker) -> None:
+    same = {f"rewards/{name}/mean": value, f"rewards/{name}/std": 0.0}
+    rises = {"reward": lambda s: 0.2 + s / 100}
+    found = report(make.covey(60, {**same, **PARTS, **rises}))
+    assert (found.verdict, found.exit_code, codes(found)) == ("learning", 0, [])
+    assert f"{name} is {value:g}" in text(found, "constant")
+
+
+def test_a_reward_of_an_unknown_kind_that_never_varies(make: RunMaker) -> None:
+    """Above 0 it is named in the verdict's line; at 0 it may be one that nobody earns."""
+    rises = {"reward": lambda s: 0.2 + s / 100}
+    half = {"rewards/mine/mean": 0.5, "rewards/mine/std": 0.0}
+    found = report(make.covey(60, {**half, **PARTS, **rises}))
+    assert (found.verdict, found.exit_code, codes(found)) == ("learning", 0, ["F227"])
+    assert "mine is 0.5 for all" in found.summary
+
+
+def test_a_reward_of_an_unknown_kind_at_zero(make: RunMaker) -> None:
+    zero = {"rewards/mine/mean": 0.0, "rewards/mine/std": 0.0}
+    rises = {"reward": lambda s: 0.2 + s / 100}
+    found = report(make.covey(60, {**zero, **PARTS, **rises}))
+    assert (found.verdict, found.exit_code) == ("unclear", 0)
+    assert "mine is 0 for all" in found.summary and "0.28 -> 0.73" in found.summary
+
+
+def test_completions_without_a_reward(make: RunMaker) -> None:
+    """29 of 64, and the reward rises."""
+    found = report(make.covey(40, {"rows/invalid": 3.0, "reward": lambda s: 0.2 + s / 100}))
+    assert (found.verdict, found.exit_code, codes(found)) == ("unhealthy", 3, ["F228"])
+    assert "38% without a reward" in text(found, "newest")
+
+
+def test_a_collapse_by_the_learning_rate(make: RunMaker) -> None:
+    """Figures of a small model at 300 times the usual learning rate, whose completions are 24 tokens long."""
+    changes = {
+        "reward": lambda s: {1: 0.03, 2: 0.125, 3: 0.06, 4: 0.125, 5: 0.03}.get(s, 0.0),
+        "reward_std": lambda s: 0.1 if s <= 5 else 0.0,
+        "frac_reward_zero_std": lambda s: 0.75 if s <= 5 else 1.0,
+        "entropy": lambda s: max(0.04, 1.85 * 0.72 ** (s - 1)),
+        "completions/mean_length": 24.0,
+        "completions/clipped_ratio": 1.0,
+        "grad_norm": lambda s: 0.7 if s <= 5 else 0.0,
+        "learning_rate": 3e-4,
+    }
+    found = report(make.covey(22, changes, options={"learning_rate": 3e-4, "num_generations": 8}))
+    assert (found.verdict, found.exit_code) == ("collapsed", 3)
+    assert codes(found)[0] == "F229"
+    for sighting in found.sightings:
+        if sighting.finding.code in ("F229", "F211"):
+            assert "0.0003" in sighting.finding.cause
+            assert dict(sighting.finding.fixes[0].edits) == {"learning_rate": 3e-5}
+
+
+def test_a_low_sample_size_has_a_verdict(make: RunMaker) -> None:
+    found = report(make.covey(20, {"sampling/ess": 0.3}))
+    assert (found.verdict, found.exit_code, codes(found)) == ("unhealthy", 3, ["F225"])
+
+
+def test_every_rule_leads_to_a_verdict_and_every_verdict_has_a_meaning() -> None:
+    assert unnamed() == set()
+    assert len(set(ORDER)) == len(ORDER)
+    assert {str(word) for word, _ in BY_CODE} <= {str(m.word) for m in MEANINGS}
+
+
+def test_the_tables_of_the_page_are_those_of_the_code() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == rendered(page), "run, in tests: python -m support.doctor_page"
+    assert "F225" in page
+
+
+def test_advice_names_a_checkpoint_of_the_directory(make: RunMaker) -> None:
+    """Completions repeat themselves from step 20 on: checkpoint-10 is from before, checkpoint-30 is not."""
+    changes = {"completions/repetitive_ratio": lambda s: 0.5 if s >= 20 else 0.0}
+    path = make.covey(40, changes, saved=(10, 30), options={"learning_rate": 3e-6})
+    (path / "checkpoint-10" / "trainer").mkdir()
+    (path / "checkpoint-30" / "trainer").mkdir()
+    (sighting,) = report(path).sightings
+    assert sighting.finding.code == "F206"
+    (fix,) = [f for f in sighting.finding.fixes if "resume_from_checkpoint" in f.edits]
+    assert fix.edits["resume_from_checkpoint"] == str(path / "checkpoint-10")
+    for file in (path / "checkpoint-10").iterdir():
+        if file.is_file():
+            file.unlink()
+    (sighting,) = report(path).sightings
+    assert not any(
+        "resume_from_checkpoint" in f.edits or "--resume" in f.text for f in sighting.finding.fixes
+    )
+
+
+def test_recorded_advice_names_no_checkpoint_that_is_gone(make: RunMaker) -> None:
+    gone = Fix(text="resume from checkpoint-5", edits={"resume_from_checkpoint": "run/checkpoint-5"})
+    finding = Finding(code="F107", seen="x", why="", cause="", fixes=(MENDED, BACK, gone))
+    path = make.covey(12, events=(("finding", 12, fields_of(finding)),))
+    (sighting,) = report(path).sightings
+    texts = [fix.text for fix in sighting.finding.fixes]
+    assert len(texts) == 2 and all("no checkpoint" in t and "--resume" not in t for t in texts)

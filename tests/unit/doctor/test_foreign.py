@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,39 @@ def test_a_swift_run_that_ended_early(make: RunMaker) -> None:
 
 def test_without_a_kl_term_a_kl_of_zero_is_no_sign(make: RunMaker) -> None:
     assert codes(report(make.swift(40, {"kl": 0.0}, beta=0.0))) == []
+
+
+@pytest.mark.parametrize("kind", ["trl", "swift"])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_right_answers_that_were_never_rewarded(kind: str, is_old: bool, make: RunMaker) -> None:
+    """Logs do not say how many completions a value saw; older ones have no deviation of a reward, and its
+    mean under its name alone."""
+    end = "" if is_old else "/mean"
+    changes = {
+        f"rewards/MathAccuracy{end}": 0.0,
+        f"rewards/Other{end}": lambda s: 0.5 + 0.04 * math.sin(s * 2.4),
+        "reward": lambda s: 0.2 + s / 100,
+    }
+    if not is_old:
+        changes |= {"rewards/MathAccuracy/std": 0.0, "rewards/Other/std": 0.5}
+    found = report(make.trl(40, changes) if kind == "trl" else make.swift(40, changes))
+    assert (found.verdict, found.exit_code, codes(found)) == ("not learning", 3, ["F226"])
+    assert "MathAccuracy is 0 in all 40 records" in found.summary
+    few = make.root / "few"
+    few.mkdir()
+    assert report(RunMaker(few).trl(8, changes)).exit_code == 0
+
+
+def test_advice_on_a_foreign_run_names_its_checkpoints(make: RunMaker) -> None:
+    """Checkpoints of steps 20 and 40, and a breakdown behind step 30."""
+    changes = {
+        "reward": lambda s: 0.5 + 0.04 * math.sin(s * 2.4) if s <= 30 else 0.0,
+        "completions/clipped_ratio": lambda s: 0.02 if s <= 30 else 1.0,
+    }
+    path = make.trl(80, changes)
+    for name in ("checkpoint-20",):
+        (path / name).mkdir()
+        (path / name / "trainer_state.json").write_text("{}")
+    finding = next(s.finding for s in report(path).sightings if s.finding.code == "F221")
+    (fix,) = [f for f in finding.fixes if "resume_from_checkpoint" in f.edits]
+    assert fix.edits == {"resume_from_checkpoint": str(path / "checkpoint-20")}

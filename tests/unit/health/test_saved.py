@@ -68,7 +68,7 @@ def test_checkpoints_of_a_directory(tmp_path: Path) -> None:
 
 
 def broken_after(step: int, last: int, checkpoints: list[Saved]) -> dict[str, Finding]:
-    """A run that breaks down at a step: no reward, and completions that are cut and repeat themselves."""
+    """A run that breaks down at a step: the reward is gone, all completions are cut and repeat themselves."""
     rules = Rules({"learning_rate": 3e-6}, saved=lambda: checkpoints)
     found: dict[str, Finding] = {}
     for now in range(1, last + 1):
