@@ -132,7 +132,8 @@ def test_the_page_has_every_built_in_with_what_it_reads():
 
 
 def test_every_option_that_a_reward_reads_is_one_of_the_run():
-    assert {o for read in options_read().values() for o in read} == {*OPTIONS, *JUDGE_OPTIONS} <= set(CONFIG)
+    read = {o for of_one in options_read().values() for o in of_one}
+    assert read == {*OPTIONS, "gold_lists", *JUDGE_OPTIONS} <= set(CONFIG)
 
 
 def test_a_column_never_takes_the_place_of_an_option(scored):
