@@ -57,11 +57,12 @@ The result is only a forecast: `covey train` runs on the machine on which it is 
     ),
     "eval": tr(
         """\
-usage: covey eval MODEL_OR_CHECKPOINT --val_dataset FILE ... [--option value ...]
+usage: covey eval MODEL_OR_CHECKPOINT --dataset FILE ... [--option value ...]
 
 Samples and scores the prompts as an evaluation during training does, prints the metrics, and writes eval.json
-with every completion. For a checkpoint of a run, the options of that run are used; options on the command
-line override them. The relevant options are in the groups Data, Rewards, Sampling and Evaluation.
+with every completion. --dataset names what to evaluate on, and so does --val_dataset. For a checkpoint of a
+run, the options of that run are used; options on the command line override them. The relevant options are in
+the groups Data, Rewards, Sampling and Evaluation.
 """
     ),
     "quickstart": tr(

@@ -66,13 +66,18 @@ class AsyncORM:
 def _orm_of(name: str, built_in: BuiltIn) -> type[ORM]:
     """A built-in as a class of ms-swift, which takes the run's options from its `args`."""
 
+    wants = wants_of(built_in.function)
+
     def call(
         self: ORM, completions: Sequence[str], solution: Any = None, **kwargs: Any
     ) -> list[float | None]:
         values = {"completion_ids": kwargs.get("response_token_ids"), **kwargs}
         values |= {"completions": completions, "solution": solution}
-        values |= {option: getattr(self.args, option) for option in built_in.options}
-        return built_in.function(**{n: values[n] for n in wants_of(built_in.function).names if n in values})
+        for option in built_in.options:
+            # Without `args`, as a class of a plugin makes it, the options that it needs are an error.
+            default = () if option in wants.demands else (None,)
+            values[option] = getattr(self.args, option, *default)
+        return built_in.function(**{n: values[n] for n in wants.names if n in values})
 
     return type(name, (ORM,), {"__call__": call, "__doc__": built_in.function.__doc__})
 

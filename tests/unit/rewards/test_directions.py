@@ -27,10 +27,10 @@ Told = Callable[..., float]
 def told(scored: Callable[..., Scored]) -> Told:
     """`told("the text", tokens, reward_funcs=[...], ...)`: the reward of one completion whose gold is 5."""
 
-    def total(text: str, tokens: int = 10, **options: Any) -> float:
+    def total(text: str, tokens: int = 10, gold: Any = "5", **options: Any) -> float:
         resolved = config(**options)
         rewards = build(resolved.reward_funcs, resolved.model_dump())
-        row = scored(text, ids=(7,) * tokens, solution="5")
+        row = scored(text, ids=(7,) * tokens, solution=gold)
         (score,) = score_rows(rewards, reward_weights(resolved), [row])
         assert score.total is not None
         return score.total
@@ -97,6 +97,16 @@ def soft_cache_length(told: Told) -> None:
     assert found[0] < found[1] < found[2] == 0.0
 
 
+def gold_lists(told: Told) -> None:
+    for name in ("accuracy", "reasoning_accuracy", "accuracy_reward"):
+        one, both = (
+            [told(f"</think>{text}", gold=["5", "7"], reward_funcs=[name], gold_lists=lists)
+             for lists in (None, "any", "all")]
+            for text in (r"\boxed{7}", r"\boxed{7, 5}")
+        )  # fmt: skip
+        assert (one, both) == ([1.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+
+
 def reward_funcs(told: Told) -> None:
     assert told(RIGHT, reward_funcs=["accuracy"]) == 1.0
     assert told(RIGHT, reward_funcs=["accuracy", "repetition"]) == 1.0
@@ -115,7 +125,7 @@ DIRECTIONS: dict[str, Callable[[Told], None]] = {
     for function in (
         *(cosine_min_len_value_wrong, cosine_max_len_value_wrong, cosine_min_len_value_correct),
         *(cosine_max_len_value_correct, cosine_max_len, repetition_n_grams, repetition_max_penalty),
-        *(soft_max_length, soft_cache_length, reward_funcs, reward_weights_),
+        *(soft_max_length, soft_cache_length, gold_lists, reward_funcs, reward_weights_),
     )
 }
 

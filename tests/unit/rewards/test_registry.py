@@ -118,8 +118,8 @@ def test_each_name_is_its_own_reward_and_reads_the_options_of_the_run(name, valu
 def test_the_page_has_every_built_in_with_what_it_reads():
     page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
     table = page.partition("| name | value | reads | for |")[2].partition("\n\n")[0]
-    rows = [line.split(" | ") for line in table.splitlines()[2:]]
-    names = [row[0].strip("| `") for row in rows]
+    rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
+    names = [row[0].strip("` ") for row in rows]
     assert sorted(names) == sorted(available())
     read = {name: re.findall(r"`(\w+)`", row[2]) for name, row in zip(names, rows, strict=True)}
     assert sorted(read.pop("judge")) == sorted(JUDGE_OPTIONS)
@@ -132,7 +132,8 @@ def test_the_page_has_every_built_in_with_what_it_reads():
 
 
 def test_every_option_that_a_reward_reads_is_one_of_the_run():
-    assert {o for read in options_read().values() for o in read} == {*OPTIONS, *JUDGE_OPTIONS} <= set(CONFIG)
+    read = {o for of_one in options_read().values() for o in of_one}
+    assert read == {*OPTIONS, "gold_lists", *JUDGE_OPTIONS} <= set(CONFIG)
 
 
 def test_a_column_never_takes_the_place_of_an_option(scored):
