@@ -177,7 +177,7 @@ def _rounded_update(job: Job) -> list[str]:
         return []
     return [
         tr("object    the update of the adapter is added to the model in bfloat16, which rounds small"),
-        tr("          changes away; `covey export CHECKPOINT --merge` adds the adapter in float32"),
+        tr("          changes away; `covey export CHECKPOINT --merge --torch_dtype float32` keeps them"),
     ]
 
 
