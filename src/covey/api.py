@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from covey.environment import settle
 from covey.plan.launchers import adopted
@@ -90,6 +90,7 @@ def export(
     *,
     merge: bool = False,
     base: str | Path | None = None,
+    torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
 ) -> ExportResult:
     """What `covey export` does: the model of a checkpoint in a directory of its own, its adapter merged."""
     from covey.checkpoint.manifest import export_target
@@ -97,7 +98,8 @@ def export(
 
     source = Path(checkpoint)
     target = Path(output_dir) if output_dir is not None else export_target(source, merge=merge)
-    return run(source, target, merge=merge, base=None if base is None else Path(base))
+    named = None if base is None else Path(base)
+    return run(source, target, merge=merge, base=named, torch_dtype=torch_dtype)
 
 
 @contextmanager

@@ -76,6 +76,10 @@ class CheckpointError(CoveyError, ValueError):
     """A directory that is no checkpoint, or one whose files are not what its manifest says."""
 
 
+class DamagedModelError(CheckpointError):
+    """A model or an adapter whose own files are at fault, all of them named."""
+
+
 class OtherRankFailed(CoveyError):
     """Another rank could not do its part of what all of them do; it says why itself."""
 

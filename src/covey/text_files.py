@@ -58,6 +58,13 @@ def write_stops(directory: Path, stop_token_ids: Sequence[int], config: Mapping[
         path.write_text(json.dumps({**said, "eos_token_id": now}, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
+def stops_of(directory: Path) -> list[int]:
+    """The end tokens that generation_config.json of a directory lists, or config.json where there is none, in
+    their order."""
+    said = read_json(directory / GENERATION) or read_json(directory / "config.json")
+    return _as_list(said.get("eos_token_id"))
+
+
 def copy_text_files(source: Path, target: Path) -> None:
     """Copy what a directory has of tokenizer, chat templates and generation_config.json."""
     copy_tokenizer(source, target)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +16,10 @@ from covey.checkpoint.manifest import FORMAT, MANIFEST, TRAINER, Manifest, read_
 from covey.checkpoint.read import Fault, find_faults, state_faults
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from covey.config.checkpoints import checkpoint_step, list_checkpoints
+from covey.data.model_files import quantization, tokenizer_problem
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import adapter_settings
-from covey.models.config_shapes import shapes_of_config
+from covey.models.config_shapes import config_fault, shapes_of_config
 from covey.models.fit import unfit_words
 from covey.texts import tr
 from covey.weight_files import (
@@ -33,6 +34,7 @@ from covey.weight_files import (
 )
 
 _CONFIG = "config.json"
+_OBJECTS = ("generation_config.json", "tokenizer_config.json")
 _NO_MANIFEST = tr(
     "no {manifest}, so the contents cannot be checked against what was written", manifest=MANIFEST
 )
@@ -92,14 +94,22 @@ def _examine_checkpoint(path: Path) -> Examined:
     except CheckpointError as error:
         return Examined(path=path, kind="checkpoint", faults=(str(error),), step=checkpoint_step(path.name))
     by_manifest = [fault for fault in every_fault if not _is_of_reduction(fault, manifest)]
-    of_trainer = [fault for fault in by_manifest if fault.file.startswith(f"{TRAINER}/")]
+    of_trainer = [fault for fault in by_manifest if _is_of_trainer(fault.file)]
     faults = [str(fault) for fault in by_manifest]
     notes: list[str] = []
+    is_model_whole = len(of_trainer) == len(by_manifest)
     if _goes_on(manifest) and not of_trainer:
         faults += state_faults(path)
-    if len(of_trainer) == len(by_manifest):
+    if is_model_whole:
         found, notes = _model_faults(path)
         faults += found
+        if of_trainer and not found:
+            notes.append(
+                tr(
+                    "its model is whole: `covey export` copies it, and a new run can start from it; only a "
+                    "resume needs what is at fault"
+                )
+            )
     if len(by_manifest) < len(every_fault):
         notes.append(
             tr(
@@ -128,8 +138,8 @@ def _examine_checkpoint(path: Path) -> Examined:
 
 def _is_of_reduction(fault: Fault, manifest: Manifest) -> bool:
     """Whether a file is what a reduction to the model leaves that was ended in its middle."""
-    of_trainer = fault.file.startswith(f"{TRAINER}/") and not manifest.trainer
-    return fault.is_surplus and (of_trainer or fault.file == f".{MANIFEST}.tmp")
+    of_trainer = fault.is_surplus and _is_of_trainer(fault.file) and not manifest.trainer
+    return of_trainer or _is_leftover(fault)
 
 
 def _goes_on(manifest: Manifest) -> bool:
@@ -145,6 +155,8 @@ def _examine_plain(path: Path) -> Examined:
         )
         return Examined(path=path, kind="checkpoint", faults=(fault,), step=checkpoint_step(path.name))
     faults, notes = _model_faults(path)
+    if not (path / ADAPTER_CONFIG).is_file() and (lacking := tokenizer_problem(path)) is not None:
+        notes.append(tr("{words}; no prompt can be made without one", words=lacking.words))
     files = [file for file in path.iterdir() if file.is_file()]
     return Examined(
         path=path,
@@ -154,6 +166,32 @@ def _examine_plain(path: Path) -> Examined:
         num_files=len(files),
         num_bytes=sum(file.stat().st_size for file in files),
     )
+
+
+def faults_of_model(path: Path) -> list[str]:
+    """What is wrong with the model or the adapter of a directory, by its manifest where it has one; a
+    trainer's state is not asked for."""
+    try:
+        faults: list[Fault] = []
+        if (path / MANIFEST).exists():
+            manifest = read_manifest(path)
+            kept = {n: entry for n, entry in manifest.files.items() if not _is_of_trainer(n)}
+            faults = find_faults(path, replace(manifest, files=kept), everything=True)
+        by_manifest = [str(f) for f in faults if not _is_of_trainer(f.file) and not _is_leftover(f)]
+        return by_manifest or _model_faults(path)[0]
+    except CheckpointError as error:
+        return [str(error)]
+    except OSError as error:
+        return [tr("it cannot be read: {error}", error=error)]
+
+
+def _is_of_trainer(file: str) -> bool:
+    return file.startswith(f"{TRAINER}/")
+
+
+def _is_leftover(fault: Fault) -> bool:
+    """Whether a reduction to the model that was ended in its middle has left the file."""
+    return fault.is_surplus and fault.file == f".{MANIFEST}.tmp"
 
 
 def _model_faults(path: Path) -> tuple[list[str], list[str]]:
@@ -175,8 +213,13 @@ def _adapter_faults(path: Path) -> Iterator[str]:
 
 
 def _weight_faults(path: Path) -> tuple[list[str], list[str]]:
-    config = _read_config(path)
+    config = _json_of(path / _CONFIG)
     faults = [tr("{config} is missing or cannot be read", config=_CONFIG)] if config is None else []
+    faults += [
+        tr("{name} is not a JSON object", name=name)
+        for name in _OBJECTS
+        if (path / name).is_file() and _json_of(path / name) is None
+    ]
     try:
         index, files = weight_map(path), weight_files(path)
         if not files:
@@ -207,6 +250,12 @@ def _weight_faults(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _held_to_config(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> tuple[list[str], list[str]]:
+    if (words := config_fault(config, len(tensors))) is not None:
+        return [words], []
+    if (method := quantization(config)) is not None:
+        return [], [
+            tr("tensor shapes were not checked: the weights are quantized by {method}", method=method)
+        ]
     try:
         expected = shapes_of_config(config)
     except (TypeError, ValueError, ZeroDivisionError) as error:
@@ -230,9 +279,9 @@ def _held_to_config(config: dict[str, Any], tensors: dict[str, StoredTensor]) ->
     return [words] if words else [], []
 
 
-def _read_config(path: Path) -> dict[str, Any] | None:
+def _json_of(path: Path) -> dict[str, Any] | None:
     try:
-        config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return config if isinstance(config, dict) else None
+    return value if isinstance(value, dict) else None

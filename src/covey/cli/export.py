@@ -1,4 +1,4 @@
-"""`covey export CHECKPOINT [--merge] [--output_dir DIR] [--base DIR]`."""
+"""`covey export CHECKPOINT [--merge] [--torch_dtype float32] [--output_dir DIR] [--base DIR]`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 from covey.checkpoint.manifest import export_target
 from covey.cli.targets import BUILT_IN, refused
 from covey.cli.verbs import nameless
+from covey.config.adapters import is_adapter
 from covey.config.argv import read_words
-from covey.errors import ConfigError, CoveyError
+from covey.errors import ConfigError, CoveyError, DamagedModelError
 from covey.options.verbs import ExportOptions
 from covey.plan.check_output import unwritable_problem
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
-from covey.texts import tr
+from covey.texts import has_value, tr
 from covey.texts.language import spoken
 from covey.training.facts.directory import unwritable
 from covey.types import Fix, Problem
@@ -28,11 +29,13 @@ def export(argv: Sequence[str]) -> int:
     checkpoint = Path(word)
     given = options.output_dir
     target = export_target(checkpoint, merge=options.merge) if given is None else Path(given)
-    _refuse(argv, word, target)
+    _refuse(argv, word, target, options)
     from covey.training.export import export as run
 
     try:
-        result = run(checkpoint, target, merge=options.merge, base=base)
+        result = run(checkpoint, target, merge=options.merge, base=base, torch_dtype=options.torch_dtype)
+    except ConfigError:
+        raise
     except CoveyError as error:
         raise ConfigError([_failed(checkpoint, error)]) from error
     if result.merged:
@@ -47,6 +50,16 @@ def export(argv: Sequence[str]) -> int:
                 )
             )
         )
+        if result.dtype != "float32":
+            sys.stdout.write(
+                spoken(
+                    tr(
+                        "note: {dtype} rounds small parts of the adapter's update away; `--torch_dtype "
+                        "float32` keeps all of it\n",
+                        dtype=result.dtype,
+                    )
+                )
+            )
     if result.packed:
         sys.stdout.write(
             spoken(
@@ -89,10 +102,12 @@ def _two_checkpoints(word: str, other: str) -> Problem:
     )
 
 
-def _refuse(argv: Sequence[str], word: str, target: Path) -> None:
+def _refuse(argv: Sequence[str], word: str, target: Path, options: ExportOptions) -> None:
     problems = []
     if (no_checkpoint := refused("export", argv, word)) is not None:
         problems.append(no_checkpoint)
+    elif options.torch_dtype != "auto" and not (options.merge and is_adapter(word)):
+        problems.append(_no_merge(word, options))
     if target.exists():
         problems.append(
             Problem(
@@ -109,11 +124,39 @@ def _refuse(argv: Sequence[str], word: str, target: Path) -> None:
         raise ConfigError(problems)
 
 
+def _no_merge(word: str, options: ExportOptions) -> Problem:
+    """A dtype where files are copied as they are."""
+    leave = Fix(text=tr("leave out --torch_dtype"))
+    merge = Fix(text=tr("merge the adapter: --merge"))
+    why = tr("{path} is not an adapter", path=word) if options.merge else tr("nothing is merged")
+    return problem(
+        "E115",
+        "torch_dtype",
+        tr(
+            "torch_dtype is {dtype}, but {why}: the files are copied as they are.",
+            dtype=options.torch_dtype,
+            why=why,
+        ),
+        "",
+        *([merge] if is_adapter(word) else []),
+        leave,
+    )
+
+
 def _failed(checkpoint: Path, error: CoveyError) -> Problem:
+    words = error.args[0]
+    seen = (
+        words
+        if has_value(words, str(checkpoint))
+        else tr("{checkpoint}: {error}", checkpoint=checkpoint, error=words)
+    )
+    if isinstance(error, DamagedModelError):
+        again = tr("copy or download it again, or use another checkpoint of the run")
+        return problem("E415", "export", tr("{seen}.", seen=seen), "", Fix(text=again))
     return problem(
         "E415",
         "export",
-        tr("{checkpoint}: {error}", checkpoint=checkpoint, error=error),
+        seen,
         tr("The checkpoint is damaged, or its base model was moved or changed."),
         Fix(text=tr("give the directory in which the base model is now: --base DIR")),
         Fix(text=tr("use another checkpoint of the run")),

@@ -86,7 +86,7 @@ def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool
             return ModelProblem(kind="bad_config", words=tr("{path} is not a JSON object", path=path))
     config = read_json(directory / "config.json")
     fault = _model_type_problem(directory, config) or architecture_problem(directory, config)
-    fault = fault or _tokenizer_problem(directory)
+    fault = fault or tokenizer_problem(directory)
     return fault or (_weights_problem(directory) if with_weights else None)
 
 
@@ -285,7 +285,8 @@ def _classifier_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
     return None
 
 
-def _tokenizer_problem(directory: Path) -> ModelProblem | None:
+def tokenizer_problem(directory: Path) -> ModelProblem | None:
+    """Why no tokenizer can be read from a directory, or None; kinds no_tokenizer and slow_tokenizer."""
     if (directory / "tokenizer.json").is_file():
         return None
     slow = next((name for name in _SLOW_TOKENIZERS if (directory / name).is_file()), None)

@@ -42,6 +42,12 @@ class ExportOptions(VerbOptions):
     output_dir: str | None = option(
         None, "Directory to write to; it must not exist yet. Not set: CHECKPOINT-merged, or CHECKPOINT-model."
     )
+    torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "dtype of the merged model. auto: that of its base model. float32 keeps all of the adapter's update, "
+        "of which bfloat16 rounds small parts away.",
+        names=("dtype",),
+    )
     base: str | None = option(
         None,
         "Directory of the base model, if it is no longer at the path that the adapter names.",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from covey.config.adapters import ADAPTER_CONFIG
+from covey.data.text import TextCodec
 from covey.errors import CONTINUE
 from covey.learner.backends.base import Backend
 from covey.models import sdpa
@@ -16,11 +18,12 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.recompute import IN_WORDS
 from covey.plan.report import report_lines
-from covey.plan.words import note_lines
+from covey.plan.words import coded, flags, note_lines
 from covey.rollout.engine import Engine
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.vllm.engine import VllmEngine
+from covey.text_files import stops_of
 from covey.texts import counted, joined, tr
 from covey.training.job import Job
 from covey.types import Problem
@@ -157,6 +160,51 @@ def _signs(job: Job) -> list[str]:
         tr("signs     {words}", words=words),
         tr("          `covey doctor {directory}` explains them", directory=directory),
     ]
+
+
+def not_in_files(config: Config, codec: TextCodec, origin: Path) -> list[str]:
+    """What makes the run's prompts and ends its completions, and no file of a checkpoint brings along: what
+    the template is given, and the end tokens of an adapter, which is loaded onto the base of `origin`."""
+    given = {name: getattr(config, name) for name in _TOLD}
+    told = {name: value for name, value in given.items() if value not in (None, "", {})}
+    lines = []
+    if told:
+        typed = flags({name: _cut(value) for name, value in told.items()})
+        lines += coded(
+            tr("prompts"),
+            tr(
+                "the run wrote its prompts with {typed}; no file of a model can hold this, so give the same "
+                "wherever the model is used",
+                typed=typed,
+            ),
+        )
+    base = stops_of(origin)
+    if config.tuner_type == "lora" and not {*codec.stop_token_ids} <= {*base}:
+        lines += coded(
+            tr("ends"),
+            tr(
+                "the adapter's generation_config.json lists the end tokens {stops}, but transformers and "
+                "peft read that of the base, which lists {base}: give generate the adapter's "
+                "(GenerationConfig.from_pretrained), or merge",
+                stops=_ids(codec.stop_token_ids),
+                base=_ids(base) or tr("none"),
+            ),
+        )
+    return lines
+
+
+# What a template is given beside the messages of a row.
+_TOLD = ("system", "enable_thinking", "chat_template_kwargs")
+_LONGEST = 80
+
+
+def _cut(value: object) -> object:
+    is_long = isinstance(value, str) and len(value) > _LONGEST
+    return f"{str(value)[:_LONGEST]}…" if is_long else value
+
+
+def _ids(stop_token_ids: Sequence[int]) -> str:
+    return ", ".join(map(str, stop_token_ids))
 
 
 def closing(job: Job, verb: str, *, is_command: bool) -> list[str]:

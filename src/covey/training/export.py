@@ -10,26 +10,27 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from covey.checkpoint.examine import neither
+from covey.checkpoint.examine import faults_of_model, neither
 from covey.checkpoint.manifest import MANIFEST, TRAINER
-from covey.checkpoint.read import verify
 from covey.config.adapters import ADAPTER_CONFIG, quantized_base
 from covey.config.quantization import adapter_quantization
 from covey.data.text import TemplateError, load_codec
-from covey.errors import CoveyError
+from covey.errors import CoveyError, DamagedModelError
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.load import base_directory, load_any
 from covey.models.lora import merge_into_base
 from covey.norms import total_norm
-from covey.text_files import copy_text_files
-from covey.texts import tr
+from covey.text_files import copy_text_files, read_json, write_stops
+from covey.texts import joined, tr
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _PACKED = ("U8", "I8")
@@ -57,13 +58,20 @@ class ExportResult:
     packed: str = ""
 
 
-def export(checkpoint: Path, target: Path, *, merge: bool, base: Path | None = None) -> ExportResult:
+def export(
+    checkpoint: Path,
+    target: Path,
+    *,
+    merge: bool,
+    base: Path | None = None,
+    torch_dtype: DType = "auto",
+) -> ExportResult:
     """Write the model of a checkpoint to a new directory.
 
-    With `merge` an adapter is added to its base in float32 and saved in the base's own dtype, which is no
-    packed one; without, or where there is no adapter, the files are copied without the trainer's. `base`
-    takes the place of the path that the adapter names. Raises CoveyError where a file is damaged or the
-    merged logits disagree; nothing is left behind then.
+    With `merge` an adapter is added to its base in float32 and saved in `torch_dtype`, or in the base's own
+    dtype, which is no packed one; without, or where there is no adapter, the files are copied without the
+    trainer's. `base` takes the place of the path that the adapter names. Raises DamagedModelError where files
+    of the model are at fault, and CoveyError where the merged logits disagree; nothing is left behind then.
     """
     if target.exists():
         raise CoveyError(
@@ -71,14 +79,13 @@ def export(checkpoint: Path, target: Path, *, merge: bool, base: Path | None = N
         )
     if (why := neither(checkpoint)) is not None:
         raise CoveyError(tr("{checkpoint}: {why}", checkpoint=checkpoint, why=why))
-    if (checkpoint / MANIFEST).is_file():
-        verify(checkpoint)
+    _require_whole(checkpoint)
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     try:
         if merge and (checkpoint / ADAPTER_CONFIG).is_file():
-            result = _merge(checkpoint, staging, target, base)
+            result = _merge(checkpoint, staging, target, base, torch_dtype)
         else:
             shutil.copytree(checkpoint, staging, ignore=_left_out(checkpoint))
             result = ExportResult(
@@ -95,10 +102,20 @@ def _left_out(checkpoint: Path) -> Any:
     return lambda folder, names: [n for n in names if Path(folder) == checkpoint and n in (TRAINER, MANIFEST)]
 
 
-def _merge(checkpoint: Path, staging: Path, target: Path, base: Path | None) -> ExportResult:
+def _require_whole(directory: Path) -> None:
+    """DamagedModelError where files of a model or an adapter are at fault."""
+    if faults := faults_of_model(directory):
+        raise DamagedModelError(tr("{directory}: {faults}", directory=directory, faults=joined("; ", faults)))
+
+
+def _merge(
+    checkpoint: Path, staging: Path, target: Path, base: Path | None, torch_dtype: DType
+) -> ExportResult:
     _, named = adapter_settings(checkpoint)
     origin = base_directory(checkpoint, base or named)
-    dtype = _own_dtype(origin)
+    _require_whole(origin)
+    own = _own_dtype(origin)
+    dtype = own if torch_dtype == "auto" else getattr(torch, torch_dtype)
     policy = load_any(checkpoint, device=torch.device("cpu"), base=origin)
     rows = _rows(origin, policy.model)
     expected = _logits(policy.model, rows)
@@ -107,6 +124,7 @@ def _merge(checkpoint: Path, staging: Path, target: Path, base: Path | None) -> 
     model.to(dtype).save_pretrained(staging)
     for source in (origin, checkpoint):
         copy_text_files(source, staging)
+    _write_stops(staging)
     written: Any = transformers.AutoModelForCausalLM.from_pretrained(
         staging, dtype=torch.float32, use_safetensors=True, local_files_only=True
     ).eval()
@@ -125,6 +143,16 @@ def _merge(checkpoint: Path, staging: Path, target: Path, base: Path | None) -> 
         dtype=str(dtype).removeprefix("torch."),
         packed=_packed(checkpoint),
     )
+
+
+def _write_stops(directory: Path) -> None:
+    """Have generation_config.json list what ends a completion in a run of the model."""
+    try:
+        stops = load_codec(directory).stop_token_ids
+    except (TemplateError, FileNotFoundError):
+        return  # a model may come without a tokenizer
+    if stops:
+        write_stops(directory, stops, read_json(directory / "config.json"))
 
 
 def _packed(checkpoint: Path) -> str:

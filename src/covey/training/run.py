@@ -28,9 +28,9 @@ from covey.telemetry.trackers.factory import PATIENCE_S
 from covey.telemetry.trackers.factory import start as start_trackers
 from covey.texts import tr
 from covey.training.agreement import refuse_differences
-from covey.training.announce import closing, opening, slow_attention
+from covey.training.announce import closing, not_in_files, opening, slow_attention
 from covey.training.build import build_job
-from covey.training.facts import Survey, fetch_model, survey
+from covey.training.facts import Survey, fetch_model, model_dir, survey
 from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.out_of_memory import explain_memory
@@ -100,6 +100,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         exit_code = _run_to_end(job)
         verb = "rlhf" if any(p.code == "W113" for p in resolved.problems) else "train"
         recorder.say(*closing(job, verb, is_command=others.owns_process))
+        recorder.say(*_not_in_files(resolved.config, found))
         recorder.say(*(_rounded_update(job) if found.live is not None else []))
         if recorder.files is not None and job.progress.step:
             _plot(recorder)
@@ -178,8 +179,14 @@ def _rounded_update(job: Job) -> list[str]:
         return []
     return [
         tr("object    the update of the adapter is added to the model in bfloat16, which rounds small"),
-        tr("          changes away; `covey export CHECKPOINT --merge` adds the adapter in float32"),
+        tr("          changes away; `covey export CHECKPOINT --merge --torch_dtype float32` keeps them"),
     ]
+
+
+def _not_in_files(config: Config, found: Survey) -> list[str]:
+    live = found.live
+    assert found.codec is not None
+    return not_in_files(config, found.codec, model_dir(config) if live is None else live.directory)
 
 
 def _record_start(facts: Facts, problems: Sequence[Problem], job: Job) -> None:

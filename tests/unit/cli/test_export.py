@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from covey.cli.main import main
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, DamagedModelError
+from covey.texts import tr
 from support.verbs import codes_in, stand_in
 
 
@@ -26,6 +27,7 @@ class Exports:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.got: list[tuple[str, str, bool, str | None]] = []
+        self.dtypes: list[str] = []
         self.error: Exception | None = None
         stand_in(
             monkeypatch,
@@ -33,9 +35,12 @@ class Exports:
             export=self._run,
         )
 
-    def _run(self, checkpoint: Path, target: Path, *, merge: bool, base: Path | None) -> Any:
+    def _run(
+        self, checkpoint: Path, target: Path, *, merge: bool, base: Path | None, torch_dtype: str
+    ) -> Any:
         if self.error is not None:
             raise self.error
+        self.dtypes.append(torch_dtype)
         self.got.append((str(checkpoint), str(target), merge, None if base is None else str(base)))
         return Result(target, merged=merge)
 
@@ -72,6 +77,8 @@ def test_what_is_said(exports: Exports, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.splitlines() == [
         "merged: on 6 prompts the logits of the exported bfloat16 model differ from those with the adapter "
         "by at most 0.00123",
+        "note: bfloat16 rounds small parts of the adapter's update away; `--torch_dtype float32` keeps all "
+        "of it",
         "written to c-5-merged",
     ]
     assert main(["export", "c-5"]) == 0
@@ -114,6 +121,40 @@ def test_a_second_export_is_no_damaged_checkpoint(
     err = capsys.readouterr().err
     assert codes_in(err) == ["E402"]
     assert f"{name} already exists" in err
+
+
+def test_files_at_fault_need_no_other_base(exports: Exports, capsys: pytest.CaptureFixture[str]) -> None:
+    """The path stands once in front of what is wrong."""
+    exports.error = DamagedModelError(
+        tr("{directory}: {faults}", directory="c-5", faults="config.json is missing")
+    )
+    assert main(["export", "c-5", "--merge"]) == 2
+    err = capsys.readouterr().err
+    assert codes_in(err) == ["E415"] and "seen   c-5: config.json is missing.\n" in err
+    assert "--base" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "fixes"),
+    [
+        ("c-5 --torch_dtype float32", ["--merge", "leave out --torch_dtype"]),
+        ("whole --dtype bfloat16", ["leave out --torch_dtype"]),
+        ("whole --merge --torch_dtype float32", ["leave out --torch_dtype"]),
+    ],
+)
+def test_a_dtype_without_a_merge_is_refused(
+    exports: Exports, words: str, fixes: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("whole").mkdir()
+    Path("whole/config.json").write_text("{}")
+    assert main(["export", *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert codes_in(err) == ["E115"] and all(fix in err for fix in fixes) and exports.got == []
+
+
+def test_a_dtype_of_the_merge(exports: Exports) -> None:
+    assert main(["export", "c-5", "--merge", "--torch_dtype", "float32"]) == 0
+    assert exports.dtypes == ["float32"]
 
 
 def test_an_export_that_fails_says_why(exports: Exports, capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,6 +196,67 @@ def test_a_family_whose_shapes_are_not_known(tmp_path: Path, capsys: Any) -> Non
     assert code == 0 and "model_type gpt2" in found["notes"][1]
 
 
+IMPOSSIBLE = {
+    "no family": ("{}", "does not name a model_type"),
+    "a list": ("[]", "config.json is missing or cannot be read"),
+    "layers below 0": ({"n_layer": -1}, "n_layer -1, which no model has"),
+    "no heads": ({"n_head": 0}, "n_head 0, which no model has"),
+    "a width that is a text": ({"n_embd": "64"}, "n_embd '64', which no model has"),
+    "a part of a vocabulary": ({"vocab_size": 0.5}, "vocab_size 0.5, which no model has"),
+    "a width of one layer": ({"num_key_value_heads": [2, -2]}, "num_key_value_heads -2, which no model has"),
+    "a number inside": ({"text_config": {"hidden_size": -8}}, "hidden_size -8, which no model has"),
+    "more layers than there is time": (
+        {"n_layer": 10**12},
+        "1,000,000,000,000 layers, but the files contain",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_a_config_that_describes_no_model(case: str, tmp_path: Path, capsys: Any) -> None:
+    """Also where the layers of the family are not known."""
+    changes, words = IMPOSSIBLE[case]
+    path = save_model("gpt2", tmp_path / "model") / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(changes if isinstance(changes, str) else json.dumps({**config, **changes}))
+    code, (found,) = verify(capsys, tmp_path / "model")
+    assert code == 1 and words in "; ".join(found["faults"]) and len(found["faults"]) == 1
+
+
+@pytest.mark.parametrize("changes", [{"num_key_value_heads": None}, {"n_inner": None}, {"n_head": [2, 2]}])
+def test_numbers_that_a_family_may_have(changes: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    path = save_model("gpt2", tmp_path / "model") / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    assert verify(capsys, tmp_path / "model")[0] == 0
+
+
+def test_quantized_weights_are_no_damage(tmp_path: Path, capsys: Any) -> None:
+    path = save_model("qwen2", tmp_path / "model") / "config.json"
+    other = {"intermediate_size": 8, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **other}))
+    code, (found,) = verify(capsys, tmp_path / "model")
+    assert code == 0 and "gptq" in "; ".join(found["notes"])
+
+
+def test_a_tokenizer_that_is_missing_is_said(tmp_path: Path, capsys: Any) -> None:
+    directory = save_model("qwen2", tmp_path / "model")
+    assert "tokenizer" not in "; ".join(verify(capsys, directory)[1][0]["notes"])
+    (directory / "tokenizer.json").unlink()
+    code, (found,) = verify(capsys, directory)
+    assert code == 0 and f"{directory} has no tokenizer.json" in "; ".join(found["notes"])
+    (directory / "tokenizer_config.json").write_text("[1]")
+    code, (found,) = verify(capsys, directory)
+    assert code == 1 and found["faults"] == ["tokenizer_config.json is not a JSON object"]
+
+
+def test_a_trainer_state_that_is_gone_leaves_a_whole_model(checkpoint: Path, capsys: Any) -> None:
+    shutil.rmtree(checkpoint / "trainer")
+    code, (found,) = verify(capsys, checkpoint)
+    assert code == 1 and not found["goes_on"] and "its model is whole" in "; ".join(found["notes"])
+    (checkpoint / "config.json").write_text("{")
+    assert "its model is whole" not in "; ".join(verify(capsys, checkpoint)[1][0]["notes"])
+
+
 def test_an_adapter(tmp_path: Path, capsys: Any) -> None:
     base = save_model("llama", tmp_path / "base")
     lora = LoraSettings(rank=2, alpha=4.0, target_modules=("q_proj",))

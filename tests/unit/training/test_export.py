@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from covey.checkpoint.read import verify
 from covey.checkpoint.registry import State
 from covey.checkpoint.write import write_checkpoint
-from covey.errors import CheckpointError, CoveyError
+from covey.errors import CheckpointError, CoveyError, DamagedModelError
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, load_any, save_policy
 from covey.training import export as module
@@ -130,6 +132,57 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path):
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
         export(checkpoint, tmp_path / "out", merge=True)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("lost", ["trainer", "trainer/state.json"])
+def test_what_only_a_resume_needs_is_not_asked_for(merge, lost, tmp_path):
+    checkpoint = adapter_of(base_of("qwen2", tmp_path / "base"), tmp_path / "run")
+    path = checkpoint / lost
+    shutil.rmtree(path) if path.is_dir() else path.write_text("{")
+    assert export(checkpoint, tmp_path / "out", merge=merge).merged is merge
+    with pytest.raises(CheckpointError):
+        verify(checkpoint)
+
+
+DAMAGED = {
+    "no config": lambda model: (model / "config.json").unlink(),
+    "another config": lambda model: (model / "config.json").write_text("[]"),
+    "no weights": lambda model: (model / "model.safetensors").write_text(""),
+    "a directory of weights": lambda model: [
+        (model / "model.safetensors").unlink(),
+        (model / "model.safetensors").mkdir(),
+    ],
+    "sizes": lambda model: (model / "config.json").write_text(
+        (model / "config.json").read_text().replace('"intermediate_size": ', '"intermediate_size": 1')
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_model_is_not_exported(case, tmp_path):
+    """Neither by itself, nor as the base of an adapter."""
+    base = base_of("qwen2", tmp_path / "base")
+    checkpoint = adapter_of(base, tmp_path / "run")
+    before = {path.name for path in tmp_path.iterdir()}
+    DAMAGED[case](base)
+    with pytest.raises(DamagedModelError, match="base: "):
+        export(base, tmp_path / "out", merge=False)
+    with pytest.raises(CheckpointError, match="base"):
+        export(checkpoint, tmp_path / "out", merge=True)
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_merge_in_float32_keeps_all_of_the_update(tmp_path):
+    checkpoint = adapter_of(base_of("qwen2", tmp_path / "base", torch.bfloat16), tmp_path / "run")
+    rounded = export(checkpoint, tmp_path / "low", merge=True)
+    whole = export(checkpoint, tmp_path / "high", merge=True, torch_dtype="float32")
+    assert (rounded.dtype, whole.dtype) == ("bfloat16", "float32")
+    assert whole.max_logit_difference < rounded.max_logit_difference / 100
+    expected = logits(load_any(checkpoint, device=CPU).model)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "high").eval()
+    assert model.dtype == torch.float32
+    assert (logits(model) - expected).norm() / expected.norm() < 1e-5
 
 
 def test_the_base_may_have_moved(tmp_path):
