@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from covey.data.prompts import chosen, fields_of
 from covey.data.rows import PromptTable
@@ -35,6 +36,8 @@ from covey.types import BlindReward, Prompt, RewardFault
 
 _GOLD_BUDGET_S = 1.0
 _SHOWN = 3
+# What the trial answers a row with: its gold, and nothing.
+_ANSWERS = 2
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -80,6 +83,9 @@ def with_rewards(
         rows = [row for p in firsts(config, prompts.entries) for row in _trial_rows(p)]
         tried = trial(rewards.without([*untried, *refused]), rows)
         faults, of_steps = tried.faults, tried.of_steps
+        if _reads_none(faults, rewards.apart):
+            form = _form_that_passes(config, found, rows, prompt_is_messages=is_messages)
+            faults = [replace(fault, form=form) for fault in faults]
         # Every further question costs money, and without all parts there is no total.
         is_whole = not untried and not refused and facts.judge is None
         if is_whole and not faults:
@@ -111,6 +117,27 @@ def _started(config: Config, entries: Sequence[Any], *, prompt_is_messages: bool
         step_separator=config.step_separator,
         options=config.model_dump(),
     )
+
+
+def _reads_none(faults: Sequence[RewardFault], apart: Sequence[str]) -> bool:
+    """Whether a function fails on both answers to each row that it fails on: one that fails on some answers
+    reads them, whatever it does then."""
+    counts = Counter((fault.reward, fault.row) for fault in faults)
+    read = {reward for (reward, _), count in counts.items() if count < _ANSWERS}
+    return bool({reward for reward, _ in counts} - read - set(apart))
+
+
+def _form_that_passes(
+    config: Config, entries: Sequence[Any], rows: Sequence[Scored], *, prompt_is_messages: bool
+) -> Literal["", "text", "messages"]:
+    """The form of completions that was not tried, where every function passes its trial in it; else ""."""
+    given = config.completion_form
+    was_messages = prompt_is_messages if given == "auto" else given == "messages"
+    form: Literal["text", "messages"] = "text" if was_messages else "messages"
+    other = config.model_copy(update={"completion_form": form})
+    with _started(other, entries, prompt_is_messages=prompt_is_messages) as rewards:
+        passes = not rewards.faults and not trial(rewards.without(rewards.apart), rows).faults
+    return form if passes else ""
 
 
 def _is_tried(config: Config) -> bool:
