@@ -138,6 +138,12 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
         "Importance weights correct for this, but then a few tokens dominate all others; without weights "
         "the gradient is biased.",
     ),
+    (
+        "F233",
+        "Ids that the tokenizer does not have",
+        "Such an id is a row of the embedding without a token, most often padding of the vocabulary. It "
+        "decodes to no text, so rewards do not see it, and whoever runs the model reads nothing.",
+    ),
 )
 
 HANGS: tuple[tuple[str, str, str], ...] = (

@@ -33,7 +33,7 @@ _VERDICTS = (
     (tr("unhealthy"), ("F202", "F203", "F205", "F208", "F210")),
     (tr("getting worse"), ("F222",)),
     (tr("not learning"), ("F216", "F213", "F217", "F219", "F211", "F215")),
-    (tr("unhealthy"), ("F212", "F214", "F220")),
+    (tr("unhealthy"), ("F212", "F214", "F220", "F233")),
 )
 _ORDER = tuple(code for _, codes in _VERDICTS for code in codes)
 _LEAST_VALUES = 20

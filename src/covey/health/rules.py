@@ -61,6 +61,7 @@ RULES: tuple[Rule, ...] = (
     Rule(code="F223", check=breakdown.length_is_paid, streak=_LASTING),
     Rule(code="F224", check=breakdown.one_answer, streak=_LASTING),
     Rule(code="F225", check=sampling.low_sample_size, streak=int(limit("ess_values"))),
+    Rule(code="F233", check=sampling.unknown_ids, each="step"),
 )
 
 

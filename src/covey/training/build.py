@@ -102,6 +102,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         publisher=publisher,
         backend=backend,
         scoring=scoring,
+        codec=found.codec,
         objective=objective,
         needs=needs,
         schedule=settings.schedule(config, total_steps),
