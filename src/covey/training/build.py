@@ -77,7 +77,6 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     needs = settings.needs(config, plan.steps_per_rollout)
     device = own_device()
     backend = backend_for(config, facts, device, comm, reference=needs.reference, live=found.live)
-    policy = backend.policy
     engine = sampling_engine(config, facts, backend, comm)
     publisher = publisher_for(config, found, backend, engine, comm)
     supply = prompt_supply(config, found, plan)
@@ -106,7 +105,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         objective=objective,
         needs=needs,
         schedule=settings.schedule(config, total_steps),
-        pack_plan=settings.pack_plan(config, longest_prompt_of(found, source), policy, comm),
+        pack_plan=settings.pack_plan(config, longest_prompt_of(found, source), backend.policy, comm),
         comm=comm,
         progress=progress,
         buffer=buffer,

@@ -82,10 +82,8 @@ def with_rewards(
         untried = _untried(facts, rewards, offline=offline)
         rows = [row for p in firsts(config, prompts.entries) for row in _trial_rows(p)]
         tried = trial(rewards.without([*untried, *refused]), rows)
-        faults, of_steps = tried.faults, tried.of_steps
-        if _reads_none(faults, rewards.apart):
-            form = _form_that_passes(config, found, rows, prompt_is_messages=is_messages)
-            faults = [replace(fault, form=form) for fault in faults]
+        of_steps = tried.of_steps
+        faults = _with_form(tried.faults, config, rewards, found, rows, prompt_is_messages=is_messages)
         # Every further question costs money, and without all parts there is no total.
         is_whole = not untried and not refused and facts.judge is None
         if is_whole and not faults:
@@ -119,25 +117,32 @@ def _started(config: Config, entries: Sequence[Any], *, prompt_is_messages: bool
     )
 
 
-def _reads_none(faults: Sequence[RewardFault], apart: Sequence[str]) -> bool:
-    """Whether a function fails on both answers to each row that it fails on: one that fails on some answers
-    reads them, whatever it does then."""
+def _with_form(
+    faults: list[RewardFault],
+    config: Config,
+    rewards: RewardSet,
+    entries: Sequence[Any],
+    rows: Sequence[Scored],
+    *,
+    prompt_is_messages: bool,
+) -> list[RewardFault]:
+    """The faults of a trial, with the other form of completions where every function passes in that.
+
+    It is tried where a function fails on both answers to each row that it fails on: one that fails on some
+    answers reads them, whatever it does then.
+    """
     counts = Counter((fault.reward, fault.row) for fault in faults)
     read = {reward for (reward, _), count in counts.items() if count < _ANSWERS}
-    return bool({reward for reward, _ in counts} - read - set(apart))
-
-
-def _form_that_passes(
-    config: Config, entries: Sequence[Any], rows: Sequence[Scored], *, prompt_is_messages: bool
-) -> Literal["", "text", "messages"]:
-    """The form of completions that was not tried, where every function passes its trial in it; else ""."""
+    if not {reward for reward, _ in counts} - read - set(rewards.apart):
+        return faults
     given = config.completion_form
     was_messages = prompt_is_messages if given == "auto" else given == "messages"
     form: Literal["text", "messages"] = "text" if was_messages else "messages"
     other = config.model_copy(update={"completion_form": form})
-    with _started(other, entries, prompt_is_messages=prompt_is_messages) as rewards:
-        passes = not rewards.faults and not trial(rewards.without(rewards.apart), rows).faults
-    return form if passes else ""
+    with _started(other, entries, prompt_is_messages=prompt_is_messages) as again:
+        tried = trial(again.of_tasks(rewards.tasks).without(rewards.apart), rows)
+        passes = not again.faults and not tried.faults
+    return [replace(fault, form=form) for fault in faults] if passes else faults
 
 
 def _is_tried(config: Config) -> bool:
