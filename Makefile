@@ -142,6 +142,7 @@ types: test-install ## mypy
 translations: test-install ## bring the Chinese catalogue up to date with the source, and compile it
 	@cd tests && ../$(VENV)/bin/python -m support.translations
 	@cd tests && ../$(VENV)/bin/python -m support.code_pages
+	@cd tests && ../$(VENV)/bin/python -m support.doctor_page
 
 format: test-install ## rewrite the files in the project's format
 	@$(VENV)/bin/ruff check --fix .

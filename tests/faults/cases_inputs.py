@@ -194,6 +194,27 @@ CASES = (
         edge=_offline,
     ),
     Case(name="lora_targets_misspelt", words=words("--tuner_type lora --target_modules q_porj v_proj")),
+    _reward("reward_that_reads_messages", "return [-float(len(c[0]['content'])) for c in completions]"),
+    _reward("reward_that_reads_messages_and_fails", "return [c[0]['contents'] for c in completions]"),
+    Case(
+        name="reward_that_reads_text",
+        words=words("--reward_workers 1", dataset="rows.jsonl", reward="mine.py:reward"),
+        files={
+            "mine.py": "def reward(completions, **kwargs):\n    return [-float(len(c.strip())) for c in completions]\n",
+            "rows.jsonl": jsonl(
+                {"prompt": [{"role": "user", "content": f"What is {n}+1?"}]} for n in range(64)
+            ),
+        },
+    ),
+    Case(
+        name="lora_modules_to_save_that_are_one_tensor",
+        words=words("--tuner_type lora --modules_to_save embed_tokens lm_head"),
+    ),
+    Case(
+        name="lora_one_of_two_modules_to_save",
+        words=words("--tuner_type lora --modules_to_save embed_tokens nrm lm_head"),
+    ),
+    Case(name="lora_target_that_is_the_head", words=words("--tuner_type lora --target_modules lm_head")),
     Case(name="lora_modules_to_save_misspelt", words=words("--tuner_type lora --modules_to_save lm_haed")),
     Case(
         name="template_missing",

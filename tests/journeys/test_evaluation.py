@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,12 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import covey as package
 from covey.errors import ConfigError, GuardStop
+from covey.quickstart import task
 from covey.training import standalone
 from covey.types import Completion
 from journeys.helpers import (
@@ -337,3 +341,29 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_sample
     given = {"val_dataset": "quickstart#4", "reward_funcs": "accuracy", "max_completion_length": 8}
     with pytest.raises(ConfigError, match="file cannot be written: it is a file"):
         package.evaluate("quickstart", output_dir="file", **given)
+
+
+@pytest.mark.parametrize("engine", ["native", "generate"])
+def test_ids_that_the_tokenizer_does_not_have_are_said(engine: str, tmp_path: Path) -> None:
+    """A model with a padded vocabulary whose padding is likely."""
+    model = AutoModelForCausalLM.from_pretrained(task.MODEL_DIR)
+    model.resize_token_embeddings(384, mean_resizing=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[320:] = 60 * model.get_input_embeddings().weight[:64]
+    padded = tmp_path / "padded"
+    shutil.copytree(task.MODEL_DIR, padded)
+    (padded / "model.safetensors").unlink()
+    model.save_pretrained(padded)
+    options = {**small("train.jsonl", "run"), "model": "padded", "engine": engine, "max_steps": 1}
+    done = succeed("train", *flags({**options, "val_dataset": ["held.jsonl"]}))
+    name = "completions/unknown_ids_ratio"
+    ids = [i for lines in rollouts(Path("run")) for line in lines for i in line["completion_ids"]]
+    (step,) = metrics(Path("run"))
+    assert step[name] == sum(i >= 320 for i in ids) / len(ids) > 0.001
+    assert step[f"eval_{name}"] > 0.001
+    assert "F233" in done.err + done.out
+    report = covey("doctor", "run")
+    assert "F233" in report.out and "ids that the tokenizer does not have" in " ".join(report.out.split())
+    healthy = {**options, "model": "quickstart", "output_dir": "other"}
+    done = succeed("train", *flags(healthy))
+    assert metrics(Path("other"))[0][name] == 0.0 and "F233" not in done.err + done.out

@@ -16,6 +16,7 @@ from covey.checkpoint.manifest import FORMAT, MANIFEST, TRAINER, Manifest, read_
 from covey.checkpoint.read import Fault, find_faults, state_faults
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from covey.config.checkpoints import checkpoint_step, list_checkpoints
+from covey.data.config_values import impossible_size
 from covey.data.model_files import quantization, tokenizer_problem
 from covey.errors import CheckpointError
 from covey.models.adapter_shapes import adapter_settings
@@ -245,6 +246,8 @@ def _weight_faults(path: Path) -> tuple[list[str], list[str]]:
     faults += [tr("{name} is a weight file that is not loaded{why}", name=name, why=why) for name in surplus]
     if config is None:
         return faults, []
+    if (odd := impossible_size(config)) is not None:
+        return [*faults, tr("{config}: {odd}", config=_CONFIG, odd=odd)], []
     unfit, notes = _held_to_config(config, tensors)
     return [*faults, *unfit], notes
 

@@ -161,6 +161,12 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
         "A model that is certain of every token samples the same completion again and again. Weights that "
         "have changed this much rarely recover, whatever the later steps do.",
     ),
+    (
+        "F233",
+        "Ids that the tokenizer does not have",
+        "Such an id is a row of the embedding without a token, most often padding of the vocabulary. It "
+        "decodes to no text, so rewards do not see it, and whoever runs the model reads nothing.",
+    ),
 )
 
 HANGS: tuple[tuple[str, str, str], ...] = (

@@ -88,7 +88,7 @@ class Rule:
 EPSILON_HIGH = 0.28
 """The upper clipping distance when neither bound is typed."""
 
-_SMALLER_IS_BETTER = ("loss", "kl", "entropy", "length", "clipped_ratio", "std", "_s")
+_SMALLER_IS_BETTER = ("loss", "kl", "entropy", "length", "clipped_ratio", "unknown_ids_ratio", "std", "_s")
 _MOST_WORKERS = 8
 
 

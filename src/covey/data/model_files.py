@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from covey.config.checkpoints import list_checkpoints
 from covey.config.quantization import stored_options
+from covey.data.config_values import impossible_size, known_model_types
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
 from covey.text_files import read_json as read_json
@@ -27,7 +27,6 @@ _MEDIA_KEYS = re.compile(
 )
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _CLASSIFIER, _USUAL_LABELS = "ForSequenceClassification", 2
-_NAMES = re.compile(r'"([\w.-]+)"\s*[,:]\s*"\w+Config"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ def model_problem(
     """Why a directory is no model that can be trained, or None.
 
     Kinds: not_a_directory, adapter, run, no_config, bad_config, remote_code, no_model_type,
-    unknown_model_type, vision, encoder_decoder, not_causal, quantized, slow_tokenizer, no_tokenizer,
+    unknown_model_type, vision, encoder_decoder, not_causal, quantized, weights, slow_tokenizer, no_tokenizer,
     missing_shards, damaged, shards, pickled_weights, unread_weights, no_weights. With `with_weights` false,
     as for a model on a hub, the last six are not asked. With `takes_packed` bitsandbytes' weights are none.
     """
@@ -86,7 +85,7 @@ def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool
             return ModelProblem(kind="bad_config", words=tr("{path} is not a JSON object", path=path))
     config = read_json(directory / "config.json")
     fault = _model_type_problem(directory, config) or architecture_problem(directory, config)
-    fault = fault or tokenizer_problem(directory)
+    fault = fault or _size_problem(directory, config) or tokenizer_problem(directory)
     return fault or (_weights_problem(directory) if with_weights else None)
 
 
@@ -103,18 +102,6 @@ def vocabulary_of(directory: Path) -> int | None:
     config = read_json(directory / "config.json")
     value = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
     return value if isinstance(value, int) else None
-
-
-def known_model_types() -> frozenset[str]:
-    """Every `model_type` of the installed transformers, read from its source; empty where it cannot be
-    found."""
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or spec.origin is None:
-        return frozenset()
-    auto = Path(spec.origin).parent / "models" / "auto"
-    files = [auto / name for name in ("auto_mappings.py", "configuration_auto.py")]
-    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
-    return frozenset(name for text in texts for name in _NAMES.findall(text))
 
 
 def _without_config(directory: Path) -> ModelProblem:
@@ -283,6 +270,15 @@ def _classifier_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
             ),
         )
     return None
+
+
+def _size_problem(directory: Path, config: Mapping[str, Any]) -> ModelProblem | None:
+    odd = impossible_size(config)
+    if odd is None:
+        return None
+    return ModelProblem(
+        kind="weights", words=tr("{directory}/config.json: {odd}", directory=directory, odd=odd)
+    )
 
 
 def tokenizer_problem(directory: Path) -> ModelProblem | None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -204,6 +205,12 @@ class TextCodec:
         ids = self.tokenizer.get_vocab(with_added_tokens=True)
         beyond = [(i, token) for token, i in ids.items() if i >= rows and token not in media]
         return tuple((token, i) for i, token in sorted(beyond))
+
+    def num_unknown(self, token_ids: Sequence[int]) -> int:
+        """How many of these ids are no token of the tokenizer, as the padding of a vocabulary; they decode to
+        no text."""
+        counts = Counter(token_ids)
+        return sum(number for i, number in counts.items() if self.tokenizer.id_to_token(i) is None)
 
     def written_out(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""

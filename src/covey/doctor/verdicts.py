@@ -20,7 +20,7 @@ BY_CODE = (
     (tr("unhealthy"), ("F202", "F203", "F205", "F208", "F210")),
     (tr("getting worse"), ("F222",)),
     (tr("not learning"), ("F216", "F213", "F217", "F219", "F226", "F211", "F215")),
-    (tr("unhealthy"), ("F225", "F228", "F212", "F214", "F220")),
+    (tr("unhealthy"), ("F225", "F228", "F212", "F214", "F220", "F233")),
 )
 """What a run is called by the first of these findings that holds. Options that leave nothing to learn come
 first, as they cause the others; then what has become of the model, from which a lack of signal follows."""

@@ -237,4 +237,11 @@ RULES: tuple[Rule, ...] = (
         check=collapse.collapsed,
         when=f"F211, and the entropy is below {_p('entropy_gone_share')} of its start",
     ),
+    Rule(
+        code="F233",
+        check=sampling.unknown_ids,
+        each="step",
+        when=f"more than {limit('unknown_ids'):.1%} of the tokens of a rollout or an evaluation have ids "
+        "that the tokenizer does not have",
+    ),
 )

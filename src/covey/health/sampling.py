@@ -1,8 +1,9 @@
-"""A sign of engine and learner that are far apart (F225)."""
+"""Signs of what was sampled: engine and learner that are far apart (F225), ids that are no tokens (F233)."""
 
 from __future__ import annotations
 
 from covey.health.history import History
+from covey.health.names import UNKNOWN_IDS
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.texts import tr
@@ -38,4 +39,30 @@ def low_sample_size(h: History) -> Sign | None:
         ),
         fixes=tuple(fixes),
         badness=limit("ess_low") / max(value, 1e-6),
+    )
+
+
+def unknown_ids(h: History) -> Sign | None:
+    """F233: of the tokens of a rollout, or of an evaluation, more than one in a thousand has an id that the
+    tokenizer does not have."""
+    shares = {name: h.value(name) for name in (UNKNOWN_IDS, f"eval_{UNKNOWN_IDS}")}
+    name, share = max(shares.items(), key=lambda item: item[1] or 0.0)
+    if share is None or share <= limit("unknown_ids"):
+        return None
+    first = h.series[name].first[0].value if name in h.series and h.series[name].first else share
+    what = tr("an evaluation") if name.startswith("eval_") else tr("a rollout")
+    return Sign(
+        seen=tr(
+            "{share:.2%} of the tokens of {what} have ids that the tokenizer does not have",
+            share=share,
+            what=what,
+        ),
+        cause=tr("The model wrote them from the start: it is not the model of this tokenizer, or is damaged.")
+        if first > limit("unknown_ids")
+        else tr("They have become likely in training: it was {first:.2%} at the start.", first=first),
+        fixes=(
+            Fix(text=tr("use the tokenizer that the model was trained with: copy its tokenizer.json")),
+            Fix(text=tr("let a reward speak against them: its argument completion_ids has the ids")),
+        ),
+        badness=share / limit("unknown_ids"),
     )

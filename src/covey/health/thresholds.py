@@ -71,6 +71,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "truncated_at_start_values": _t(3, "chosen: the first three rollouts"),
     "repetitive": _t(0.05, "chosen; a healthy run has next to none"),
     "repetitive_least": _t(3, "chosen: fewer completions are a small sample"),
+    "unknown_ids": _t(0.001, "chosen: one token in a thousand; of a model and its own tokenizer it is none"),
     # -- rewards
     "reward_fall_share": _t(0.25, "chosen: a quarter below the start"),
     "level_spreads": _t(2, "chosen: rewards of 0 and 1 are one apart, which is two deviations at a half"),

@@ -254,23 +254,31 @@ def _words(shape: tuple[int, ...]) -> str:
 def _saved(
     shapes: ModelShapes, modules: set[str], names: tuple[str, ...]
 ) -> tuple[set[str], dict[str, tuple[str, ...]], dict[str, str]]:
+    refusals = {m: why for m in modules if (why := _why_not_saved(shapes, m)) is not None}
     saved: set[str] = set()
     unmatched: dict[str, tuple[str, ...]] = {}
     refused: dict[str, str] = {}
     for name in names:
         found = {m for m in modules if matches(m, name)}
         if not found:
-            unmatched[name] = nearest(name, modules)
-        elif shapes.tied and any(_is_vocab(shapes, m) for m in found):
-            refused[name] = tr(
-                "the head and the embedding of this model are one tensor; adapting a copy of one would "
-                "separate them"
-            )
-        elif any(".experts." in f".{m}." for m in found):
-            refused[name] = tr("the experts are fused tensors; a single module cannot be copied from them")
+            unmatched[name] = nearest(name, modules - set(refusals))
+        elif whys := [refusals[m] for m in sorted(found) if m in refusals]:
+            refused[name] = whys[0]
         else:
             saved |= found
     return saved, unmatched, refused
+
+
+def _why_not_saved(shapes: ModelShapes, module: str) -> str | None:
+    """Why no whole copy of a module can be trained beside it; None where one can."""
+    if shapes.tied and _is_vocab(shapes, module):
+        return tr(
+            "the head and the embedding of this model are one tensor; adapting a copy of one would "
+            "separate them"
+        )
+    if ".experts." in f".{module}.":
+        return tr("the experts are fused tensors; a single module cannot be copied from them")
+    return None
 
 
 def _why_not(shapes: ModelShapes, left: set[str], found: set[str]) -> str | None:
@@ -278,7 +286,10 @@ def _why_not(shapes: ModelShapes, left: set[str], found: set[str]) -> str | None
     if any(_is_vocab(shapes, m) for m in left):
         return tr(
             "an adapter on the embedding or the head has no effect, because the loss uses their weights "
-            "directly; use modules_to_save to train them completely"
+            "directly; {advice}",
+            advice=tr("as they are one tensor here, modules_to_save cannot train them either")
+            if shapes.tied
+            else tr("use modules_to_save to train them completely"),
         )
     experts = _has_experts(shapes) and any(_leaf(m) in _EXPERT_LEAVES for m in found)
     if experts or any(".experts." in f".{m}." for m in left):

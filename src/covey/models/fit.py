@@ -66,6 +66,17 @@ def fit_of(
     separate = _separate_head(config, tensors)
     if separate is not None:
         return Fit(problem=separate)
+    text = config.get("text_config")
+    sizes = text if isinstance(text, Mapping) else config
+    layers = sizes.get("num_hidden_layers", sizes.get("n_layer"))
+    if isinstance(layers, int) and layers > len(tensors):
+        # Building so many would take long, and each layer has a tensor at least.
+        words = tr(
+            "config.json says {layers} layers, but the files have {tensors}",
+            layers=layers,
+            tensors=counted(len(tensors), "tensor"),
+        )
+        return Fit(problem=words)
     if auto == CAUSAL and _is_known_to_fit(config, tensors):
         return Fit()
     return _asked_of_transformers(directory, tensors, auto)

@@ -16,6 +16,7 @@ _PER_SET = (
     "completions/max_length",
     "completions/mean_terminated_length",
     "completions/clipped_ratio",
+    "completions/unknown_ids_ratio",
 )
 
 

@@ -127,15 +127,11 @@ def _remote_code(config: Config, facts: Facts) -> list[Problem]:
 def _targets(config: Config, facts: Facts) -> list[Problem]:
     problems = []
     for unmatched in facts.unmatched_targets:
-        option = "target_modules" if unmatched.target in config.target_modules else "modules_to_save"
-        typed = getattr(config, option)
-        fixes = [
-            Fix(
-                text=tr("the module with the nearest name is {near}", near=near),
-                edits={option: [near if name == unmatched.target else name for name in typed]},
-            )
-            for near in unmatched.nearest[:1]
-        ]
+        option = _typed_in(config, unmatched.target)
+        working = _working(config, facts, option)
+        near = unmatched.nearest[0] if unmatched.nearest else None
+        text = tr("the module with the nearest name is {near}", near=near)
+        fixes = [Fix(text=text, edits={option: working})] if near is not None else []
         if option == "target_modules":
             fixes.append(Fix(text=tr("adapt every linear layer"), edits={"target_modules": ["all-linear"]}))
         else:
@@ -156,25 +152,36 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
             )
         )
     for name, why in facts.untrainable_targets:
-        option = "target_modules" if name in config.target_modules else "modules_to_save"
-        left = [n for n in getattr(config, option) if n != name]
-        usual = {"target_modules": ["all-linear"]} if option == "target_modules" else {}
-        if name == "all-linear":
-            usual, left = {"target_modules": [name]}, []
-        edits = {option: left} if left else usual
+        option = _typed_in(config, name)
+        working = ["all-linear"] if name == "all-linear" else _working(config, facts, option)
+        if not working and option == "target_modules":
+            working = ["all-linear"]
+        text = tr("leave it out") if working else tr("leave out --{option}", option=option)
+        if working == ["all-linear"]:
+            text = tr("adapt every linear layer")
         problems.append(
             problem(
                 "E317",
                 option,
                 tr("{option} {name} cannot be trained this way: {why}.", option=option, name=name, why=why),
                 tr("The list may have been written for another model, or names every layer."),
-                Fix(
-                    text=tr("leave it out") if edits else tr("leave out --{option}", option=option),
-                    edits=edits,
-                ),
+                Fix(text=text, edits={option: working} if working else {}),
             )
         )
     return problems
+
+
+def _typed_in(config: Config, name: str) -> str:
+    return "target_modules" if name in config.target_modules else "modules_to_save"
+
+
+def _working(config: Config, facts: Facts, option: str) -> list[str]:
+    """Return the names of an option that the model has and that can be trained, those that it has not by the
+    nearest name."""
+    refused = {name for name, _ in facts.untrainable_targets}
+    nearest = {u.target: u.nearest[:1] for u in facts.unmatched_targets}
+    typed = [name for name in getattr(config, option) if name not in refused]
+    return list(dict.fromkeys(n for name in typed for n in nearest.get(name, (name,))))
 
 
 def _device(config: Config, facts: Facts) -> list[Problem]:
@@ -219,7 +226,10 @@ def _packages(facts: Facts) -> list[Problem]:
             tr("{option} needs {package}, which is not installed.", option=option, package=package),
             tr("The package is an optional dependency of covey."),
             Fix(text=tr("`pip install {install}`", install=_INSTALL.get(package, package))),
-            Fix(text=tr("leave out --{option}", option=option)),
+            # Other options of vLLM turn it on, too.
+            Fix(text=tr("sample with covey's own engine"), edits={"use_vllm": False})
+            if option == "use_vllm"
+            else Fix(text=tr("leave out --{option}", option=option)),
         )
         for option, package in facts.missing_packages
     ]

@@ -102,6 +102,10 @@ _UNMADE_MODEL = (
     tr("Its files are incomplete, or were saved by another version of transformers."),
     tr("AutoModelForSequenceClassification.from_pretrained({file}) shows the same error"),
 )
+_FORMS: Mapping[str, str] = {
+    "messages": tr("The function reads completions as lists of messages, but is given strings."),
+    "text": tr("The function reads completions as strings, but is given lists of messages."),
+}
 _OF_THE_JUDGE = ("judge", "verdict")
 
 
@@ -157,7 +161,9 @@ def _shown(config: Config, reward: str) -> str:
 def _advised(config: Config, fault: RewardFault) -> tuple[str, str, str]:
     """Return the code of a fault, its likely cause and what to do."""
     code, cause, advice = _FAULTS.get(fault.kind, _FAULTS["import"])
-    if fault.kind == "trial" and fault.cause == "unmade":
+    if fault.form:
+        cause = _FORMS[fault.form]
+    elif fault.kind == "trial" and fault.cause == "unmade":
         cause, advice = _UNMADE_MODEL
     else:
         cause, advice = _CAUSES.get(fault.cause, (cause, advice))
@@ -181,7 +187,11 @@ def _as_typed(config: Config, fault: RewardFault) -> RewardFault:
 
 
 def _typed_fixes(config: Config, facts: Facts, fault: RewardFault) -> list[Fix]:
-    """Return the fixes that are option values: the nearest name, or a renamed column."""
+    """Return the fixes that are option values: the form of completions, the nearest name, or a renamed
+    column."""
+    if fault.form:
+        text = tr("all rewards pass their trial with completions in this form")
+        return [Fix(text=text, edits={"completion_form": fault.form})]
     near = None
     if fault.kind == "unknown":
         near = nearest(fault.reward, facts.rewards_available or ()) or fault.near or None

@@ -17,7 +17,7 @@ from covey.health.rollout import refuse_other_versions
 from covey.plan.check_eval import pass_sizes
 from covey.rollout.collect import CollectPlan, Scorer, collect
 from covey.rollout.publisher import Publisher
-from covey.training.measure import length_metrics, reward_metrics, task_metrics
+from covey.training.measure import id_metrics, length_metrics, reward_metrics, task_metrics
 from covey.types import Metric, Origin, Prompt, ScoredGroup
 
 _NO_ORIGIN = Origin(epoch=0, rollout=0)
@@ -75,8 +75,9 @@ class Evaluator:
         metrics: dict[str, Metric] = {}
         if len(groups) > 1:
             for name, found in groups.items():
-                metrics |= _metrics(found, f"eval_{name}_", self.rewards)
-        metrics |= _metrics([g for found in groups.values() for g in found], "eval_", self.rewards)
+                metrics |= _metrics(found, f"eval_{name}_", self.rewards, self.codec)
+        everything = [g for found in groups.values() for g in found]
+        metrics |= _metrics(everything, "eval_", self.rewards, self.codec)
         metrics["time/eval_s"] = Metric(value=time.perf_counter() - started)
         return Evaluation(metrics=metrics, groups=groups)
 
@@ -91,10 +92,11 @@ class Evaluator:
 
 
 def _metrics(
-    groups: Sequence[ScoredGroup], prefix: str, rewards: Mapping[str, Collection[str]]
+    groups: Sequence[ScoredGroup], prefix: str, rewards: Mapping[str, Collection[str]], codec: TextCodec
 ) -> dict[str, Metric]:
     trajectories = [t for g in groups for t in g.group.trajectories]
     found = {**reward_metrics(groups), **length_metrics(trajectories), **_pass_at_k(groups)}
+    found |= id_metrics(trajectories, codec)
     for task in sorted({g.group.prompt.task for g in groups} - {""}):
         found |= task_metrics(groups, {task: rewards.get(task, ())})
         passes = _pass_at_k([g for g in groups if g.group.prompt.task == task])

@@ -15,6 +15,7 @@ from covey.algorithm.needs import Needs
 from covey.batching.pack import PackPlan, pack
 from covey.codes import CODES
 from covey.comm import Comm
+from covey.data.text import TextCodec
 from covey.errors import GuardStop
 from covey.health.record import fields_of
 from covey.health.rewards import RewardWatch
@@ -55,6 +56,7 @@ class Job:
     publisher: Publisher
     backend: Backend
     scoring: Scoring
+    codec: TextCodec
     objective: Objective
     needs: Needs
     schedule: Schedule
@@ -116,7 +118,7 @@ class Job:
         self.guards.check_rollout(collected, rows, self.progress.step)
         self._record_published()
         metrics = {
-            **rollout_metrics(collected, rows, self.progress.step),
+            **rollout_metrics(collected, rows, self.progress.step, self.codec),
             **({} if collected.is_replayed else publish_metrics(self.publisher.last)),
         }
         self._report([*self.watch.check(collected.sampled, self.progress.step), *self._new_fallbacks()])

@@ -6,14 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from statistics import fmean, stdev
 
+from covey.data.text import TextCodec
 from covey.health.completions import completion_metrics
+from covey.health.names import UNKNOWN_IDS
 from covey.rollout.collect import Collected
 from covey.rollout.publisher import Published
 from covey.telemetry.files import RESERVED
 from covey.types import Finish, Metric, Score, ScoredGroup, StepResult, TrainSample, Trajectory
 
 
-def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: int) -> dict[str, Metric]:
+def rollout_metrics(
+    collected: Collected, rows: Sequence[TrainSample], version: int, codec: TextCodec
+) -> dict[str, Metric]:
     """Metrics of a whole rollout, under TRL's names where TRL has the thing."""
     groups = collected.groups
     samples = [r.annotated.sample for r in rows]
@@ -22,6 +26,7 @@ def rollout_metrics(collected: Collected, rows: Sequence[TrainSample], version: 
     return {
         **reward_metrics(groups),
         **length_metrics([t for g in groups for t in g.group.trajectories]),
+        **id_metrics([t for g in groups for t in g.group.trajectories], codec),
         **task_metrics(groups, collected.tasks),
         **completion_metrics(
             [[_written(t) for t in g.group.trajectories] for g in groups],
@@ -95,6 +100,13 @@ def length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Metric]:
         "completions/mean_terminated_length": _mean(ended),
         "completions/clipped_ratio": Metric(value=cut / len(lengths), count=len(lengths)),
     }
+
+
+def id_metrics(trajectories: Sequence[Trajectory], codec: TextCodec) -> dict[str, Metric]:
+    """The share of the model's tokens whose ids the tokenizer does not have."""
+    ids = list(chain.from_iterable(_written(t) for t in trajectories))
+    share = codec.num_unknown(ids) / len(ids) if ids else None
+    return {UNKNOWN_IDS: Metric(value=share, count=len(ids))}
 
 
 def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:

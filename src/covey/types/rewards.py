@@ -56,6 +56,7 @@ class RewardFault:
     lacking     the arguments that nothing gives
     row         the row of a trial, counted from 1, and `completion` what answered it there
     said        what the reward said of that row, or what was said of its answer
+    form        the other form of completions in which all rewards pass their trial; "" where none was found
     """
 
     reward: str
@@ -68,6 +69,7 @@ class RewardFault:
     row: int | None = None
     completion: str = ""
     said: str = ""
+    form: Literal["", "text", "messages"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

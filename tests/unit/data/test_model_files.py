@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
 import pytest
 
-from covey.data.model_files import known_model_types, model_context, model_problem
+from covey.data.config_values import impossible_size, known_model_types
+from covey.data.model_files import model_context, model_problem
 from covey.quickstart.task import MODEL_DIR
 
 
@@ -159,6 +161,35 @@ def test_an_adapter_names_its_base(tmp_path, whole):
 )
 def test_models_that_are_not_trained(config, expected, whole):
     assert kind(whole(**config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and a model has 1 to 2,000"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1, and"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, and"),
+        ({"num_hidden_layers": 10**400}, "num_hidden_layers is 1000"),
+        ({"num_hidden_layers": 1e300}, "num_hidden_layers is 1e+300, and"),
+        ({"num_hidden_layers": math.nan}, "num_hidden_layers is nan, and"),
+        ({"num_hidden_layers": "1000000000"}, "num_hidden_layers is '1000000000', which is no number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True, which is no number"),
+        ({"n_layer": 10**9}, "n_layer is 1000000000, and"),
+        ({"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers is 1000000000, and"),
+        ({"intermediate_size": [384, 10**12]}, "intermediate_size is 1000000000000, and"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, and"),
+        ({"vocab_size": -3}, "vocab_size is -3, and"),
+        ({"num_experts": 10**9}, "num_experts is 1000000000, and"),
+        ({"num_hidden_layers": 2_000, "num_experts": 0, "head_dim": None, "intermediate_size": [1, 2]}, None),
+    ],
+)
+def test_sizes_that_no_model_has(config, words, whole):
+    said = impossible_size(config)
+    assert said is None if words is None else words in said
+    found = model_problem(whole(**config))
+    assert (found is None) == (words is None)
+    if words is not None:
+        assert found.kind == "weights" and f"config.json: {words}" in found.words
 
 
 def test_an_unknown_model_type_names_the_nearest(whole):

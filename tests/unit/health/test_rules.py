@@ -212,6 +212,25 @@ ALTHOUGH: list[tuple[str, dict[str, Curve | float]]] = [
 ]
 
 
+@pytest.mark.parametrize("prefix", ["", "eval_"])
+def test_ids_that_are_no_tokens(prefix: str) -> None:
+    """Above one in a thousand, at once, and again where it is twice as bad."""
+    name = f"{prefix}completions/unknown_ids_ratio"
+    assert said(50, {name: 0.001}) == []
+    assert said(5, {name: 0.0011}) == [("F233", 1)]
+    assert said(50, {name: lambda s: 0.0 if s < 30 else 0.002 if s < 40 else 0.005}) == [
+        ("F233", 30),
+        ("F233", 40),
+    ]
+    rules = Rules(OPTIONS)
+    first, *_ = rules.check(record(1, {**HEALTHY, name: 0.25}))
+    assert "25.00%" in first.seen and ("evaluation" in first.seen) == bool(prefix)
+    assert "from the start" in first.cause
+    rules = Rules(OPTIONS)
+    found = [f for s in (1, 2) for f in rules.check(record(s, {**HEALTHY, name: 0.25 * (s - 1)}))]
+    assert len(found) == 1 and "it was 0.00% at the start" in found[0].cause
+
+
 @pytest.mark.parametrize(("code", "change"), ALTHOUGH, ids=[c for c, _ in ALTHOUGH])
 def test_a_sign_speaks_although_the_reward_rises(code: str, change: dict[str, Curve | float]) -> None:
     assert "F221" not in [c for c, _ in said(60, RISES)] == []

@@ -50,6 +50,16 @@ def some_weight(tensors: Tensors) -> str:
     )
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("llama", "num_hidden_layers"), ("gpt2", "n_layer"), ("mixtral", "num_hidden_layers")],
+)
+def test_more_layers_than_tensors_are_not_built(family: str, name: str, tmp_path: Path) -> None:
+    directory = saved(family, tmp_path, **{name: 2_000})
+    count = len(stored_tensors(directory))
+    assert fit(directory).problem == f"config.json says 2000 layers, but the files have {count} tensors"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tensor_is_missing(family: str, tmp_path: Path) -> None:
     lost: list[str] = []

@@ -51,14 +51,15 @@ def test_names_of_metrics() -> None:
         "eval_completions/max_length",
         "eval_completions/mean_terminated_length",
         "eval_completions/clipped_ratio",
+        "eval_completions/unknown_ids_ratio",
         "eval_rewards/accuracy/mean",
         "eval_rewards/accuracy/std",
     ]
     several = metric_names(config(), facts(**SETS))
-    assert several[:8] == alone
-    assert several[8] == "eval_gsm8k_reward"
+    assert several[:9] == alone
+    assert several[9] == "eval_gsm8k_reward"
     assert several[-1] == "eval_math_rewards/accuracy/std"
-    assert len(several) == 24
+    assert len(several) == 27
     # Several completions of a prompt have a spread, and a choice.
     groups = metric_names(config(num_generations_eval=6), facts(**ONE))
     names = ("reward_std", "frac_reward_zero_std", "pass@1", "pass@2", "pass@4", "pass@6")

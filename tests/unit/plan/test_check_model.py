@@ -182,6 +182,13 @@ SHAPES = ModelShapes(
         (["q_proj"], ["nrm"], 1),
         (["q_proj"], ["lm_head"], 1),
         (["q_proj"], ["lm_head", "norm"], 1),
+        # Both halves of a tied pair, alone and beside names that work or are misspelt.
+        (["q_proj"], ["embed_tokens", "lm_head"], 2),
+        (["q_proj"], ["embed_tokens", "norm", "lm_head"], 2),
+        (["q_proj"], ["lm_haed"], 1),
+        (["q_proj"], ["embed_tokens", "nrm"], 2),
+        (["embed_tokens", "lm_head"], [], 2),
+        (["embed_tokens", "q_pro", "norm"], [], 3),
     ],
 )
 def test_targets_of_a_fix_fit_the_model(targets: list[str], saved: list[str], num_problems: int) -> None:
@@ -204,10 +211,9 @@ def test_targets_of_a_fix_fit_the_model(targets: list[str], saved: list[str], nu
     for problem in problems:
         for edits in edits_of(problem):
             if edits:
-                # What is left is said of other names.
+                # Of the other names of the option, too.
                 again = [p.seen for p in said(**{**options, **edits})]
-                assert len(again) < num_problems
-                assert set(again) <= {p.seen for p in problems} - {problem.seen}
+                assert again == []
 
 
 def test_code_of_a_model_needs_a_full_commit_unless_it_lies_here() -> None:

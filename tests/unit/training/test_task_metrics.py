@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from covey.data.text import load_codec
+from covey.quickstart.task import MODEL_DIR
 from covey.rollout.records import groups_of, records_of
 from covey.training.evaluate import _metrics
-from covey.training.measure import reward_metrics, task_metrics
-from covey.types import Finish, Score, ScoredGroup, ScorePart
+from covey.training.measure import id_metrics, reward_metrics, task_metrics
+from covey.types import Finish, Metric, Score, ScoredGroup, ScorePart
 from support.groups import prompt, scored, trajectory
 
+CODEC = load_codec(MODEL_DIR)
 TASKS = {"chat": ("kind",), "math": ("accuracy", "format")}
 
 
@@ -70,20 +73,33 @@ def test_the_total_is_that_of_all_rows():
     assert whole.value == pytest.approx(sum(m.value * m.count for m in both) / sum(m.count for m in both))
 
 
+def test_the_share_of_ids_that_the_tokenizer_does_not_have():
+    """Of the tokens that the model wrote, whatever stands in the prompt."""
+    size = CODEC.tokenizer.get_vocab_size()
+    name = "completions/unknown_ids_ratio"
+    wrote = [(1, 2, size - 1), (size, 3, size + 7, size), ()]
+    rows = [trajectory((size,), ids, number=0, sibling=n) for n, ids in enumerate(wrote)]
+    assert id_metrics(rows, CODEC) == {name: Metric(value=3 / 7, count=7)}
+    assert id_metrics(rows[:1], CODEC) == {name: Metric(value=0.0, count=3)}
+    assert id_metrics(rows[2:], CODEC) == {name: Metric(value=None, count=0)}
+    found = _metrics([MATH], "eval_", TASKS, CODEC)
+    assert found[f"eval_{name}"] == Metric(value=0.0, count=6)
+
+
 def test_an_evaluation_has_its_tasks_and_their_pass_rates():
-    found = _metrics([MATH, FLAT, CHAT], "eval_", TASKS)
+    found = _metrics([MATH, FLAT, CHAT], "eval_", TASKS, CODEC)
     assert found["eval_tasks/math/reward"].value == 1.25
     # One of two is right, then none: (1/2 + 0) / 2 and (1 + 0) / 2.
     assert found["eval_tasks/math/pass@1"].value == 0.25
     assert found["eval_tasks/math/pass@2"].value == 0.5
     assert "eval_tasks/chat/pass@1" not in found
     single = [replace(g, scores=g.scores[:1]) for g in (MATH, CHAT)]
-    assert _metrics(single, "eval_", TASKS)["eval_tasks/math/reward_std"].value is None
+    assert _metrics(single, "eval_", TASKS, CODEC)["eval_tasks/math/reward_std"].value is None
     # Rows without a task have no metrics of one.
     plain = [
         replace(g, group=replace(g.group, prompt=replace(g.group.prompt, task=""))) for g in (MATH, CHAT)
     ]
-    assert not any("tasks/" in name for name in _metrics(plain, "eval_", {}))
+    assert not any("tasks/" in name for name in _metrics(plain, "eval_", {}, CODEC))
 
 
 def test_a_record_keeps_the_task_and_the_checksum():

@@ -53,6 +53,7 @@ _FAULTS: Mapping[str, ModelFault] = {
     "adapter": "kind",
     "pickled_weights": "format",
     "shards": "shards",
+    "weights": "weights",
     "quantized": "quantized",
 }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from covey.data.prompts import chosen, fields_of
 from covey.data.rows import PromptTable
@@ -30,6 +31,9 @@ from covey.training.facts.reward_models import (
 )
 from covey.training.facts.tasks import firsts
 from covey.types import BlindReward, Prompt, RewardFault
+
+# What the trial answers a row with: its gold, and nothing.
+_ANSWERS = 2
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -74,7 +78,8 @@ def with_rewards(
         untried = _untried(facts, rewards, offline=offline)
         rows = [row for p in firsts(config, prompts.entries) for row in _trial_rows(p, config)]
         tried = trial(rewards.without([*untried, *refused]), rows)
-        faults, of_steps = tried.faults, tried.of_steps
+        of_steps = tried.of_steps
+        faults = _with_form(tried.faults, config, rewards, found, rows, prompt_is_messages=is_messages)
         # Every further question costs money, and without all parts there is no total.
         is_whole = not untried and not refused and facts.judge is None
         if is_whole and not faults:
@@ -105,6 +110,34 @@ def _started(config: Config, entries: Sequence[Any], *, prompt_is_messages: bool
         step_separator=config.step_separator,
         options=config.model_dump(),
     )
+
+
+def _with_form(
+    faults: list[RewardFault],
+    config: Config,
+    rewards: RewardSet,
+    entries: Sequence[Any],
+    rows: Sequence[Scored],
+    *,
+    prompt_is_messages: bool,
+) -> list[RewardFault]:
+    """The faults of a trial, with the other form of completions where every function passes in that.
+
+    It is tried where a function fails on both answers to each row that it fails on: one that fails on some
+    answers reads them, whatever it does then.
+    """
+    counts = Counter((fault.reward, fault.row) for fault in faults)
+    read = {reward for (reward, _), count in counts.items() if count < _ANSWERS}
+    if not {reward for reward, _ in counts} - read - set(rewards.apart):
+        return faults
+    given = config.completion_form
+    was_messages = prompt_is_messages if given == "auto" else given == "messages"
+    form: Literal["text", "messages"] = "text" if was_messages else "messages"
+    other = config.model_copy(update={"completion_form": form})
+    with _started(other, entries, prompt_is_messages=prompt_is_messages) as again:
+        tried = trial(again.of_tasks(rewards.tasks).without(rewards.apart), rows)
+        passes = not again.faults and not tried.faults
+    return [replace(fault, form=form) for fault in faults] if passes else faults
 
 
 def _is_tried(config: Config) -> bool:
