@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import isdir, isfile, islink
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read and check manifest.json alone; the files that it lists are not touched."""
     path = checkpoint / MANIFEST
     try:
-        if not path.is_file():
+        if not isfile(path):
             raise CheckpointError(
                 tr(
                     "{checkpoint} is not a complete checkpoint: it has no {manifest}",
@@ -137,7 +138,7 @@ def list_files(checkpoint: Path) -> dict[str, Path]:
         for name in (*directories, *names):
             path = Path(folder, name)
             relative = path.relative_to(checkpoint).as_posix()
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            if islink(path) or not (isfile(path) or isdir(path)):
                 raise CheckpointError(
                     tr(
                         "{checkpoint}: {relative} is a link or a special file",
@@ -145,7 +146,7 @@ def list_files(checkpoint: Path) -> dict[str, Path]:
                         relative=relative,
                     )
                 )
-            if path.is_file() and relative != MANIFEST:
+            if isfile(path) and relative != MANIFEST:
                 files[relative] = path
     return dict(sorted(files.items()))
 

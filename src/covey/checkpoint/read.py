@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def find_latest(output_dir: Path, *, with_trainer: bool = False) -> Latest:
 
 def _verify_trainer(checkpoint: Path, manifest: Manifest) -> None:
     listed = {name: entry for name, entry in manifest.files.items() if name.startswith(f"{TRAINER}/")}
-    _raise_faults(checkpoint, [Fault(n, tr("is missing")) for n in listed if not (checkpoint / n).is_file()])
+    _raise_faults(checkpoint, [Fault(n, tr("is missing")) for n in listed if not isfile(checkpoint / n)])
     _raise_faults(checkpoint, _content_faults({name: checkpoint / name for name in listed}, listed))
 
 

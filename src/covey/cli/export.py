@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from os.path import exists
 from pathlib import Path
 
 from covey.checkpoint.manifest import export_target
@@ -17,6 +17,7 @@ from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
 from covey.texts import tr
 from covey.texts.language import spoken
+from covey.texts.terminal import say
 from covey.training.facts.directory import unwritable
 from covey.types import Fix, Problem
 
@@ -28,7 +29,7 @@ def export(argv: Sequence[str]) -> int:
     checkpoint = Path(word)
     given = options.output_dir
     target = export_target(checkpoint, merge=options.merge) if given is None else Path(given)
-    _refuse(argv, word, target)
+    _refuse(argv, word, target, is_typed=given is not None)
     from covey.training.export import export as run
 
     try:
@@ -36,11 +37,11 @@ def export(argv: Sequence[str]) -> int:
     except CoveyError as error:
         raise ConfigError([_failed(checkpoint, error)]) from error
     if result.merged:
-        sys.stdout.write(
+        say(
             spoken(
                 tr(
                     "merged: on {num_prompts} prompts the logits of the exported {dtype} model differ "
-                    "from those with the adapter by at most {max_logit_difference:.3g}\n",
+                    "from those with the adapter by at most {max_logit_difference:.3g}",
                     num_prompts=result.num_prompts,
                     dtype=result.dtype,
                     max_logit_difference=result.max_logit_difference,
@@ -48,20 +49,20 @@ def export(argv: Sequence[str]) -> int:
             )
         )
     if result.packed:
-        sys.stdout.write(
+        say(
             spoken(
                 tr(
                     "note: the adapter was trained on a base quantized to {packed} and is merged into "
                     "the model before quantization, so the logits differ a little from those of the run; "
-                    "`covey eval` scores the merged model\n",
+                    "`covey eval` scores the merged model",
                     packed=result.packed,
                 )
             )
         )
     if options.merge and not result.merged:
-        said = tr("note: {checkpoint} is not an adapter, so nothing was merged\n", checkpoint=checkpoint)
-        sys.stdout.write(spoken(said))
-    sys.stdout.write(spoken(tr("written to {target}\n", target=result.target)))
+        said = tr("note: {checkpoint} is not an adapter, so nothing was merged", checkpoint=checkpoint)
+        say(spoken(said))
+    say(spoken(tr("written to {target}", target=result.target)))
     return 0
 
 
@@ -89,11 +90,13 @@ def _two_checkpoints(word: str, other: str) -> Problem:
     )
 
 
-def _refuse(argv: Sequence[str], word: str, target: Path) -> None:
+def _refuse(argv: Sequence[str], word: str, target: Path, *, is_typed: bool) -> None:
     problems = []
     if (no_checkpoint := refused("export", argv, word)) is not None:
         problems.append(no_checkpoint)
-    if target.exists():
+    if problems and not is_typed:
+        pass  # the target is beside what is no checkpoint
+    elif exists(target):
         problems.append(
             Problem(
                 code="E402",

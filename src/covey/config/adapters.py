@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from os.path import expanduser, isdir, isfile
 from pathlib import Path
 from typing import Any, Literal
 
 from covey.config.checkpoints import list_checkpoints
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.weight_files import DamagedFileError, StoredTensor, read_header
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -65,19 +66,13 @@ class SavedAdapter:
 
 def adapter_path(name: str) -> Path:
     """The directory that a typed name means."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:  # the home of somebody who is not there
-        return Path(name)
+    return Path(expanduser(name))
 
 
 def is_adapter(name: str) -> bool:
     """Whether a name is the path of a directory with an adapter and no model."""
     directory = adapter_path(name)
-    try:
-        return (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file()
-    except OSError:  # no path is as long as some names
-        return False
+    return isfile(directory / ADAPTER_CONFIG) and not isfile(directory / "config.json")
 
 
 def base_of(directory: Path) -> str:
@@ -107,11 +102,11 @@ def read_adapter(directory: Path) -> SavedAdapter:
         words = tr(
             "the adapter {directory} uses {others}, which covey's LoRA does not support",
             directory=directory,
-            others=", ".join(others),
+            others=joined(", ", others),
         )
         raise AdapterFileError(words, "other")
     weights = directory / ADAPTER_WEIGHTS
-    tensors = stored(directory) if weights.is_file() else {}
+    tensors = stored(directory) if isfile(weights) else {}
     try:
         options = {
             "lora_rank": int(body["r"]),
@@ -174,13 +169,13 @@ def _last_word(name: str) -> str:
 
 def weights_fault(directory: Path) -> AdapterFileError | None:
     """Why the weights of an adapter cannot be loaded, or None."""
-    if (directory / ADAPTER_WEIGHTS).is_file():
+    if isfile(directory / ADAPTER_WEIGHTS):
         try:
             stored(directory)
         except AdapterFileError as error:
             return error
         return None
-    if (directory / _PICKLED).is_file():
+    if isfile(directory / _PICKLED):
         words = tr(
             "{directory} has only pickled weights ({pickled}), which can run code when they are loaded, "
             "so covey does not read them",
@@ -232,12 +227,12 @@ def _other_parts(body: Mapping[str, Any]) -> list[str]:
 
 def _body(directory: Path) -> dict[str, Any]:
     path = directory / ADAPTER_CONFIG
-    if directory.is_file():
+    if isfile(directory):
         raise AdapterFileError(tr("{file} is a file, but an adapter is a directory", file=directory))
-    if not directory.is_dir():
+    if not isdir(directory):
         raise AdapterFileError(tr("{directory} is not a directory", directory=directory), "absent")
-    if not path.is_file():
-        newest = [p for p in list_checkpoints(directory) if (p / ADAPTER_CONFIG).is_file()][-1:]
+    if not isfile(path):
+        newest = [p for p in list_checkpoints(directory) if isfile(p / ADAPTER_CONFIG)][-1:]
         others = (p.parent for p in sorted(directory.glob(f"*/{ADAPTER_CONFIG}")))
         inner = next(iter([*newest, *others]), None)
         hint = "" if inner is None else tr(", but {inner} has one", inner=inner)

@@ -11,7 +11,7 @@ import numpy as np
 
 from covey.data.errors import DataError, nearest
 from covey.data.lazy_rows import Changed, Picked, Row, columns_of, picked
-from covey.texts import tr
+from covey.texts import joined, tr
 
 
 def mix(
@@ -110,7 +110,7 @@ def rename_columns(rows: Sequence[Row], names: Mapping[str, str]) -> Sequence[Ro
                     "columns renames {old!r}, but no row has this column{nearest}; the columns are: {there}",
                     old=old,
                     nearest=nearest(old, there),
-                    there=", ".join(sorted(there)),
+                    there=joined(", ", sorted(there)),
                 ),
                 option="columns",
             )
@@ -132,7 +132,7 @@ def _renamed(row: Row, number: int, names: Mapping[str, str]) -> Row:
                     "{row}",
                     new=new,
                     number=number,
-                    row=", ".join(row),
+                    row=joined(", ", row),
                 ),
                 option="columns",
             )

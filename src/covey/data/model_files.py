@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from covey.config.checkpoints import list_checkpoints
 from covey.config.quantization import stored_options
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.weight_files import INDEX, WHOLE, DamagedFileError, stored_tensors, weight_files
 
 _OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
@@ -67,16 +68,16 @@ _Asks = Callable[[Path, Mapping[str, Any]], ModelProblem | None]
 
 
 def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool) -> ModelProblem | None:
-    if not directory.is_dir():
+    if not isdir(directory):
         return ModelProblem(
             kind="not_a_directory", words=tr("{directory} is not a directory", directory=directory)
         )
-    if not (directory / "config.json").is_file():
+    if not isfile(directory / "config.json"):
         return _without_config(directory)
     for name in _OBJECTS:
         path = directory / name
         try:
-            is_live = not path.is_file() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+            is_live = not isfile(path) or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
         except ValueError as error:
             return ModelProblem(
                 kind="bad_config", words=tr("{path} is not valid JSON: {error}", path=path, error=error)
@@ -106,7 +107,7 @@ def vocabulary_of(directory: Path) -> int | None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object's file; empty where there is no file or no object in it."""
-    if not path.is_file():
+    if not isfile(path):
         return {}
     value = json.loads(path.read_text(encoding="utf-8"))
     return value if isinstance(value, dict) else {}
@@ -120,12 +121,12 @@ def known_model_types() -> frozenset[str]:
         return frozenset()
     auto = Path(spec.origin).parent / "models" / "auto"
     files = [auto / name for name in ("auto_mappings.py", "configuration_auto.py")]
-    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    texts = [file.read_text(encoding="utf-8") for file in files if isfile(file)]
     return frozenset(name for text in texts for name in _NAMES.findall(text))
 
 
 def _without_config(directory: Path) -> ModelProblem:
-    if (directory / "adapter_config.json").is_file():
+    if isfile(directory / "adapter_config.json"):
         words = tr(
             "{directory} is an adapter of {base}, not a model: give {base} as --model, or "
             "merge the two with `covey export --merge`",
@@ -201,7 +202,7 @@ def _architecture_problem(
                 "{directory} is a model for images or audio ({media} in config.json), but this version "
                 "trains on text only",
                 directory=directory,
-                media=", ".join(media[:3]),
+                media=joined(", ", media[:3]),
             ),
         )
     if config.get("is_encoder_decoder"):
@@ -251,7 +252,9 @@ def quantization(config: Mapping[str, Any]) -> str | None:
                 widths += [tr("{bits} bits", bits=bits)] if isinstance(bits, int) else []
                 method = str(said.get("quant_method") or tr("an unnamed method"))
                 return (
-                    tr("{method} ({widths})", method=method, widths=", ".join(widths)) if widths else method
+                    tr("{method} ({widths})", method=method, widths=joined(", ", widths))
+                    if widths
+                    else method
                 )
     return None
 
@@ -293,9 +296,9 @@ def _classifier_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
 
 
 def _tokenizer_problem(directory: Path) -> ModelProblem | None:
-    if (directory / "tokenizer.json").is_file():
+    if isfile(directory / "tokenizer.json"):
         return None
-    slow = next((name for name in _SLOW_TOKENIZERS if (directory / name).is_file()), None)
+    slow = next((name for name in _SLOW_TOKENIZERS if isfile(directory / name)), None)
     if slow is None:
         return ModelProblem(
             kind="no_tokenizer", words=tr("{directory} has no tokenizer.json", directory=directory)
@@ -314,7 +317,7 @@ def _tokenizer_problem(directory: Path) -> ModelProblem | None:
 def _weights_problem(directory: Path) -> ModelProblem | None:
     try:
         files = weight_files(directory)
-        missing = [file.name for file in files if not file.is_file()]
+        missing = [file.name for file in files if not isfile(file)]
         if missing:
             return _missing_shards(directory, missing, len(files))
         if files:
@@ -330,7 +333,7 @@ def _weights_problem(directory: Path) -> ModelProblem | None:
 
 def _without_weights(directory: Path) -> ModelProblem:
     # An adapter beside a config.json is no model's weights.
-    if (directory / "adapter_config.json").is_file():
+    if isfile(directory / "adapter_config.json"):
         return _without_config(directory)
     if (shards := _shards_problem(directory)) is not None:
         return shards
@@ -392,7 +395,7 @@ def _missing_shards(directory: Path, missing: list[str], count: int) -> ModelPro
             directory=directory,
             num_missing=len(missing),
             count=count,
-            missing=", ".join(missing[:3]),
+            missing=joined(", ", missing[:3]),
             more=more,
         ),
     )

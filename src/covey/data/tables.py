@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +15,7 @@ from covey.data import hub
 from covey.data.errors import DataError, nearest, one_line
 from covey.data.jsonl import refuse_lone_surrogates
 from covey.plan.reasons import DataFault
-from covey.texts import tr
+from covey.texts import joined, tr
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -190,7 +191,7 @@ def _load(datasets: Any, **options: Any) -> Any:
 
 
 def _is_saved(path: Path) -> bool:
-    return any((path / file).is_file() for file in ("state.json", "dataset_dict.json"))
+    return any(isfile(path / file) for file in ("state.json", "dataset_dict.json"))
 
 
 def _saved(datasets: Any, path: Path, split: str | None, called: str) -> Any:
@@ -311,7 +312,7 @@ def _no_such_part(words: str, called: str, subset: str | None, split: str | None
             "{called} has subsets: choose one, as in {called}:{first}; the subsets are: {there}",
             called=called,
             first=first,
-            there=", ".join(there),
+            there=joined(", ", there),
         )
     if subset and ("BuilderConfig" in words or "for config" in words):
         return tr(
@@ -319,7 +320,7 @@ def _no_such_part(words: str, called: str, subset: str | None, split: str | None
             called=called,
             subset=subset,
             nearest=nearest(subset, there),
-            there=", ".join(there),
+            there=joined(", ", there),
         )
     if "gated dataset" in words:
         return tr(
@@ -355,6 +356,6 @@ def _no_split(called: str, split: str | None, there: Sequence[str]) -> str:
         called=called,
         name=name,
         nearest=nearest(name, there),
-        there=", ".join(there),
+        there=joined(", ", there),
         typed=typed,
     )

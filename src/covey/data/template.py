@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def typed_template(value: str) -> str:
     """The template that `--chat_template` names: `chatml`, or the text of a file."""
     if value == "chatml":
         return CHATML
-    path = Path(value).expanduser()
+    path = Path(expanduser(value))
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import accumulate
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,7 @@ def load_codec(
 
 def _own_template(model_dir: Path, settings: Mapping[str, Any]) -> str | None:
     file = model_dir / "chat_template.jinja"
-    template = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
+    template = file.read_text(encoding="utf-8") if isfile(file) else settings.get("chat_template")
     if template is None:
         template = read_json(model_dir / "chat_template.json").get("chat_template")
     if isinstance(template, list):
@@ -273,7 +274,7 @@ def _own_template(model_dir: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
+    if not isfile(path):
         raise FileNotFoundError(path)
     # The library raises Exception itself.
     try:

@@ -47,7 +47,7 @@ def evidence(log: Log, history: History, trend: tuple[float, float, int] | None)
         lines.append(
             (
                 tr("events"),
-                tr("recorded: {events}", events=", ".join(f"{code} x {n}" for code, n in said.items())),
+                tr("recorded: {events}", events=joined(", ", [f"{code} x {n}" for code, n in said.items()])),
             )
         )
     return lines + [(tr("note"), note) for note in log.notes]

@@ -10,7 +10,7 @@ from torch import Tensor
 from covey.checksums import is_finite
 from covey.comm import Comm
 from covey.health.words import broken
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix
 
 # A step looks at one tensor in so many, so that the whole model is looked at every so many steps.
@@ -78,7 +78,7 @@ class WeightWatch:
         if any(comm.max([float(len(changed))])):
             seen = tr(
                 "frozen weights have changed: {changed}",
-                changed=", ".join(changed[:3]) or tr("on another rank"),
+                changed=joined(", ", changed[:3]) or tr("on another rank"),
             )
             cause = tr("An adapter was merged for a rollout and not removed exactly.")
             if changed and changed[0] in self._reference():
@@ -95,7 +95,7 @@ class WeightWatch:
             seen = tr(
                 "the {world} ranks have different weights in {apart}",
                 world=comm.world,
-                apart=", ".join(apart[:3]),
+                apart=joined(", ", apart[:3]),
             )
             cause = tr("A gradient was not averaged over all ranks, or one machine computes wrong results.")
             raise broken("F121", step, seen, cause)
@@ -104,7 +104,7 @@ class WeightWatch:
         """Raise GuardStop (F128) where trained weights are not finite on any rank; reads all of them."""
         bad = [n for n, tensor in self._owner.trained().items() if not is_finite(tensor)]
         if any(comm.max([float(len(bad))])):
-            seen = tr("weights are not finite: {bad}", bad=", ".join(bad[:3]) or tr("on another rank"))
+            seen = tr("weights are not finite: {bad}", bad=joined(", ", bad[:3]) or tr("on another rank"))
             cause = tr("The last step overflowed, or something wrote to the weights after it.")
             before = Fix(text=tr("resume from an earlier checkpoint: --resume_from_checkpoint DIR"))
             raise broken("F128", step, seen, cause, before, Fix(text=tr("use a smaller learning rate")))

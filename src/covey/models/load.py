@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,7 +88,7 @@ def load_any(directory: Path, *, device: torch.device, base: Path | None = None)
 
     `base` takes the place of the path that the adapter names.
     """
-    if not (directory / ADAPTER_CONFIG).is_file():
+    if not isfile(directory / ADAPTER_CONFIG):
         policy = load_policy(directory, device=device, disable_dropout=True)
         return policy.eval()
     settings, named = adapter_settings(directory)
@@ -104,7 +105,7 @@ def load_any(directory: Path, *, device: torch.device, base: Path | None = None)
 
 def base_directory(adapter: Path, base: Path) -> Path:
     """`base`, if a model lies there; CheckpointError if none does."""
-    if not (base / "config.json").is_file():
+    if not isfile(base / "config.json"):
         raise CheckpointError(
             tr(
                 "the base model of the adapter {adapter} is not at {base}; give its location",
@@ -283,7 +284,7 @@ def save_policy(policy: Policy, source: Path, target: Path) -> None:
 def copy_text_files(source: Path, target: Path) -> None:
     """Copy the tokenizer's files and the chat template."""
     for name in _TEXT_FILES:
-        if (source / name).is_file():
+        if isfile(source / name):
             (target / name).write_bytes((source / name).read_bytes())
 
 

@@ -8,7 +8,7 @@ from covey.options.schema import Config
 from covey.plan.check_quantization import quantized_model_fixes
 from covey.plan.facts import Facts, FaultDetails, ModelFault
 from covey.plan.problem import problem
-from covey.texts import filled, tr
+from covey.texts import Whole, filled, tr
 from covey.types import Fix, Problem
 
 _BUILT_IN = Fix(text=tr("use the built-in model, to try covey"), edits={"model": "quickstart"})
@@ -203,7 +203,7 @@ def _gathered(command: str) -> Fix:
     again = tr(
         "then copy config.json and the files of the tokenizer there, and give that directory as --model"
     )
-    return Fix(text=tr("if you trust the files: `{command}`; {again}", command=command, again=again))
+    return Fix(text=tr("if you trust the files: `{command}`; {again}", command=Whole(command), again=again))
 
 
 def _looks_local(name: str) -> bool:

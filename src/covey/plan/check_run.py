@@ -21,7 +21,7 @@ from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts, ResumeFacts
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import faults, shape_of
-from covey.texts import counted, has_value, tr
+from covey.texts import counted, has_value, joined, tr
 from covey.types import Fix, Problem
 
 # What a checkpoint has a state of its own for, or none.
@@ -213,7 +213,7 @@ def _changed_rewards(facts: Facts) -> list[Problem]:
     assert facts.resume is not None
     seen = tr(
         "The code of {names} has changed since {path} was saved.",
-        names=", ".join(changed),
+        names=joined(", ", changed),
         path=facts.resume.path,
     )
     fix = Fix(text=tr("no action is needed if you changed it on purpose"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from os.path import isfile
 
 from covey.config.adapters import ADAPTER_CONFIG
 from covey.errors import CONTINUE
@@ -21,7 +22,7 @@ from covey.rollout.engine import Engine
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.vllm.engine import VllmEngine
-from covey.texts import counted, joined, tr
+from covey.texts import Whole, counted, joined, tr
 from covey.training.job import Job
 from covey.types import Problem
 
@@ -179,9 +180,9 @@ def closing(job: Job, verb: str, *, is_command: bool) -> list[str]:
         )
     if step >= total:
         result, steps = result or name, counted(step, "step")
-        if not (result / ADAPTER_CONFIG).is_file():
+        if not isfile(result / ADAPTER_CONFIG):
             return [*lines, tr("done      {steps}; the model is {result}", steps=steps, result=result)]
-        merge = f"covey export {shlex.quote(str(result))} --merge"
+        merge = Whole(f"covey export {shlex.quote(str(result))} --merge")
         return [
             *lines,
             tr("done      {steps}; the adapter is {result}", steps=steps, result=result),

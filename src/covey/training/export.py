@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import exists, isfile
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +64,19 @@ def export(checkpoint: Path, target: Path, *, merge: bool, base: Path | None = N
     takes the place of the path that the adapter names. Raises CoveyError where a file is damaged or the
     merged logits disagree; nothing is left behind then.
     """
-    if target.exists():
+    if exists(target):
         raise CoveyError(
             tr("{target} exists already; name a directory that does not exist yet", target=target)
         )
     if (why := neither(checkpoint)) is not None:
         raise CoveyError(tr("{checkpoint}: {why}", checkpoint=checkpoint, why=why))
-    if (checkpoint / MANIFEST).is_file():
+    if isfile(checkpoint / MANIFEST):
         verify(checkpoint)
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     try:
-        if merge and (checkpoint / ADAPTER_CONFIG).is_file():
+        if merge and isfile(checkpoint / ADAPTER_CONFIG):
             result = _merge(checkpoint, staging, target, base)
         else:
             shutil.copytree(checkpoint, staging, ignore=_left_out(checkpoint))

@@ -21,7 +21,7 @@ from covey.options.schema import Config
 from covey.plan.checks import checks
 from covey.plan.facts import Facts, FaultDetails, ModelFault, TargetFacts
 from covey.quickstart import task
-from covey.texts import replaced, tr
+from covey.texts import joined, replaced, tr
 from covey.training.facts.adapter import with_adapter
 from covey.training.facts.memory import model_sizes
 from covey.training.facts.reward_models import fetch_reward_models
@@ -119,7 +119,7 @@ def with_model(
                 "{directory} has no weight files; from config.json alone covey knows the size only of the "
                 "families {families}, not of {model_type}",
                 directory=directory,
-                families=", ".join(FAMILIES),
+                families=joined(", ", FAMILIES),
                 model_type=facts.model_type,
             )
             facts = _lacking(facts, words, FaultDetails(subject=str(directory)))
