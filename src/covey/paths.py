@@ -11,8 +11,9 @@ import os
 import pwd
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from covey.texts import Whole, tr
@@ -84,10 +85,37 @@ def cannot_be_read(error: OSError) -> str:
     return tr("{path} {words}", path=os.fspath(error.filename), words=trouble_of(error).words)
 
 
+def closed_file(directory: Path, patterns: Iterable[str]) -> tuple[str, Trouble] | None:
+    """Return the first file of a directory with a name of these patterns that cannot be read, and why."""
+    for path in sorted(path for pattern in patterns for path in directory.glob(pattern)):
+        if (found := trouble(path)) is not None:
+            return str(path), found
+    return None
+
+
+def closed_within(directory: Path) -> str:
+    """Return in words what cannot be read of all that lies below a directory; "" where all of it can be.
+    Hidden files and directories are left out."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    try:
+        for folder, inner, names in os.walk(directory, onerror=fail):
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            for name in names:
+                path = os.path.join(folder, name)
+                if not name.startswith(".") and (found := trouble(path)) is not None:
+                    return tr("{path} {words}", path=path, words=found.words)
+    except OSError as error:
+        return cannot_be_read(error)
+    return ""
+
+
 def absence(path: str | os.PathLike[str]) -> str:
-    """Return why nothing can be had under a path: the words of its trouble, or that it does not exist."""
+    """Return why nothing can be had under a path, as it cannot be read or is missing."""
     found = trouble(path)
-    return tr("does not exist") if found is None else found.words
+    return tr("is missing") if found is None else found.words
 
 
 def _no_permission(path: str) -> Trouble:

@@ -13,6 +13,7 @@ from typing import Any
 
 from covey.checkpoint.exact import JSON
 from covey.errors import CheckpointError
+from covey.paths import cannot_be_read, trouble
 from covey.texts import tr
 
 FORMAT = 2
@@ -70,6 +71,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read and check manifest.json alone; the files that it lists are not touched."""
     path = checkpoint / MANIFEST
     try:
+        if (found := trouble(path)) is not None:
+            raise CheckpointError(tr("{path} {words}", path=path, words=found.words))
         if not isfile(path):
             raise CheckpointError(
                 tr(
@@ -134,7 +137,11 @@ def list_files(checkpoint: Path) -> dict[str, Path]:
     Links and special files are refused: what they lead to can change without the checkpoint's knowing.
     """
     files: dict[str, Path] = {}
-    for folder, directories, names in os.walk(checkpoint):
+
+    def fail(error: OSError) -> None:
+        raise CheckpointError(cannot_be_read(error)) from error
+
+    for folder, directories, names in os.walk(checkpoint, onerror=fail):
         for name in (*directories, *names):
             path = Path(folder, name)
             relative = path.relative_to(checkpoint).as_posix()

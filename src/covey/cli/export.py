@@ -12,6 +12,7 @@ from covey.cli.verbs import nameless
 from covey.config.argv import read_words
 from covey.errors import ConfigError, CoveyError
 from covey.options.verbs import ExportOptions
+from covey.paths import cannot_be_read
 from covey.plan.check_output import unwritable_problem
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
@@ -35,7 +36,9 @@ def export(argv: Sequence[str]) -> int:
     try:
         result = run(checkpoint, target, merge=options.merge, base=base)
     except CoveyError as error:
-        raise ConfigError([_failed(checkpoint, error)]) from error
+        raise ConfigError([_failed(checkpoint, str(error))]) from error
+    except OSError as error:
+        raise ConfigError([_failed(checkpoint, cannot_be_read(error))]) from error
     if result.merged:
         say(
             spoken(
@@ -94,9 +97,9 @@ def _refuse(argv: Sequence[str], word: str, target: Path, *, is_typed: bool) -> 
     problems = []
     if (no_checkpoint := refused("export", argv, word)) is not None:
         problems.append(no_checkpoint)
-    if problems and not is_typed:
-        pass  # the target is beside what is no checkpoint
-    elif exists(target):
+    # One that nobody typed lies beside what is no checkpoint.
+    is_asked = is_typed or not problems
+    if is_asked and exists(target):
         problems.append(
             Problem(
                 code="E402",
@@ -106,17 +109,17 @@ def _refuse(argv: Sequence[str], word: str, target: Path, *, is_typed: bool) -> 
                 fixes=(Fix(text=tr("choose another directory: --output_dir DIR")),),
             )
         )
-    elif (words := unwritable(target)) != "":
+    elif is_asked and (words := unwritable(target)):
         problems.append(unwritable_problem(str(target), words))
     if problems:
         raise ConfigError(problems)
 
 
-def _failed(checkpoint: Path, error: CoveyError) -> Problem:
+def _failed(checkpoint: Path, words: str) -> Problem:
     return problem(
         "E415",
         "export",
-        tr("{checkpoint}: {error}", checkpoint=checkpoint, error=error),
+        tr("{checkpoint}: {words}", checkpoint=checkpoint, words=words),
         tr("The checkpoint is damaged, or its base model was moved or changed."),
         Fix(text=tr("give the directory in which the base model is now: --base DIR")),
         Fix(text=tr("use another checkpoint of the run")),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covey.config.checkpoints import list_checkpoints
+from covey.paths import cannot_be_read
 from covey.texts import joined, tr
 from covey.weight_files import DamagedFileError, StoredTensor, read_header
 
@@ -193,7 +194,9 @@ def stored(directory: Path) -> Mapping[str, StoredTensor]:
     damaged."""
     try:
         tensors = read_header(directory / ADAPTER_WEIGHTS)
-    except (OSError, DamagedFileError) as error:
+    except OSError as error:
+        raise AdapterFileError(cannot_be_read(error)) from error
+    except DamagedFileError as error:
         raise AdapterFileError(
             tr("the weights of {directory} are damaged: {error}", directory=directory, error=error)
         ) from error
@@ -246,7 +249,9 @@ def _body(directory: Path) -> dict[str, Any]:
         )
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise AdapterFileError(cannot_be_read(error)) from error
+    except ValueError as error:
         raise AdapterFileError(tr("{path} cannot be read: {error}", path=path, error=error)) from error
     if not isinstance(body, dict):
         raise AdapterFileError(tr("{path} cannot be read: it is not a JSON object", path=path))

@@ -16,9 +16,10 @@ from covey.types import Fix, Problem
 
 _WITH: Mapping[str, tuple[str, ...]] = {
     "output_dir": ("resume_from_checkpoint",),
+    "resume_from_checkpoint": ("output_dir",),
     "val_dataset": ("eval_strategy", "load_best_model_at_end", "early_stopping_patience"),
 }
-"""Options that mean nothing without the path of another one: a checkpoint is looked for in `output_dir`."""
+"""Options that mean nothing without the path of another one; what is resumed is written where it lies."""
 
 
 def without_unreadable(

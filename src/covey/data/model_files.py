@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -16,10 +15,13 @@ from covey.config.checkpoints import list_checkpoints
 from covey.config.quantization import stored_options
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
+from covey.data.model_types import known_model_types
+from covey.paths import closed_file
 from covey.texts import joined, tr
 from covey.weight_files import INDEX, WHOLE, DamagedFileError, stored_tensors, weight_files
 
 _OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
+_READ = ("*.json", "chat_template*", "*.safetensors")
 _SLOW_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidated*.bin")
 _MEDIA_KEYS = re.compile(
@@ -27,7 +29,6 @@ _MEDIA_KEYS = re.compile(
 )
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _CLASSIFIER, _USUAL_LABELS = "ForSequenceClassification", 2
-_NAMES = re.compile(r'"([\w.-]+)"\s*[,:]\s*"\w+Config"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def model_problem(
 ) -> ModelProblem | None:
     """Why a directory is no model that can be trained, or None.
 
-    Kinds: not_a_directory, adapter, run, no_config, bad_config, remote_code, no_model_type,
+    Kinds: not_a_directory, adapter, run, no_config, closed, bad_config, remote_code, no_model_type,
     unknown_model_type, vision, encoder_decoder, not_causal, quantized, slow_tokenizer, no_tokenizer,
     missing_shards, damaged, shards, pickled_weights, unread_weights, no_weights. With `with_weights` false,
     as for a model on a hub, the last six are not asked. With `takes_packed` bitsandbytes' weights are none.
@@ -74,6 +75,10 @@ def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool
         )
     if not isfile(directory / "config.json"):
         return _without_config(directory)
+    if (closed := closed_file(directory, _READ if with_weights else _READ[:-1])) is not None:
+        file, found = closed
+        words = tr("{path} {words}", path=file, words=found.words)
+        return ModelProblem(kind="closed", words=words, command=found.command)
     for name in _OBJECTS:
         path = directory / name
         try:
@@ -111,18 +116,6 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     value = json.loads(path.read_text(encoding="utf-8"))
     return value if isinstance(value, dict) else {}
-
-
-def known_model_types() -> frozenset[str]:
-    """Every `model_type` of the installed transformers, read from its source; empty where it cannot be
-    found."""
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or spec.origin is None:
-        return frozenset()
-    auto = Path(spec.origin).parent / "models" / "auto"
-    files = [auto / name for name in ("auto_mappings.py", "configuration_auto.py")]
-    texts = [file.read_text(encoding="utf-8") for file in files if isfile(file)]
-    return frozenset(name for text in texts for name in _NAMES.findall(text))
 
 
 def _without_config(directory: Path) -> ModelProblem:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from covey.data import hub
 from covey.data.errors import DataError, nearest, one_line
 from covey.data.jsonl import refuse_lone_surrogates
+from covey.paths import closed_within
 from covey.plan.reasons import DataFault
 from covey.texts import joined, tr
 
@@ -100,6 +101,7 @@ def load_directory(path: Path, subset: str | None, split: str | None, *, called:
     """A directory that `datasets` saved, or one of data files."""
 
     def load(datasets: Any) -> Any:
+        _refuse_closed(path)
         if _is_saved(path):
             return _saved(datasets, path, split, called)
         refuse_lone_surrogates(path)
@@ -108,12 +110,19 @@ def load_directory(path: Path, subset: str | None, split: str | None, *, called:
     return _read(called, subset, split, load)
 
 
+def _refuse_closed(directory: Path) -> None:
+    """`datasets` leaves out a directory that it cannot list."""
+    if closed := closed_within(directory):
+        raise DataError(closed, subject=directory)
+
+
 def stream_directory(
     path: Path, subset: str | None, split: str | None, *, called: str
 ) -> Iterator[dict[str, Any]]:
     """Rows of a directory, without holding them all."""
 
     def load(datasets: Any) -> Any:
+        _refuse_closed(path)
         if _is_saved(path):
             return _saved(datasets, path, split, called).to_iterable_dataset()
         refuse_lone_surrogates(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +29,7 @@ from covey.doctor.foreign import (
 from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.errors import CheckpointError, ConfigError
 from covey.health.names import MOST_COMMON
-from covey.paths import Trouble, trouble
+from covey.paths import Trouble, trouble, trouble_of
 from covey.plan.problem import problem
 from covey.telemetry.owner import LOCK
 from covey.texts import Whole, joined, tr
@@ -39,6 +40,14 @@ _RESERVED = ("step", "rollout", "pass", "n")
 
 def read_run(path: Path) -> Log:
     """Read the run at `path`, a directory or a log file; ConfigError where there is none (E408, E409)."""
+    try:
+        return _read_run(path)
+    except OSError as error:
+        file = path if error.filename is None else Path(os.fspath(error.filename))
+        raise ConfigError([_unreadable(file, trouble_of(error))]) from error
+
+
+def _read_run(path: Path) -> Log:
     if (found := trouble(path)) is not None:
         raise ConfigError([_unreadable(path, found)])
     if path.name == "metrics.jsonl" and isfile(path):

@@ -173,6 +173,11 @@ def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details:
                 Fix(text=tr("run this code, once you have read it"), edits={"trust_remote_code": True}),
                 _OTHER,
             )
+    elif details.cause == "closed" and details.command:
+        fixes = (
+            Fix(text=tr("`{command}`", command=Whole(details.command))),
+            *fixes,
+        )
     elif details.cause == "run":
         cause, fixes = "", (Fix(text=tr("use this checkpoint"), edits={"model": details.command}),)
     elif fault == "format":

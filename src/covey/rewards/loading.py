@@ -108,7 +108,9 @@ class Loader:
         while name in sys.modules:
             name += "_"
         spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            words = tr("{file} is not imported: the name of a Python file ends in .py", file=file)
+            raise Unloadable("import", words)
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from covey.data.model_files import known_model_types, model_context, model_problem
+from covey.data.model_files import model_context, model_problem
+from covey.data.model_types import known_model_types
 from covey.quickstart.task import MODEL_DIR
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from covey.config.checkpoints import checkpoint_step
 from covey.json_lines import read_lines
+from covey.paths import trouble
 from covey.telemetry.owner import LOCK
 from covey.texts import tr
 
@@ -43,6 +44,8 @@ def in_the_way(output_dir: Path, step: int) -> tuple[tuple[str, str], ...]:
             found.append(
                 (str(path), tr("is not a directory, but the run writes into a directory with that name"))
             )
+        elif path.name in ("config.yaml", *_DIRECTORIES) and (closed := trouble(path)) is not None:
+            found.append((str(path), closed.words))
         elif of_step is not None and of_step > step and (islink(path) or not isdir(path)):
             kind = "link" if islink(path) else "file"
             found.append(

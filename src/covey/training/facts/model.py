@@ -107,7 +107,8 @@ def with_model(
     problem = model_problem(directory, with_weights=is_whole and facts.layout.is_here, takes_packed=packs)
     facts = replace(facts, stored_quantization=_stored_quantization(directory))
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
-        return _with_codec(_with_problem(facts, problem, directory), config, directory)
+        facts = _with_problem(facts, problem, directory)
+        return (facts, None) if problem.kind == "closed" else _with_codec(facts, config, directory)
     facts = _with_config(replace(facts, model_dir=str(directory)), directory)
     try:
         facts = _with_sizes(facts, config, directory, _shapes(directory))
@@ -149,7 +150,7 @@ def _lacking(facts: Facts, words: str, details: FaultDetails) -> Facts:
 def _stored_quantization(directory: Path) -> dict[str, Any] | None:
     try:
         return stored_options(read_json(directory / "config.json"))
-    except ValueError:
+    except (OSError, ValueError):
         return None  # said as what is wrong with the model
 
 

@@ -19,7 +19,7 @@ from covey.config.checkpoints import checkpoints_around, list_checkpoints
 from covey.config.file import read_file
 from covey.config.quantization import quantization_of
 from covey.data.foreign_checkpoints import foreign_kind
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, CoveyError
 from covey.options.schema import Config
 from covey.plan.check_launch import is_launched, num_ranks, processes_here
 from covey.plan.deepspeed import states_of
@@ -213,6 +213,8 @@ def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
     wanted = num_processes * config.per_device_train_batch_size * config.steps_per_generation
     try:
         sizes = {number: len(records) for number, records in read_rollouts(directory)}
+    except CoveyError as error:
+        return replace(facts, replay_problem=str(error))
     except (OSError, ValueError) as error:
         return replace(facts, replay_problem=tr("{path} cannot be read: {error}", path=named, error=error))
     wrong = [
