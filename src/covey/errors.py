@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.texts import counted, fitted, padded, tr
+from covey.texts import Whole, counted, fitted, padded, tr
 from covey.texts.catalogue import columns
 from covey.texts.language import spoken
 from covey.types import Finding, Problem, Severity
@@ -112,7 +112,7 @@ def _ways_out(message: Problem | Finding) -> Iterator[str]:
     for number, fix in enumerate(message.fixes):
         label = _OR if number else _TYPE if fix.edits else _DO
         if fix.edits:
-            yield _line(label, as_arguments(fix.edits))
+            yield _line(label, fitted(Whole(as_arguments(fix.edits))))
             label = ""
         yield _line(label, _as_program(spoken(fix.text)))
 

@@ -152,8 +152,8 @@ def _denied(path: str, bits: int, words: str) -> Trouble:
 
 
 def _above(path: str) -> Iterator[str]:
-    """The directories on the way to a path, from the first one down."""
-    parts = os.path.abspath(path).split(os.sep)
+    """The directories on the way to a path, from the first one down, as it names them."""
+    parts = path.rstrip(os.sep).split(os.sep)
     for number in range(1, len(parts)):
         yield os.sep.join(parts[:number]) or os.sep
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,26 +56,25 @@ OF_VERBS = {
 @pytest.fixture(scope="module")
 def here() -> Iterator[Path]:
     """A directory that everybody can enter, with what nobody but its owner can read."""
-    words = ["--dataset", str(MODEL_DIR / "gone.jsonl"), "--reward_funcs", "accuracy"]
-    of_run = [w for name, of in BASE.items() for w in (f"--{name}", of)]
-    import_what_they_need(
-        ["plan", *of_run],
-        ["plan", "--model", str(MODEL_DIR), *words],
-        ["eval", "gone", "--val_dataset", "quickstart", "--reward_funcs", "accuracy"],
-        *([verb, "gone"] for verb in ("export", "verify", "doctor")),
-        ["rollout", "--model", "gone"],
-        ["selftest", "--model", "gone"],
-    )
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o777)
     try:
-        yield _laid_out(folder)
+        yield _laid_out(folder, _files("rows.jsonl", "metrics.jsonl", "events.jsonl")(folder, "read"))
     finally:
         subprocess.run(["chmod", "-R", "u+rwx", folder], check=True)
         shutil.rmtree(folder)
 
 
-def _laid_out(folder: Path) -> Path:
+def _laid_out(folder: Path, read: Path) -> Path:
+    import_what_they_need(
+        ["plan", *_of_run("dataset", str(read / "rows.jsonl")), "--model", str(MODEL_DIR)],
+        ["plan", *_of_run("dataset", str(read))],
+        ["eval", "gone", "--val_dataset", "quickstart", "--reward_funcs", "accuracy"],
+        *([verb, "gone"] for verb in ("export", "verify")),
+        ["doctor", str(read)],
+        ["rollout", "--model", "gone"],
+        ["selftest", "--model", "gone"],
+    )
     for name in ("closed", "locked", "listed", "entered"):
         shutil.copytree(MODEL_DIR, folder / name)
         (folder / name / "rows.jsonl").write_text(SUMS)
@@ -146,7 +146,7 @@ def test_an_option_of_a_run_with_what_is_no_path(option: str, place: str, here: 
     assert words in said.text
 
 
-@pytest.mark.parametrize("place", NO_PATHS)
+@pytest.mark.parametrize("place", ["a long name", "a link to itself"])
 @pytest.mark.parametrize("option", [name for name, kind in OF_RUNS.items() if kind.or_text])
 def test_an_option_that_takes_text_takes_what_is_no_path(option: str, place: str, here: Path) -> None:
     """What is wrong with it, if anything, is not that it cannot be read."""
@@ -179,8 +179,12 @@ def test_an_option_of_a_verb_without_permission(verb: str, option: str, place: s
     assert words in said.text and re.search(rf"`chmod \w\+\w+ \S*{mended}`", said.text), said.err
 
 
-@pytest.mark.parametrize("place", [*list(PLACES)[1::2], *NO_PATHS])
-@pytest.mark.parametrize("verb", ON_WORDS)
+WORDS = [("verify", place) for place in (*PLACES, *NO_PATHS)]
+WORDS += [(verb, place) for verb in ON_WORDS for place in ("a closed directory", "in a closed directory")]
+WORDS += [(verb, place) for verb in ON_WORDS for place in ("a long name", "a link to itself")]
+
+
+@pytest.mark.parametrize(("verb", "place"), dict.fromkeys(WORDS))
 def test_the_word_of_a_verb(verb: str, place: str, here: Path) -> None:
     path, words, *_ = (PLACES | NO_PATHS)[place]
     rest = ["--val_dataset", "quickstart", "--reward_funcs", "accuracy"] if verb == "eval" else []
@@ -190,10 +194,9 @@ def test_the_word_of_a_verb(verb: str, place: str, here: Path) -> None:
     assert words in said.text
 
 
-@pytest.mark.parametrize("verb", ["train", "plan", "rlhf"])
 @pytest.mark.parametrize("path", ["closed/run.yaml", "locked.jsonl", "x" * 300, "loop"])
-def test_a_file_of_options(verb: str, path: str, here: Path) -> None:
-    said = covey_as_nobody([verb, "--config", path], here)
+def test_a_file_of_options(path: str, here: Path) -> None:
+    said = covey_as_nobody(["train", "--config", path], here)
     assert (said.code, said.raised) == (2, "") and _heads(said.err)[0][0] == "E107"
 
 
@@ -237,3 +240,88 @@ def test_a_message_for_the_system_is_a_text_where_no_file_is_called_so(here: Pat
     os.chmod(here / "system.txt", 0)
     said = covey_as_nobody(["plan", *_of_run("system", "system.txt")], here)
     assert said.code == 2 and _heads(said.err) == [("E302", "system")]
+
+
+def _model(here: Path, name: str) -> Path:
+    shutil.copytree(MODEL_DIR, here / name)
+    return here / name
+
+
+def _adapter(here: Path, name: str) -> Path:
+    folder = here / name
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    return folder
+
+
+def _files(*names: str) -> Callable[[Path, str], Path]:
+    def laid_out(here: Path, name: str) -> Path:
+        for file in names:
+            (here / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (here / name / file).write_text(SUMS if "jsonl" in file else "{}")
+        return here / name
+
+    return laid_out
+
+
+WITHIN: dict[str, tuple[Callable[[Path, str], Path], str, str, Callable[[str], list[str]]]] = {
+    "model": (_model, "*", "E301", lambda path: ["plan", *_of_run("model", path)]),
+    "eval": (_model, "*", "E301", lambda path: ["eval", path, *EVALUATED]),
+    "selftest": (_model, "*", "E301", lambda path: ["selftest", "--model", path]),
+    "reward_model": (_model, "config.json", "E337", lambda path: ["plan", *_of_run("reward_model", path)]),
+    "adapters": (_adapter, "*", "E380", lambda path: ["plan", *_of_run("adapters", path)]),
+    "dataset": (
+        _files("rows.jsonl", "sub/more.jsonl"),
+        "**/*",
+        "E302",
+        lambda path: ["plan", *_of_run("dataset", path)],
+    ),
+    "replay": (
+        _files("rollout-000000.jsonl"),
+        "*",
+        "E406",
+        lambda path: ["plan", *_of_run("replay_rollouts", path)],
+    ),
+    "resume": (
+        _files("config.yaml", "checkpoint-2/manifest.json"),
+        "checkpoint-2/**",
+        "E404",
+        lambda path: ["plan", *_of_run("output_dir", path), "--resume_from_checkpoint", "latest"],
+    ),
+    "doctor": (
+        _files("metrics.jsonl", "events.jsonl"),
+        "*",
+        "E408",
+        lambda path: ["doctor", path],
+    ),
+}
+EVALUATED = ["--val_dataset", "quickstart", "--reward_funcs", "accuracy"]
+
+
+@pytest.mark.parametrize("kind", WITHIN)
+def test_a_closed_file_within(kind: str, here: Path) -> None:
+    """Each file and directory in turn is named, with what is missing."""
+    lay_out, pattern, code, command = WITHIN[kind]
+    folder = lay_out(here, f"within-{kind}")
+    subprocess.run(["chmod", "-R", "go+rX", folder], check=True)
+    closed = sorted(folder.glob(pattern))
+    assert closed
+    for path in closed:
+        mode = path.stat().st_mode
+        path.chmod(0)
+        said = covey_as_nobody(command(folder.name), here)
+        path.chmod(mode)
+        assert (said.code, said.raised) == (2, ""), path
+        assert code in [found for found, _ in _heads(said.err)], said.err
+        assert path.name in said.text and "ermission" in said.text, said.err
+
+
+def test_verify_names_a_closed_file(here: Path) -> None:
+    folder = _model(here, "verified")
+    subprocess.run(["chmod", "-R", "go+rX", folder], check=True)
+    (folder / "model.safetensors").chmod(0)
+    said = covey_as_nobody(["verify", "verified"], here)
+    assert (said.code, said.raised) == (1, "")
+    assert "model.safetensors" in said.out and "permission" in said.out

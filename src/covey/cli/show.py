@@ -115,7 +115,7 @@ def _fix(fix: Fix, is_first: bool, language: Language) -> Iterator[Line]:
         yield "", _labelled(label, fix.text, language)
         return
     # In one line, so that it can be copied.
-    yield "bold green", f"  {_label(label, language)}{flags(fix.edits)}"
+    yield "bold green", f"  {_label(label, language)}{fitted(flags(fix.edits))}"
     yield "", _labelled("", fix.text, language)
 
 

@@ -67,7 +67,7 @@ def _read_run(path: Path) -> Log:
 
 
 def _unreadable(path: Path, found: Trouble) -> Problem:
-    seen = tr("{path} {words}.", path=path, words=found.words)
+    seen = tr("{path} {words}.", path=str(path), words=found.words)
     other = tr("give the --output_dir of a run that you can read: `covey doctor runs/NAME`")
     return problem("E408", "RUN", seen, "", *fixes_of(found, other))
 
@@ -100,9 +100,9 @@ def _nothing(path: Path) -> Any:
         "metrics.jsonl of covey, {swift_log} of ms-swift, {state} of TRL", swift_log=SWIFT_LOG, state=STATE
     )
     seen = (
-        tr("{path} contains none of {accepted}.", path=path, accepted=accepted)
+        tr("{path} contains none of {accepted}.", path=str(path), accepted=accepted)
         if exists(path)
-        else tr("{path} does not exist.", path=path)
+        else tr("{path} does not exist.", path=str(path))
     )
     if checkpoint_step(path.name) is not None:
         command = Whole(f"covey doctor {shlex.quote(str(path.parent))}")
