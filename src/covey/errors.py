@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.texts import counted, padded, tr
+from covey.texts import Whole, counted, fitted, padded, tr
 from covey.texts.catalogue import columns
 from covey.texts.language import spoken
 from covey.types import Finding, Problem, Severity
@@ -22,10 +22,12 @@ class CoveyError(Exception):
 
 
 class ConfigError(CoveyError, ValueError):
-    """A configuration or an input at fault, with all its problems (exit code 2)."""
+    """A configuration or an input at fault, with all its problems (exit code 2); `beside` is what a verb has
+    found out all the same, as JSON has it."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], beside: Mapping[str, Any] | None = None) -> None:
         self.problems = tuple(problems)
+        self.beside = dict(beside or {})
         super().__init__("; ".join(f"{p.code} {p.option}: {p.seen}" for p in self.problems))
 
     def __str__(self) -> str:
@@ -34,7 +36,7 @@ class ConfigError(CoveyError, ValueError):
         number = counted(len(faults), "problem")
         lines = [spoken(tr("{number}; nothing was started or written.", number=number))]
         for fault in faults:
-            lines += ["", f"{fault.code} {fault.option}: {spoken(fault.seen)}", *_ways_out(fault)]
+            lines += ["", f"{fault.code} {fitted(fault.option)}: {spoken(fault.seen)}", *_ways_out(fault)]
         if warnings:
             lines += ["", spoken(tr("Warnings, which did not stop it:"))]
             lines += [f"{warning.code} {warning.option}: {spoken(warning.seen)}" for warning in warnings]
@@ -114,7 +116,7 @@ def _ways_out(message: Problem | Finding) -> Iterator[str]:
     for number, fix in enumerate(message.fixes):
         label = _OR if number else _TYPE if fix.edits else _DO
         if fix.edits:
-            yield _line(label, as_arguments(fix.edits))
+            yield _line(label, fitted(Whole(as_arguments(fix.edits))))
             label = ""
         yield _line(label, _as_program(spoken(fix.text)))
 

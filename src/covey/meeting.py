@@ -12,6 +12,7 @@ import json
 import os
 import stat
 from dataclasses import dataclass
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -41,7 +42,7 @@ class Meeting:
 
     def come(self) -> None:
         """Let the others know of this process; OSError where another user has taken the directory's name."""
-        if not self.directory.parent.is_dir():
+        if not isdir(self.directory.parent):
             return
         with contextlib.suppress(FileExistsError):
             self.directory.mkdir(mode=0o700)
@@ -93,7 +94,7 @@ class Meeting:
 
     def has(self, rank: int, what: str) -> bool:
         """Whether a rank has left such a file."""
-        return self._path(rank, what).exists()
+        return exists(self._path(rank, what))
 
     def process(self, rank: int) -> tuple[int, str] | None:
         """The number of a rank's process and when it started; None before it has come and after it has

@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def write_stops(directory: Path, stop_token_ids: Sequence[int], config: Mapping[
     path = directory / GENERATION
     said = read_json(path) or {name: config[name] for name in _OF_CONFIG if config.get(name) is not None}
     now = list(stop_token_ids) if len(stop_token_ids) > 1 else stop_token_ids[0]
-    if not path.is_file() or _as_list(said.get("eos_token_id")) != list(stop_token_ids):
+    if not isfile(path) or _as_list(said.get("eos_token_id")) != list(stop_token_ids):
         path.write_text(json.dumps({**said, "eos_token_id": now}, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
@@ -89,7 +90,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 def own_template(directory: Path) -> str | None:
     """The chat template of a directory; None where it has none. Of several it is the one named default."""
     file = directory / _TEMPLATE
-    if file.is_file():
+    if isfile(file):
         return file.read_text(encoding="utf-8")
     template = read_json(directory / _SETTINGS).get("chat_template")
     if template is None:
@@ -111,14 +112,14 @@ def _remove_templates(directory: Path) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object's file; empty where there is no file or no object in it."""
-    if not path.is_file():
+    if not isfile(path):
         return {}
     value = json.loads(path.read_text(encoding="utf-8"))
     return value if isinstance(value, dict) else {}
 
 
 def _copy(source: Path, target: Path) -> None:
-    if source.is_file():
+    if isfile(source):
         target.write_bytes(source.read_bytes())
 
 

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def weight_map(directory: Path) -> dict[str, str] | None:
     DamagedFileError where an index names no files.
     """
     index = directory / INDEX
-    if (directory / WHOLE).is_file() or not index.is_file():
+    if isfile(directory / WHOLE) or not isfile(index):
         return None
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -67,7 +68,7 @@ def weight_files(directory: Path) -> list[Path]:
 
     DamagedFileError where an index names none.
     """
-    if (directory / WHOLE).is_file():
+    if isfile(directory / WHOLE):
         return [directory / WHOLE]
     return [directory / name for name in sorted({*(weight_map(directory) or {}).values()})]
 

@@ -31,6 +31,7 @@ LAYERS = (
         "activity",
         "environment",
         "json_lines",
+        "paths",
         "weight_files",
         "text_files",
         "checksums",
@@ -53,7 +54,8 @@ ENTRY_POINTS = {"__init__", "__main__"}
 
 TORCH_FREE = (
     *("types", "texts", "errors", "codes", "exits", "meeting", "activity", "environment", "json_lines"),
-    *("weight_files", "text_files", "options", "config", "plan", "data", "rewards", "api", "cli", "doctor"),
+    *("paths", "weight_files", "text_files", "options", "config", "plan", "data", "rewards", "api", "cli"),
+    "doctor",
     *("training.facts", "training.together"),
     *("health.hang", "health.stacks", "health.watchdog", "health.rules"),
 )
@@ -288,6 +290,20 @@ def test_no_unowned_state() -> None:
                 assert changed.id not in names, f"{module_name(file)} changes {changed.id}"
         caches = [n for n in imports(file) if n in ("functools.cache", "functools.lru_cache")]
         assert not caches, f"{module_name(file)} keeps a cache outside any object"
+
+
+def test_what_is_there_is_asked_of_functions_that_never_raise() -> None:
+    """`Path.exists` and its like raise where a permission is missing or a name is too long, and before Python
+    3.14 in most other cases; those of `os.path` answer False, and `covey.paths` says why."""
+    methods = {"exists", "is_file", "is_dir", "is_symlink", "expanduser"}
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in FILES
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Call) and not node.args and isinstance(node.func, ast.Attribute)
+        if node.func.attr in methods
+    ]
+    assert found == []
 
 
 def test_strict_zip() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from covey.errors import CheckpointError
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.config_shapes import config_fault, shapes_of_config
 from covey.models.fit import unfit_words
+from covey.paths import cannot_be_read, trouble
 from covey.texts import tr
 from covey.weight_files import (
     INDEX,
@@ -62,21 +64,23 @@ def examine(path: Path) -> Examined:
     if (why := neither(path)) is not None:
         return Examined(path=path, kind="none", faults=(why,))
     try:
-        if (path / MANIFEST).exists():
+        if exists(path / MANIFEST):
             return _examine_checkpoint(path)
         return _examine_plain(path)
     except OSError as error:
-        return Examined(path=path, kind="model", faults=(tr("it cannot be read: {error}", error=error),))
+        return Examined(path=path, kind="model", faults=(cannot_be_read(error),))
 
 
 def neither(path: Path) -> str | None:
     """Return why a path is neither a checkpoint nor a model, and None where it is one; no file is read."""
-    if not path.exists():
+    if (found := trouble(path)) is not None:
+        return found.words
+    if not exists(path):
         return tr("no such file or directory")
-    if not path.is_dir():
+    if not isdir(path):
         return tr("not a directory")
     names = (MANIFEST, TRAINER, WHOLE, INDEX, _CONFIG, ADAPTER_CONFIG)
-    if any((path / name).exists() for name in names):
+    if any(exists(path / name) for name in names):
         return None
     if runs := list_checkpoints(path):
         return tr("it is the directory of a run, whose newest checkpoint is {newest}", newest=runs[-1])
@@ -149,16 +153,16 @@ def _goes_on(manifest: Manifest) -> bool:
 
 def _examine_plain(path: Path) -> Examined:
     """A directory without a manifest."""
-    if (path / TRAINER).is_dir():
+    if isdir(path / TRAINER):
         fault = tr(
             "{manifest} is missing: the checkpoint was not completely written, or only partly copied",
             manifest=MANIFEST,
         )
         return Examined(path=path, kind="checkpoint", faults=(fault,), step=checkpoint_step(path.name))
     faults, notes = _model_faults(path)
-    if not (path / ADAPTER_CONFIG).is_file() and (lacking := tokenizer_problem(path)) is not None:
+    if not isfile(path / ADAPTER_CONFIG) and (lacking := tokenizer_problem(path)) is not None:
         notes.append(tr("{words}; no prompt can be made without one", words=lacking.words))
-    files = [file for file in path.iterdir() if file.is_file()]
+    files = [file for file in path.iterdir() if isfile(file)]
     return Examined(
         path=path,
         kind="model",
@@ -174,7 +178,7 @@ def faults_of_model(path: Path) -> list[str]:
     trainer's state is not asked for."""
     try:
         faults: list[Fault] = []
-        if (path / MANIFEST).exists():
+        if exists(path / MANIFEST):
             manifest = read_manifest(path)
             kept = {n: entry for n, entry in manifest.files.items() if not _is_of_trainer(n)}
             faults = find_faults(path, replace(manifest, files=kept), everything=True)
@@ -198,7 +202,7 @@ def _is_leftover(fault: Fault) -> bool:
 def _model_faults(path: Path) -> tuple[list[str], list[str]]:
     """What is wrong with the model of a directory, or with its adapter; and what could not be compared."""
     try:
-        if (path / ADAPTER_CONFIG).is_file():
+        if isfile(path / ADAPTER_CONFIG):
             return list(_adapter_faults(path)), []
         return _weight_faults(path)
     except (DamagedFileError, CheckpointError) as error:
@@ -207,7 +211,7 @@ def _model_faults(path: Path) -> tuple[list[str], list[str]]:
 
 def _adapter_faults(path: Path) -> Iterator[str]:
     adapter_settings(path)
-    if not (path / ADAPTER_WEIGHTS).is_file():
+    if not isfile(path / ADAPTER_WEIGHTS):
         yield tr("{adapter_weights} is missing", adapter_weights=ADAPTER_WEIGHTS)
     elif not read_header(path / ADAPTER_WEIGHTS):
         yield tr("{adapter_weights} contains no tensors", adapter_weights=ADAPTER_WEIGHTS)
@@ -219,13 +223,13 @@ def _weight_faults(path: Path) -> tuple[list[str], list[str]]:
     faults += [
         tr("{name} is not a JSON object", name=name)
         for name in _OBJECTS
-        if (path / name).is_file() and _json_of(path / name) is None
+        if isfile(path / name) and _json_of(path / name) is None
     ]
     try:
         index, files = weight_map(path), weight_files(path)
         if not files:
             return [*faults, tr("there is neither {whole} nor {index}", whole=WHOLE, index=INDEX)], []
-        if missing := [tr("{name} is missing", name=file.name) for file in files if not file.is_file()]:
+        if missing := [tr("{name} is missing", name=file.name) for file in files if not isfile(file)]:
             return [*faults, *missing], []
         tensors = stored_tensors(path)
     except DamagedFileError as error:

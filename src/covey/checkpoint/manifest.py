@@ -7,11 +7,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import isdir, isfile, islink
 from pathlib import Path
 from typing import Any
 
 from covey.checkpoint.exact import JSON
 from covey.errors import CheckpointError
+from covey.paths import cannot_be_read, trouble
 from covey.texts import tr
 
 FORMAT = 2
@@ -69,7 +71,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read and check manifest.json alone; the files that it lists are not touched."""
     path = checkpoint / MANIFEST
     try:
-        if not path.is_file():
+        if (found := trouble(path)) is not None:
+            raise CheckpointError(tr("{path} {words}", path=path, words=found.words))
+        if not isfile(path):
             raise CheckpointError(
                 tr(
                     "{checkpoint} is not a complete checkpoint: it has no {manifest}",
@@ -133,11 +137,15 @@ def list_files(checkpoint: Path) -> dict[str, Path]:
     Links and special files are refused: what they lead to can change without the checkpoint's knowing.
     """
     files: dict[str, Path] = {}
-    for folder, directories, names in os.walk(checkpoint):
+
+    def fail(error: OSError) -> None:
+        raise CheckpointError(cannot_be_read(error)) from error
+
+    for folder, directories, names in os.walk(checkpoint, onerror=fail):
         for name in (*directories, *names):
             path = Path(folder, name)
             relative = path.relative_to(checkpoint).as_posix()
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            if islink(path) or not (isfile(path) or isdir(path)):
                 raise CheckpointError(
                     tr(
                         "{checkpoint}: {relative} is a link or a special file",
@@ -145,7 +153,7 @@ def list_files(checkpoint: Path) -> dict[str, Path]:
                         relative=relative,
                     )
                 )
-            if path.is_file() and relative != MANIFEST:
+            if isfile(path) and relative != MANIFEST:
                 files[relative] = path
     return dict(sorted(files.items()))
 

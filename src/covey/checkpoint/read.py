@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from covey.checkpoint.registry import State
 from covey.checkpoint.write import STATE_FILE, tensor_file
 from covey.config.checkpoints import checkpoint_step, list_checkpoints
 from covey.errors import CheckpointError
+from covey.paths import absence
 from covey.texts import tr
 from covey.weight_files import DamagedFileError, read_header
 
@@ -200,7 +202,8 @@ def find_latest(output_dir: Path, *, with_trainer: bool = False) -> Latest:
 
 def _verify_trainer(checkpoint: Path, manifest: Manifest) -> None:
     listed = {name: entry for name, entry in manifest.files.items() if name.startswith(f"{TRAINER}/")}
-    _raise_faults(checkpoint, [Fault(n, tr("is missing")) for n in listed if not (checkpoint / n).is_file()])
+    gone = [name for name in listed if not isfile(checkpoint / name)]
+    _raise_faults(checkpoint, [Fault(name, absence(checkpoint / name)) for name in gone])
     _raise_faults(checkpoint, _content_faults({name: checkpoint / name for name in listed}, listed))
 
 

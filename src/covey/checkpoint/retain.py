@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from os.path import islink
 from pathlib import Path
 from typing import Literal
 
@@ -44,7 +45,7 @@ def retain(
     a link is neither counted nor deleted: its files may be all that somebody has.
     """
     tidy(output_dir)
-    paths = [path for path in list_checkpoints(output_dir) if not path.is_symlink()]
+    paths = [path for path in list_checkpoints(output_dir) if not islink(path)]
     if not paths:
         return []
     newest = written or paths[-1]

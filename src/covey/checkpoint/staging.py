@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+from os.path import exists, isdir, islink
 from pathlib import Path
 
 from covey.checkpoint.manifest import MANIFEST, TRAINER, Manifest, read_manifest, render_manifest
@@ -59,31 +60,31 @@ def tidy(directory: Path) -> list[Path]:
     trainer directory. Only the one process that writes checkpoints here may call it.
     """
     touched: list[Path] = []
-    if not directory.is_dir():
+    if not isdir(directory):
         return touched
     for path in sorted(directory.iterdir()):
         match = _HIDDEN.fullmatch(path.name)
         if match:
             home = directory / match[2]
-            if match[1] == "old" and not home.exists():
+            if match[1] == "old" and not exists(home):
                 os.rename(path, home)
-            elif path.is_dir() and not path.is_symlink():
+            elif isdir(path) and not islink(path):
                 shutil.rmtree(path)
             else:
                 # Whatever it is, no checkpoint of ours: those are directories.
                 continue
             touched.append(path)
-        elif checkpoint_step(path.name) is not None and path.is_dir() and not path.is_symlink():
+        elif checkpoint_step(path.name) is not None and isdir(path) and not islink(path):
             touched.extend(_tidy_checkpoint(path))
     return touched
 
 
 def _tidy_checkpoint(checkpoint: Path) -> list[Path]:
-    leftovers = [path for path in (checkpoint / f".{MANIFEST}.tmp",) if path.exists()]
+    leftovers = [path for path in (checkpoint / f".{MANIFEST}.tmp",) if exists(path)]
     for path in leftovers:
         path.unlink()
     trainer = checkpoint / TRAINER
-    if trainer.is_dir():
+    if isdir(trainer):
         try:
             keeps_trainer = read_manifest(checkpoint).trainer
         except CheckpointError:

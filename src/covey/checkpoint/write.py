@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from os.path import exists, isdir, islink
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +175,8 @@ def _rebuilt(rank: int, error: Mapping[str, Any]) -> Exception:
 
 def _refuse_other_kind(final: Path) -> None:
     """FileExistsError where a file or a link has the checkpoint's name: it is not ours to replace."""
-    if final.is_symlink() or (final.exists() and not final.is_dir()):
-        kind = tr("link") if final.is_symlink() else tr("file")
+    if islink(final) or (exists(final) and not isdir(final)):
+        kind = tr("link") if islink(final) else tr("file")
         raise FileExistsError(
             errno.EEXIST,
             tr("a {kind} already exists under the name of the checkpoint", kind=kind),
@@ -266,7 +267,7 @@ def _sealed(temporary: Path, entries: Entries) -> dict[str, FileEntry]:
         )
     others = {name: path for name, path in files.items() if name not in entries}
     reserved = [name for name in others if name.split("/")[0] == TRAINER]
-    if (temporary / MANIFEST).exists() or reserved:
+    if exists(temporary / MANIFEST) or reserved:
         word = MANIFEST if not reserved else TRAINER
         raise CheckpointError(tr("the model's own files include {word}; covey reserves this name", word=word))
     # safetensors writes for its owner alone; the directory has what the user's umask leaves.
@@ -288,14 +289,14 @@ def _put_in_place(temporary: Path, final: Path) -> None:
     """Rename to the final name; what stood there comes back should anything fail."""
     aside = hidden_sibling(final.parent, "old", final.name)
     try:
-        if final.exists():
+        if exists(final):
             os.rename(final, aside)
         os.rename(temporary, final)
         sync_directory(final.parent)
     except BaseException:
-        if not temporary.exists():
+        if not exists(temporary):
             os.rename(final, temporary)
-        if aside.exists():
+        if exists(aside):
             os.rename(aside, final)
         raise
     shutil.rmtree(aside, ignore_errors=True)

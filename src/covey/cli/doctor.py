@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +19,7 @@ from covey.plan.problem import problem
 from covey.plan.words import coded
 from covey.texts import joined, padded, tr
 from covey.texts.language import Language, spoken
+from covey.texts.terminal import say, say_json
 from covey.types import Fix, Problem
 
 _USAGE = tr("`covey doctor runs/NAME --json`, or `covey doctor --live PID`")
@@ -39,9 +38,9 @@ def doctor(argv: Sequence[str], language: Language = "en") -> int:
         raise ConfigError([nameless("doctor", tr("No run directory is given."), _USAGE)])
     report = examine(read_run(Path(words[0])), time.time())
     if options.json_:
-        sys.stdout.write(json.dumps(as_json(report), ensure_ascii=False, indent=2) + "\n")
+        say_json(as_json(report))
     else:
-        sys.stdout.write("\n".join(as_lines(report, language)) + "\n")
+        say("\n".join(as_lines(report, language)))
     return report.exit_code
 
 

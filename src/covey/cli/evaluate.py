@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from os.path import exists
 from pathlib import Path
 
 from covey.cli.targets import BUILT_IN, refused
@@ -14,9 +14,11 @@ from covey.config.checkpoints import checkpoints_around, list_checkpoints
 from covey.config.evaluation import eval_options
 from covey.config.names import normalise
 from covey.errors import ConfigError
+from covey.paths import trouble
 from covey.quickstart.task import MODEL_DIR
 from covey.texts import tr
 from covey.texts.language import spoken
+from covey.texts.terminal import say
 from covey.types import Severity
 
 
@@ -26,7 +28,7 @@ def evaluate(argv: Sequence[str]) -> int:
     directory = Path(model)
     resolved = eval_options(model, parsed.typed, parsed.problems, base)
     # Of a name that may be of a hub, and of any other directory, the facts say more.
-    is_of_run = bool(list_checkpoints(directory)) or not directory.exists()
+    is_of_run = bool(list_checkpoints(directory)) or not (exists(directory) or trouble(directory))
     no_model = refused("eval", argv, model, "model") if is_of_run and checkpoints_around(directory) else None
     if no_model is not None:
         faults = [p for p in resolved.problems if p.severity is Severity.ERROR]
@@ -42,9 +44,7 @@ def evaluate(argv: Sequence[str]) -> int:
         f"{name:<{width}}  {'–' if m.value is None else format(m.value, '.4g'):>8}  n {m.count}"
         for name, m in done.metrics.items()
     ]
-    sys.stdout.write(
-        "\n".join([*lines, spoken(tr("written to {output_dir}", output_dir=done.output_dir))]) + "\n"
-    )
+    say("\n".join([*lines, spoken(tr("written to {output_dir}", output_dir=done.output_dir))]))
     return 0
 
 

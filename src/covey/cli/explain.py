@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 from covey.codes import CODES, chinese_codes, pages_of_codes
@@ -12,6 +11,7 @@ from covey.options.verbs import VerbOptions
 from covey.plan.words import wrapped
 from covey.texts import tr
 from covey.texts.language import Language
+from covey.texts.terminal import say
 from covey.types import Fix, Problem
 
 _USAGE: Mapping[Language, str] = {
@@ -28,23 +28,22 @@ def explain(argv: Sequence[str], language: Language = "en") -> int:
     _, words = read_words("explain", argv, VerbOptions, most=None)
     if not words:
         listed = "".join(f"  {code.code}  {code.title}\n" for code in codes.values())
-        sys.stdout.write(_USAGE[language] + listed)
+        say((_USAGE[language] + listed).removesuffix("\n"))
         return 0
     unknown = [_unknown(word) for word in words if word.upper() not in CODES]
     if unknown:
         raise ConfigError(unknown)
     for word in words:
         code = codes[word.upper()]
-        sys.stdout.write(
-            f"{code.code} {code.title}\n{wrapped(code.why, '  ')}\n{_pages(code.code, language)}"
-        )
+        head = f"{code.code} {code.title}"
+        say("\n".join([head, wrapped(code.why, "  "), *_pages(code.code, language)]))
     return 0
 
 
-def _pages(code: str, language: Language) -> str:
+def _pages(code: str, language: Language) -> list[str]:
     """The sections of the documentation that name the code."""
     pages = pages_of_codes().get(code, [])
-    return "".join([f"  {_LABEL[language]}\n", *(f"    {page}\n" for page in pages)]) if pages else ""
+    return [f"  {_LABEL[language]}", *(f"    {page}" for page in pages)] if pages else []
 
 
 def _unknown(word: str) -> Problem:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from os.path import exists
 from pathlib import Path
 
 from covey.checkpoint.manifest import export_target
@@ -13,11 +13,13 @@ from covey.config.adapters import is_adapter
 from covey.config.argv import read_words
 from covey.errors import ConfigError, CoveyError, DamagedModelError
 from covey.options.verbs import ExportOptions
+from covey.paths import cannot_be_read
 from covey.plan.check_output import unwritable_problem
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
 from covey.texts import has_value, tr
 from covey.texts.language import spoken
+from covey.texts.terminal import say
 from covey.training.facts.directory import unwritable
 from covey.types import Fix, Problem
 
@@ -36,14 +38,14 @@ def export(argv: Sequence[str]) -> int:
         result = run(checkpoint, target, merge=options.merge, base=base, torch_dtype=options.torch_dtype)
     except ConfigError:
         raise
-    except CoveyError as error:
+    except (CoveyError, OSError) as error:
         raise ConfigError([_failed(checkpoint, error)]) from error
     if result.merged:
-        sys.stdout.write(
+        say(
             spoken(
                 tr(
                     "merged: on {num_prompts} prompts the logits of the exported {dtype} model differ "
-                    "from those with the adapter by at most {max_logit_difference:.3g}\n",
+                    "from those with the adapter by at most {max_logit_difference:.3g}",
                     num_prompts=result.num_prompts,
                     dtype=result.dtype,
                     max_logit_difference=result.max_logit_difference,
@@ -51,30 +53,30 @@ def export(argv: Sequence[str]) -> int:
             )
         )
         if result.dtype != "float32":
-            sys.stdout.write(
+            say(
                 spoken(
                     tr(
                         "note: {dtype} rounds small parts of the adapter's update away; `--torch_dtype "
-                        "float32` keeps all of it\n",
+                        "float32` keeps all of it",
                         dtype=result.dtype,
                     )
                 )
             )
     if result.packed:
-        sys.stdout.write(
+        say(
             spoken(
                 tr(
                     "note: the adapter was trained on a base quantized to {packed} and is merged into "
                     "the model before quantization, so the logits differ a little from those of the run; "
-                    "`covey eval` scores the merged model\n",
+                    "`covey eval` scores the merged model",
                     packed=result.packed,
                 )
             )
         )
     if options.merge and not result.merged:
-        said = tr("note: {checkpoint} is not an adapter, so nothing was merged\n", checkpoint=checkpoint)
-        sys.stdout.write(spoken(said))
-    sys.stdout.write(spoken(tr("written to {target}\n", target=result.target)))
+        said = tr("note: {checkpoint} is not an adapter, so nothing was merged", checkpoint=checkpoint)
+        say(spoken(said))
+    say(spoken(tr("written to {target}", target=result.target)))
     return 0
 
 
@@ -108,7 +110,9 @@ def _refuse(argv: Sequence[str], word: str, target: Path, options: ExportOptions
         problems.append(no_checkpoint)
     elif options.torch_dtype != "auto" and not (options.merge and is_adapter(word)):
         problems.append(_no_merge(word, options))
-    if target.exists():
+    # One that nobody typed lies beside what is no checkpoint.
+    is_asked = options.output_dir is not None or no_checkpoint is None
+    if is_asked and exists(target):
         problems.append(
             Problem(
                 code="E402",
@@ -118,7 +122,7 @@ def _refuse(argv: Sequence[str], word: str, target: Path, options: ExportOptions
                 fixes=(Fix(text=tr("choose another directory: --output_dir DIR")),),
             )
         )
-    elif (words := unwritable(target)) != "":
+    elif is_asked and (words := unwritable(target)):
         problems.append(unwritable_problem(str(target), words))
     if problems:
         raise ConfigError(problems)
@@ -143,8 +147,8 @@ def _no_merge(word: str, options: ExportOptions) -> Problem:
     )
 
 
-def _failed(checkpoint: Path, error: CoveyError) -> Problem:
-    words = error.args[0]
+def _failed(checkpoint: Path, error: CoveyError | OSError) -> Problem:
+    words = cannot_be_read(error) if isinstance(error, OSError) else error.args[0]
     seen = (
         words
         if has_value(words, str(checkpoint))

@@ -20,7 +20,7 @@ from covey.options.verbs import (
     VerifyOptions,
 )
 from covey.plan.words import flags, wrapped
-from covey.texts import tr
+from covey.texts import Whole, tr
 from covey.texts.language import spoken
 
 _USAGE: Mapping[str, str] = {
@@ -145,7 +145,7 @@ def _own_help(verb: str, words: str, declares: type[Options]) -> str:
         f"[--{name}]" if kind.base == "bool" else f"[--{name} {kind.placeholder}]"
         for name, kind in kinds.items()
     ]
-    line = " ".join(part for part in ("covey", verb, words, *typed) if part)
+    line = Whole(" ".join(part for part in ("covey", verb, words, *typed) if part))
     return "\n".join(
         [
             spoken(tr("usage: {line}", line=line)),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Iterator
+from os.path import isdir, isfile
 from pathlib import Path
 
 from covey.codes import CODES
@@ -20,6 +20,7 @@ from covey.health.hang import Status, read_status, status_path
 from covey.health.watchdog import LIVE
 from covey.texts import tr
 from covey.texts.language import spoken
+from covey.texts.terminal import say
 from covey.types import Fix, Problem
 
 _PATIENCE_S = 10.0
@@ -34,7 +35,7 @@ def live(argv_pid: str) -> int:
     """
     output_dir = _run_of(_own_process(argv_pid), argv_pid)
     first = next(_statuses(output_dir))
-    sys.stdout.write(spoken(tr("run {output_dir}\n", output_dir=output_dir)))
+    say(spoken(tr("run {output_dir}", output_dir=output_dir)))
     directory = output_dir / LIVE
     directory.mkdir(exist_ok=True)
     word = secrets.token_hex(4)
@@ -42,14 +43,14 @@ def live(argv_pid: str) -> int:
     try:
         (directory / "ask").write_text(word, encoding="ascii")
         until = time.monotonic() + _PATIENCE_S
-        while not all(a.is_file() for a in answers.values()) and time.monotonic() < until:
+        while not all(isfile(a) for a in answers.values()) and time.monotonic() < until:
             time.sleep(_POLL_S)
         for rank, answer in answers.items():
             text = (
-                answer.read_text(encoding="utf-8") if answer.is_file() else spoken(_silence(output_dir, rank))
+                answer.read_text(encoding="utf-8") if isfile(answer) else spoken(_silence(output_dir, rank))
             )
-            sys.stdout.write(f"\n{text}")
-        return 0 if all(a.is_file() for a in answers.values()) else 1
+            say(f"\n{text}".removesuffix("\n"))
+        return 0 if all(isfile(a) for a in answers.values()) else 1
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -71,7 +72,7 @@ def _silence(output_dir: Path, rank: int) -> str:
 def _own_process(argv_pid: str) -> int:
     """The number of a process of this user."""
     path = Path("/proc") / argv_pid
-    if not argv_pid.isdigit() or not path.is_dir():
+    if not argv_pid.isdigit() or not isdir(path):
         raise _no_run(
             tr("There is no process {argv_pid} on this machine.", argv_pid=argv_pid),
             tr("The run has ended, or it runs on another machine."),
@@ -124,7 +125,7 @@ def _open_directories(pid: int) -> Iterator[Path]:
             target = Path(os.readlink(link))
         except OSError:
             continue
-        if target.is_dir():
+        if isdir(target):
             yield target
 
 

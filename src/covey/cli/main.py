@@ -24,6 +24,7 @@ from covey.exits import follow_launcher
 from covey.plan.launchers import adopted
 from covey.texts import tr
 from covey.texts.language import Language, language_of, passed_on
+from covey.texts.terminal import say, say_json
 from covey.types import Problem
 
 if TYPE_CHECKING:
@@ -79,13 +80,9 @@ def _answered(common: Layer, words: list[str], language: Language) -> int:
             raise ConfigError(common.problems)
         return _do({name: typed.value for name, typed in common.typed.items()}, words, language)
     except ConfigError as error:
-        if speaks():
-            show.problems(error.problems, language)
-        return AT_FAULT
+        return _refused(error, words, language)
     except CheckpointError as error:
-        if speaks():
-            show.problems([_checkpoint(error, words[0])], language)
-        return AT_FAULT
+        return _refused(ConfigError([_checkpoint(error, words[0])]), words, language)
     except GuardStop as error:
         if speaks(is_of_all=True):
             show.finding(error.finding, language)
@@ -93,6 +90,17 @@ def _answered(common: Layer, words: list[str], language: Language) -> int:
     except RunFailed as error:
         show.finding(error.finding, language)
         return error.exit_code
+
+
+def _refused(error: ConfigError, words: list[str], language: Language) -> int:
+    """Say what is wrong: to people on standard error, and as JSON where that was asked for."""
+    if speaks():
+        show.problems(error.problems, language)
+        from covey.cli.refusal import as_json, asks_for_json
+
+        if asks_for_json(words):
+            say_json(as_json(error))
+    return AT_FAULT
 
 
 def _do(common: Mapping[str, Any], words: list[str], language: Language) -> int:
@@ -119,7 +127,7 @@ def _do(common: Mapping[str, Any], words: list[str], language: Language) -> int:
 
 
 def _say(text: str) -> int:
-    sys.stdout.write(text)
+    say(text.removesuffix("\n"))
     return DONE
 
 

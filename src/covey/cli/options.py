@@ -27,7 +27,7 @@ from covey.plan.check_launch import (
     processes_here,
 )
 from covey.plan.problem import problem
-from covey.texts import plural, tr
+from covey.texts import Whole, joined, plural, tr
 from covey.types import Fix, Problem, Severity
 
 _BASES: Mapping[str, Callable[[dict[str, Typed]], dict[str, Typed]]] = {
@@ -97,9 +97,11 @@ def _of_stopped_run(typed: Mapping[str, Typed], verb: str, argv: Sequence[str]) 
     config = os.path.join(run, "config.yaml")
     if not run or not os.path.isfile(config):
         return None
-    seen = plural(len(lacking), "{names} is not given.", "{names} are not given.", names=", ".join(lacking))
+    seen = plural(
+        len(lacking), "{names} is not given.", "{names} are not given.", names=joined(", ", lacking)
+    )
     cause = tr("{config} holds the options of the stopped run; it is not read by itself.", config=config)
-    command = shlex.join(["covey", verb, config, *argv])
+    command = Whole(shlex.join(["covey", verb, config, *argv]))
     return problem("E105", lacking[0], seen, cause, Fix(text=tr("`{command}`", command=command)))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from covey.cli.machine import Planned, take_machine
 from covey.cli.options import read
@@ -20,6 +19,7 @@ from covey.plan.report import report_json, report_lines
 from covey.plan.words import note_lines
 from covey.plan.works import Works, works
 from covey.texts.language import spoken
+from covey.texts.terminal import say, say_json
 from covey.types import Problem, Severity
 
 
@@ -42,9 +42,9 @@ def plan(argv: Sequence[str]) -> int:
                 raise
             refusal, said = error, []
         tried = _works(resolved, surveyed.facts, planned, refusal)
-        _print(resolved, surveyed.facts, said, planned, tried)
+        content = _print(resolved, surveyed.facts, said, planned, tried, is_refused=refusal is not None)
     if refusal is not None:
-        raise refusal
+        raise ConfigError(refusal.problems, beside=content)
     return 0
 
 
@@ -68,19 +68,29 @@ def _works(resolved: Resolved, facts: Facts, planned: Planned, refusal: ConfigEr
 
 
 def _print(
-    resolved: Resolved, facts: Facts, said: Sequence[Problem], planned: Planned, tried: Works | None
-) -> None:
+    resolved: Resolved,
+    facts: Facts,
+    said: Sequence[Problem],
+    planned: Planned,
+    tried: Works | None,
+    *,
+    is_refused: bool,
+) -> Mapping[str, Any]:
+    """Print the plan; return what is left to print with the problems of one that is refused."""
     config = resolved.config
     batch = batch_plan(config, facts.num_processes, facts.num_prompts)
     rungs = ladder(config, facts, resolved.typed_names) if planned.ladder else None
     if planned.as_json:
         content = report_json(config, facts, batch, said, rungs, tried)
-        sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
-        return
+        if is_refused:
+            return content
+        say_json(content)
+        return {}
     lines = report_lines(config, facts, batch, ladder=rungs, works=tried)
     for problem in said:
         lines += note_lines(problem)
-    sys.stdout.write("\n".join(map(spoken, lines)) + "\n")
+    say("\n".join(map(spoken, lines)))
+    return {}
 
 
 def _is_of_layout(error: ConfigError, planned: Planned) -> bool:

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from covey.plan.check_ray import unusable
 from covey.plan.words import coded
 from covey.texts import joined, tr
 from covey.texts.language import language_of, spoken
+from covey.texts.terminal import say
 from covey.training import failure
 from covey.training.facts.ray_cluster import find_ray
 from covey.types import Fix
@@ -107,8 +109,7 @@ def main(words: Sequence[str]) -> int:
 def _ranks(run: _Run, cluster: Cluster, actors: Sequence[Actor]) -> int:
     """Start the ranks and follow them to their end."""
     ranks = _described(run, actors)
-    sys.stdout.write("".join(f"{spoken(line)}\n" for line in _opening(cluster, ranks)))
-    sys.stdout.flush()
+    say("\n".join(map(spoken, _opening(cluster, ranks))))
     _start(run, ranks)
     _follow(run, ranks)
     _say_gone(run, ranks)
@@ -223,7 +224,7 @@ def _take(run: _Run, ranks: Sequence[Rank], number: int, news: Mapping[str, Any]
             leave_code(news["left"])
     if rank.code is None:
         return
-    if run.exit_file.exists():
+    if exists(run.exit_file):
         code = int(run.exit_file.read_text(encoding="ascii"))
         for other in _elsewhere(run, ranks):
             other.actor.tell("leave", code=code)
@@ -234,7 +235,7 @@ def _take(run: _Run, ranks: Sequence[Rank], number: int, news: Mapping[str, Any]
 
 def _say_gone(run: _Run, ranks: Sequence[Rank]) -> None:
     """Say F133 where no rank was left to say that one of them was killed."""
-    if run.failed is None or run.exit_file.exists() or run.received:
+    if run.failed is None or exists(run.exit_file) or run.received:
         return
     rank = ranks[run.failed]
     if (rank.code or 0) > 0:
@@ -266,7 +267,7 @@ def _opening(cluster: Cluster, ranks: Sequence[Rank]) -> list[str]:
         "{num_ranks} actors, each with one {kind}, on {hosts}",
         num_ranks=len(ranks),
         kind=cluster.kind,
-        hosts=", ".join(hosts),
+        hosts=joined(", ", hosts),
     )
     meet = tr(
         "The ranks meet at port {port} of {hosts} (torch); this port is open on all network addresses.",
@@ -299,7 +300,7 @@ def _ports() -> str:
     """The ports of what this process has started, by address."""
     found = sorted(listening(os.getpid()).items())
     listed = [
-        tr("{ports} on {address}", ports=", ".join(map(str, ports)), address=address)
+        tr("{ports} on {address}", ports=joined(", ", map(str, ports)), address=address)
         for address, ports in found
     ]
     return joined("; ", listed) or tr("not known on this system")

@@ -6,9 +6,9 @@ import importlib.util
 import shlex
 import socket
 import ssl
-import sys
 from collections.abc import Sequence
 from ipaddress import ip_address
+from os.path import expanduser, isdir, isfile
 from pathlib import Path
 
 from covey.cli.verbs import nameless
@@ -25,8 +25,9 @@ from covey.quickstart.task import MODEL_DIR
 from covey.rollout.server.token import own_token
 from covey.rollout.server.wire import WireError
 from covey.rollout.vllm.settings import VllmSettings
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.texts.language import spoken
+from covey.texts.terminal import say
 from covey.types import Fix, Problem
 
 
@@ -43,12 +44,12 @@ def rollout(argv: Sequence[str]) -> int:
                 )
             ]
         )
-    model = MODEL_DIR if options.model == "quickstart" else Path(options.model).expanduser()
+    model = MODEL_DIR if options.model == "quickstart" else Path(expanduser(options.model))
     problems = [*_of_model(model), *_of_access(options), *_of_vllm(options)]
     if problems:
         raise ConfigError(problems)
     listening = _listen(options)
-    token_file = Path(options.token_file or f"rollout-{listening.getsockname()[1]}.token").expanduser()
+    token_file = Path(expanduser(options.token_file or f"rollout-{listening.getsockname()[1]}.token"))
     try:
         # A token file is only written for a server that starts.
         tls, token = _tls(options), _token(token_file)
@@ -76,18 +77,17 @@ def rollout(argv: Sequence[str]) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(spoken(line) + "\n")
-    sys.stdout.flush()
+    say(spoken(line))
 
 
 def _of_model(model: Path) -> list[Problem]:
-    if (model / ADAPTER_CONFIG).is_file():
+    if isfile(model / ADAPTER_CONFIG):
         seen = tr("{model} contains an adapter, not a whole model.", model=model)
         fix = Fix(
             text=tr("`covey rollout --model BASE`; or `covey export {model} --merge` first", model=model)
         )
         return [problem("E426", "model", seen, tr("It is the checkpoint of a LoRA run."), fix)]
-    if not model.is_dir():
+    if not isdir(model):
         fix = Fix(text=tr("--model DIR; for a model on a hub, the directory that `hf download ID` prints"))
         return [problem("E426", "model", tr("The directory {model} does not exist.", model=model), "", fix)]
     fault = model_problem(model)
@@ -133,7 +133,7 @@ def _of_access(options: RolloutOptions) -> list[Problem]:
                 Fix(text=tr("on a network that you trust: --i_know_this_is_open")),
             )
         )
-    if options.publish_directory is not None and not Path(options.publish_directory).is_dir():
+    if options.publish_directory is not None and not isdir(Path(options.publish_directory)):
         fix = Fix(
             text=tr(
                 "`mkdir {publish_directory}`, and make it readable only by you",
@@ -230,7 +230,7 @@ def _of_vllm(options: RolloutOptions) -> list[Problem]:
         problems.append(problem("E434", "vllm_max_lora_rank", seen, "", apply, leave))
     if taken := sorted(OWNED & (options.vllm_engine_kwargs or {}).keys()):
         fix = Fix(text=tr("remove these names from the JSON value"))
-        seen = tr("vllm_engine_kwargs sets {taken}, which covey sets itself.", taken=", ".join(taken))
+        seen = tr("vllm_engine_kwargs sets {taken}, which covey sets itself.", taken=joined(", ", taken))
         problems.append(problem("E431", "vllm_engine_kwargs", seen, "", fix))
     return problems
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from covey.config.argv import read_words
 from covey.options.verbs import SelftestOptions
 from covey.texts.language import spoken
+from covey.texts.terminal import say
 
 
 def selftest(argv: Sequence[str]) -> int:
@@ -20,5 +20,4 @@ def selftest(argv: Sequence[str]) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(spoken(line) + "\n")
-    sys.stdout.flush()
+    say(spoken(line))

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from covey.cli.language import in_chinese, option_in_chinese
 from covey.codes import chinese_codes
 from covey.plan.words import columns, flags, sentence, wrapped
-from covey.texts import tr
+from covey.texts import fitted, tr, visible
 from covey.texts.language import Language
+from covey.texts.terminal import say
 from covey.types import Finding, Fix, Problem, Severity
 
 Line = tuple[str, str]
@@ -79,7 +80,7 @@ def _ending(num_faults: int, codes: str, language: Language) -> str:
 
 
 def _problem(problem: Problem, language: Language) -> Iterator[Line]:
-    option = problem.option if language == "en" else option_in_chinese(problem.option)
+    option = fitted(problem.option if language == "en" else option_in_chinese(problem.option))
     head = f"{problem.code} {option}{_SEVERITIES[language][problem.severity]}"
     yield _STYLES[problem.severity], head + _title(problem.code, language)
     yield from _parts(problem if language == "en" else in_chinese(problem), language)
@@ -114,7 +115,7 @@ def _fix(fix: Fix, is_first: bool, language: Language) -> Iterator[Line]:
         yield "", _labelled(label, fix.text, language)
         return
     # In one line, so that it can be copied.
-    yield "bold green", f"  {_label(label, language)}{flags(fix.edits)}"
+    yield "bold green", f"  {_label(label, language)}{fitted(flags(fix.edits))}"
     yield "", _labelled("", fix.text, language)
 
 
@@ -130,11 +131,11 @@ def _label(label: str, language: Language) -> str:
 
 def _write(lines: Sequence[Line]) -> None:
     if not sys.stderr.isatty():
-        sys.stderr.write("\n".join(text for _, text in lines) + "\n")
+        say("\n".join(text for _, text in lines), sys.stderr)
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for style, text in lines:
-        console.print(Text(text, style=style))
+        console.print(Text(visible(text), style=style))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from os.path import exists
 from pathlib import Path
 
 from covey.checkpoint.examine import neither
 from covey.config.checkpoints import checkpoints_around
+from covey.config.unreadable import fixes_of
+from covey.paths import trouble
 from covey.plan.problem import problem
-from covey.texts import tr
+from covey.texts import Whole, joined, tr
 from covey.types import Fix, Problem
 
 BUILT_IN = "quickstart"
@@ -25,9 +28,16 @@ def refused(verb: str, argv: Sequence[str], word: str, option: str = "") -> Prob
     if why is None:
         return None
     around = checkpoints_around(Path(word))
-    cause = ""
-    if around and not Path(word).exists():
-        cause = tr("The checkpoints of this run are {names}.", names=", ".join(path.name for path in around))
+    cause, found = "", trouble(word)
+    if found is not None:
+        usual = tr("give the directory of a checkpoint or of a model that you can read")
+        return problem(
+            "E413", option or verb, tr("{path} {why}.", path=word, why=why), "", *fixes_of(found, usual)
+        )
+    if around and not exists(Path(word)):
+        cause = tr(
+            "The checkpoints of this run are {names}.", names=joined(", ", (path.name for path in around))
+        )
     elif word == BUILT_IN:
         cause = tr("quickstart is the built-in model; it is not a directory here.")
     elif not around:
@@ -40,4 +50,4 @@ def refused(verb: str, argv: Sequence[str], word: str, option: str = "") -> Prob
 
 def _command(verb: str, argv: Sequence[str], word: str, instead: str) -> str:
     words = [instead if each == word else each.replace(f"={word}", f"={instead}") for each in argv]
-    return f"covey {verb} {shlex.join(words)}"
+    return Whole(f"covey {verb} {shlex.join(words)}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from covey.codes import CODES
 from covey.options.common import COMMON
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.texts.language import spoken
 from covey.types import Fix, Problem
 
@@ -84,7 +84,7 @@ def unknown_verb(word: str, behind: Sequence[str] = ()) -> Problem:
         seen=tr(
             "This version has no command `covey {word}`; its commands are {verbs}.",
             word=word,
-            verbs=", ".join(VERBS),
+            verbs=joined(", ", VERBS),
         ),
         why=CODES["E112"].why,
         cause=cause,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from covey.options.verbs import VerifyOptions
 from covey.plan.disk import size
 from covey.plan.words import coded
 from covey.texts import counted, tr
+from covey.texts.terminal import say, say_json
 
 WHOLE, DAMAGED = 0, 1
 
@@ -30,12 +29,13 @@ def verify(argv: Sequence[str]) -> int:
         raise ConfigError([nameless("verify", tr("No checkpoint is given."), usage)])
     found = [examine(Path(word)) for word in words]
     known = [each for each in found if each.kind != "none"]
-    if options.json_:
-        sys.stdout.write(json.dumps([_as_json(each) for each in found], ensure_ascii=False, indent=2) + "\n")
-    elif known:
-        sys.stdout.write("\n".join(line for each in known for line in _as_lines(each)) + "\n")
-    if problems := [said for word in words if (said := refused("verify", argv, word)) is not None]:
-        raise ConfigError(problems)
+    problems = [said for word in words if (said := refused("verify", argv, word)) is not None]
+    if options.json_ and not problems:
+        say_json([_as_json(each) for each in found])
+    elif known and not options.json_:
+        say("\n".join(line for each in known for line in _as_lines(each)))
+    if problems:
+        raise ConfigError(problems, beside={"directories": [_as_json(each) for each in found]})
     return DAMAGED if any(each.faults for each in found) else WHOLE
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from os.path import expanduser, isdir, isfile
 from pathlib import Path
 from typing import Any, Literal
 
 from covey.config.checkpoints import list_checkpoints
-from covey.texts import tr
+from covey.paths import cannot_be_read
+from covey.texts import joined, tr
 from covey.weight_files import DamagedFileError, StoredTensor, read_header
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -65,19 +67,13 @@ class SavedAdapter:
 
 def adapter_path(name: str) -> Path:
     """The directory that a typed name means."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:  # the home of somebody who is not there
-        return Path(name)
+    return Path(expanduser(name))
 
 
 def is_adapter(name: str) -> bool:
     """Whether a name is the path of a directory with an adapter and no model."""
     directory = adapter_path(name)
-    try:
-        return (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file()
-    except OSError:  # no path is as long as some names
-        return False
+    return isfile(directory / ADAPTER_CONFIG) and not isfile(directory / "config.json")
 
 
 def base_of(directory: Path) -> str:
@@ -107,11 +103,11 @@ def read_adapter(directory: Path) -> SavedAdapter:
         words = tr(
             "the adapter {directory} uses {others}, which covey's LoRA does not support",
             directory=directory,
-            others=", ".join(others),
+            others=joined(", ", others),
         )
         raise AdapterFileError(words, "other")
     weights = directory / ADAPTER_WEIGHTS
-    tensors = stored(directory) if weights.is_file() else {}
+    tensors = stored(directory) if isfile(weights) else {}
     try:
         options = {
             "lora_rank": int(body["r"]),
@@ -174,13 +170,13 @@ def _last_word(name: str) -> str:
 
 def weights_fault(directory: Path) -> AdapterFileError | None:
     """Why the weights of an adapter cannot be loaded, or None."""
-    if (directory / ADAPTER_WEIGHTS).is_file():
+    if isfile(directory / ADAPTER_WEIGHTS):
         try:
             stored(directory)
         except AdapterFileError as error:
             return error
         return None
-    if (directory / _PICKLED).is_file():
+    if isfile(directory / _PICKLED):
         words = tr(
             "{directory} has only pickled weights ({pickled}), which can run code when they are loaded, "
             "so covey does not read them",
@@ -198,7 +194,9 @@ def stored(directory: Path) -> Mapping[str, StoredTensor]:
     damaged."""
     try:
         tensors = read_header(directory / ADAPTER_WEIGHTS)
-    except (OSError, DamagedFileError) as error:
+    except OSError as error:
+        raise AdapterFileError(cannot_be_read(error)) from error
+    except DamagedFileError as error:
         raise AdapterFileError(
             tr("the weights of {directory} are damaged: {error}", directory=directory, error=error)
         ) from error
@@ -232,12 +230,12 @@ def _other_parts(body: Mapping[str, Any]) -> list[str]:
 
 def _body(directory: Path) -> dict[str, Any]:
     path = directory / ADAPTER_CONFIG
-    if directory.is_file():
+    if isfile(directory):
         raise AdapterFileError(tr("{file} is a file, but an adapter is a directory", file=directory))
-    if not directory.is_dir():
+    if not isdir(directory):
         raise AdapterFileError(tr("{directory} is not a directory", directory=directory), "absent")
-    if not path.is_file():
-        newest = [p for p in list_checkpoints(directory) if (p / ADAPTER_CONFIG).is_file()][-1:]
+    if not isfile(path):
+        newest = [p for p in list_checkpoints(directory) if isfile(p / ADAPTER_CONFIG)][-1:]
         others = (p.parent for p in sorted(directory.glob(f"*/{ADAPTER_CONFIG}")))
         inner = next(iter([*newest, *others]), None)
         hint = "" if inner is None else tr(", but {inner} has one", inner=inner)
@@ -251,7 +249,9 @@ def _body(directory: Path) -> dict[str, Any]:
         )
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise AdapterFileError(cannot_be_read(error)) from error
+    except ValueError as error:
         raise AdapterFileError(tr("{path} cannot be read: {error}", path=path, error=error)) from error
     if not isinstance(body, dict):
         raise AdapterFileError(tr("{path} cannot be read: it is not a JSON object", path=path))

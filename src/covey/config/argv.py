@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from covey.config.names import LONG_DASHES, SWITCHES, Name, look_up, nearest, normalise
 from covey.config.take import Layer, stray
+from covey.config.unreadable import without_unreadable
 from covey.config.values import FALSE_WORDS, TRUE_WORDS, kind_of
 from covey.errors import ConfigError
 from covey.options.declare import Options, facts_of
@@ -60,9 +61,10 @@ def read_words(
         words += take_flag(layer, flag, has_words=True) if flag.typed else flag.behind
     if most is not None and len(words) > most:
         layer.problems.append(stray(words[most:], words[most - 1] if most else verb))
-    if layer.problems:
-        raise ConfigError(layer.problems)
-    return declares(**{name: typed.value for name, typed in layer.typed.items()}), words
+    typed, unreadable = without_unreadable(layer.typed, declares)
+    if problems := [*layer.problems, *unreadable]:
+        raise ConfigError(problems)
+    return declares(**{name: of.value for name, of in typed.items()}), words
 
 
 def take_out(

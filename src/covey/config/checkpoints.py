@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from os.path import isdir
 from pathlib import Path
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
@@ -22,8 +23,8 @@ def checkpoint_step(name: str) -> int | None:
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the directories called `checkpoint-<step>`, oldest step first, whole or not."""
     try:
-        steps = {path: checkpoint_step(path.name) for path in output_dir.iterdir() if path.is_dir()}
-    except OSError:  # there is no such directory, or it cannot be read
+        steps = {path: checkpoint_step(path.name) for path in output_dir.iterdir() if isdir(path)}
+    except (OSError, ValueError):  # there is no such directory, or it cannot be read
         return []
     return [path for _, path in sorted((step, path) for path, step in steps.items() if step is not None)]
 

@@ -9,7 +9,7 @@ from covey.codes import CODES
 from covey.config.adapters import is_adapter
 from covey.config.take import Typed
 from covey.options.schema import FACTS
-from covey.texts import Text, tr
+from covey.texts import Text, joined, tr
 from covey.types import Problem, Severity
 
 MS_SWIFT: Mapping[str, Any] = {name: facts.rlhf for name, facts in FACTS.items() if facts.is_of_rlhf}
@@ -53,7 +53,7 @@ def dialect_note(typed: Mapping[str, Typed]) -> Problem:
         option="rlhf",
         seen=tr(
             "The defaults of ms-swift are used for {taken}.",
-            taken=", ".join(taken) or tr("none of them: you have set each one"),
+            taken=joined(", ", taken) or tr("none of them: you have set each one"),
         ),
         why=tr("{why} {not_copied}", why=Text(CODES["W113"].why), not_copied=_NOT_COPIED),
         severity=Severity.NOTE,

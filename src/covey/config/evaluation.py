@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os.path import isdir, isfile
 from pathlib import Path
 
 from covey.config.adapters import base_of
@@ -37,12 +38,12 @@ def eval_options(
     if options.pop("adapters", None) is not None:
         all_problems.append(_two_models(model, "adapters", typed["adapters"]))
     beside = directory.parent / "config.yaml"
-    if beside.is_file() and is_checkpoint(directory):
+    if isfile(beside) and is_checkpoint(directory):
         layer = read_file(str(beside))
         all_problems += layer.problems
         # Which rows a run leaves out, and their order, is its own affair.
         options = merge({n: t for n, t in layer.typed.items() if n not in _OF_TRAINING}, options)
-    if is_checkpoint(directory) and not directory.is_dir():
+    if is_checkpoint(directory) and not isdir(directory):
         model = str(directory.absolute())  # RUN/checkpoint-N looks like the id of a model on a hub
     options["model"] = Typed(base or base_of(directory) or model, _GIVEN)
     quantization = quantization_of_base(directory, options)

@@ -13,7 +13,7 @@ import yaml
 from covey.config.names import look_up, nearest_group, normalise
 from covey.config.take import Layer
 from covey.options.schema import GROUPS
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 
@@ -113,7 +113,8 @@ def _unknown_section(path: str, section: str) -> Problem:
     near = nearest_group(section)
     listing = Fix(
         text=tr(
-            "the sections are {groups}; options may also stand outside of sections", groups=", ".join(GROUPS)
+            "the sections are {groups}; options may also stand outside of sections",
+            groups=joined(", ", GROUPS),
         )
     )
     return Problem(

@@ -10,7 +10,7 @@ from covey.codes import CODES
 from covey.config.argv import Flag
 from covey.options.declare import fields_of
 from covey.options.verbs import RolloutOptions
-from covey.texts import plural, tr
+from covey.texts import joined, plural, tr
 from covey.types import Fix, Problem
 
 # What their servers take and covey's does not.
@@ -61,7 +61,7 @@ def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
             len(theirs),
             "{names} is an option of `{tool}`, not of `covey rollout`.",
             "{names} are options of `{tool}`, not of `covey rollout`.",
-            names=", ".join(theirs),
+            names=joined(", ", theirs),
             tool=tool,
         )
         if verb == "rollout"

@@ -21,6 +21,7 @@ from covey.config.names import nearest_option
 from covey.config.output import default_output_dir
 from covey.config.start import start_of
 from covey.config.take import Typed, take_mapping
+from covey.config.unreadable import without_unreadable
 from covey.errors import ConfigError
 from covey.options.schema import DERIVED, FACTS, OPTIONS, REQUIRED, Config, default_of
 from covey.texts import tr
@@ -57,6 +58,8 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
 
     Raises ConfigError where no configuration can be built at all, with every problem so far.
     """
+    typed, unreadable = without_unreadable(typed)
+    problems = [*problems, *unreadable]
     start = start_of(typed)
     all_problems = [*problems, *start.problems, *_missing(typed, faulty_options(problems, typed))]
     values = {name: t.value for name, t in typed.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def _base(directory: Path) -> tuple[str, list[Problem]]:
             adapter_config=ADAPTER_CONFIG,
         )
         return "", [_problem("E301", "model", seen, "", give)]
-    if here.is_absolute() and not here.is_dir():
+    if here.is_absolute() and not isdir(here):
         seen = tr(
             "{directory} is an adapter of {base}, but {base} is not on this machine.",
             directory=directory,

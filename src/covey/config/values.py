@@ -11,14 +11,14 @@ import json
 import math
 import types
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from covey.options.declare import Options, fields_of
 from covey.options.schema import FACTS, Config
-from covey.texts import tr
+from covey.texts import joined, tr
 
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
@@ -56,7 +56,7 @@ class Kind:
             "int": tr("a whole number"),
             "float": tr("a number"),
             "str": tr("text"),
-            "choice": tr("one of {choices}", choices=", ".join(self.choices)),
+            "choice": tr("one of {choices}", choices=joined(", ", self.choices)),
             "rollout_log": tr("all, none or a whole number"),
             "json": tr("a JSON object such as {example}", example='\'{"name": "value"}\''),
         }[self.base]
@@ -167,10 +167,8 @@ def _is_there(entry: str) -> bool:
     `@SPLIT`, `:SUBSET` or `:FUNCTION` behind it."""
     for name in (entry, entry.partition("=")[2]):
         while "," in name:
-            # A list of many names can be too long for one of a file, and `~nobody` is nobody's home.
-            with suppress(OSError, RuntimeError):
-                if Path(name).expanduser().exists():
-                    return True
+            if exists(expanduser(name)):
+                return True
             cut = max(name.rfind(mark) for mark in "#@:")
             name = name[:cut] if cut > 0 else ""
     return False
@@ -247,7 +245,7 @@ def _one(name: str, kind: Kind, value: Any) -> Any:
                     "{name} is {value}; it takes {choices}",
                     name=name,
                     value=value,
-                    choices=", ".join(kind.choices),
+                    choices=joined(", ", kind.choices),
                 ),
                 choice=True,
             )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from covey.texts import tr
 
-_NAMES = re.compile(r'"([\w.-]+)"\s*[,:]\s*"\w+Config"')
 # The least and the most of a size: far above every model there is, and so few that what is made once for each
 # is made in seconds.
 _SIZES: Mapping[str, tuple[int, int]] = {
@@ -50,15 +46,3 @@ def impossible_size(config: Mapping[str, Any]) -> str | None:
                         most=most,
                     )
     return None
-
-
-def known_model_types() -> frozenset[str]:
-    """Every `model_type` of the installed transformers, read from its source; empty where it cannot be
-    found."""
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or spec.origin is None:
-        return frozenset()
-    auto = Path(spec.origin).parent / "models" / "auto"
-    files = [auto / name for name in ("auto_mappings.py", "configuration_auto.py")]
-    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
-    return frozenset(name for text in texts for name in _NAMES.findall(text))

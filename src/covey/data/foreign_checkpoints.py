@@ -6,6 +6,7 @@ pickled; DeepSpeed, FSDP and Megatron may write the weights as shards of their o
 
 from __future__ import annotations
 
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +28,7 @@ STATE_PATTERNS = (
 
 def foreign_kind(directory: Path) -> Literal["", "model", "adapter"]:
     """What a checkpoint of another trainer holds; "" where a directory is none."""
-    is_one = any((directory / name).is_file() for name in _STATE)
+    is_one = any(isfile(directory / name) for name in _STATE)
     is_one = is_one or next(directory.glob("global_step*/"), None) is not None
     if not is_one:
         return ""
@@ -40,11 +41,11 @@ def shards_of(directory: Path) -> tuple[str, str] | None:
     out = f"{directory}-whole"
     if next(directory.glob("global_step*/*_states.pt"), None) is not None:
         script = directory / "zero_to_fp32.py"
-        tool = str(script) if script.is_file() else "-m deepspeed.utils.zero_to_fp32"
+        tool = str(script) if isfile(script) else "-m deepspeed.utils.zero_to_fp32"
         return tr("shards of DeepSpeed"), f"python {tool} {directory} {out} --safe_serialization"
-    if (directory / _FSDP).is_dir():
+    if isdir(directory / _FSDP):
         return tr("shards of FSDP"), f"accelerate merge-weights {directory / _FSDP} {out}"
-    if (directory / _MEGATRON).is_file():
+    if isfile(directory / _MEGATRON):
         return tr(
             "shards of Megatron"
         ), f"swift export --mcore_model {directory} --to_hf true --output_dir {out}"

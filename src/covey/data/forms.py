@@ -288,7 +288,9 @@ class _Reading:
         others = [self._names[n] for n in there if self._names[n] not in self._used]
         if others:
             used = self._used_in_words()
-            self._say(tr("prompts: {used}; not used for them: {others}", used=used, others=", ".join(others)))
+            self._say(
+                tr("prompts: {used}; not used for them: {others}", used=used, others=joined(", ", others))
+            )
 
     def _of_templates(self) -> tuple[str, ...]:
         """The columns that only a template could write."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os.path import expanduser, isdir, isfile
 from pathlib import Path
 
 from covey.data import modelscope
@@ -58,8 +59,8 @@ def locate_model(
     ModelError says in one line why the files cannot be had; with `offline` nothing is asked of the network.
     """
     if _is_local(name):
-        return ModelFiles(directory=Path(name).expanduser())
-    if Path(name).expanduser().is_file():
+        return ModelFiles(directory=Path(expanduser(name)))
+    if isfile(expanduser(name)):
         words = tr("{name} is a file, but a model is a directory", name=name)
         raise ModelError(words, kind="file", subject=name)
     hub, name = _hub_id(name, use_hf)
@@ -70,7 +71,7 @@ def locate_model(
         return ModelFiles(directory=directory, revision=revision)
     sizes, silence = _listing(name, revision, offline)
     directory = _snapshot(name, revision, _SMALL, silence)
-    if not (directory / "config.json").is_file() and not (directory / "adapter_config.json").is_file():
+    if not isfile(directory / "config.json") and not isfile(directory / "adapter_config.json"):
         if sizes is None:
             raise _not_cached(name, name, silence, "config.json")
         raise ModelError(
@@ -99,7 +100,7 @@ def fetch_weights(
     there = sorted(p.name for p in files.directory.iterdir()) if sizes is None else list(sizes)
     weights = _weight_files(name, files.directory, there)
     directory = _snapshot(name, files.revision, (*_SMALL, *weights), silence)
-    missing = [file for file in weights if not (directory / file).is_file()]
+    missing = [file for file in weights if not isfile(directory / file)]
     if missing:
         raise _not_cached(name, name, silence, ", ".join(missing[:3]))
     return directory
@@ -195,7 +196,7 @@ def explain(error: Exception, name: str, *, kind: str, revision: str | None = No
 
 
 def _is_local(name: str) -> bool:
-    return Path(name).expanduser().is_dir()
+    return isdir(expanduser(name))
 
 
 def _hub_id(name: str, use_hf: bool) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def _behind_spaces(text: str, position: int) -> int:
 def refuse_lone_surrogates(directory: Path) -> None:
     """Raise for a JSON file of a directory that holds half of a surrogate pair: `datasets` drops it."""
     for path in sorted(directory.rglob("*.json*")):
-        if path.is_file() and path.suffix != ".gz":
+        if isfile(path) and path.suffix != ".gz":
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
                     if any(half for half in _SURROGATES.findall(line)):

@@ -12,7 +12,7 @@ import numpy as np
 from covey.config.names import free_name
 from covey.data.errors import DataError, nearest, nearest_name
 from covey.data.lazy_rows import Changed, Picked, Row, columns_of, picked
-from covey.texts import tr
+from covey.texts import joined, tr
 
 
 def mix(
@@ -120,7 +120,7 @@ def _with_names(rows: Sequence[Row], names: Mapping[str, str]) -> Sequence[Row]:
                     "columns renames {old!r}, but no row has this column{nearest}; the columns are: {there}",
                     old=old,
                     nearest=nearest(old, there),
-                    there=", ".join(sorted(there)),
+                    there=joined(", ", sorted(there)),
                 ),
                 option="columns",
             )
@@ -162,7 +162,7 @@ def _renamed(row: Row, number: int, names: Mapping[str, str]) -> Row:
                     "{row}",
                     new=new,
                     number=number + 1,
-                    row=", ".join(row),
+                    row=joined(", ", row),
                 ),
                 option="columns",
             )

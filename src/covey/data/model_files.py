@@ -7,19 +7,23 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
 from covey.config.checkpoints import list_checkpoints
 from covey.config.quantization import stored_options
-from covey.data.config_values import impossible_size, known_model_types
+from covey.data.config_values import impossible_size
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
+from covey.data.model_types import known_model_types
+from covey.paths import closed_file
 from covey.text_files import read_json as read_json
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.weight_files import INDEX, WHOLE, DamagedFileError, stored_tensors, weight_files
 
 _OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
+_READ = ("*.json", "chat_template*", "*.safetensors")
 _SLOW_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidated*.bin")
 _MEDIA_KEYS = re.compile(
@@ -48,7 +52,7 @@ def model_problem(
 ) -> ModelProblem | None:
     """Why a directory is no model that can be trained, or None.
 
-    Kinds: not_a_directory, adapter, run, no_config, bad_config, remote_code, no_model_type,
+    Kinds: not_a_directory, adapter, run, no_config, closed, bad_config, remote_code, no_model_type,
     unknown_model_type, vision, encoder_decoder, not_causal, quantized, weights, slow_tokenizer, no_tokenizer,
     missing_shards, damaged, shards, pickled_weights, unread_weights, no_weights. With `with_weights` false,
     as for a model on a hub, the last six are not asked. With `takes_packed` bitsandbytes' weights are none.
@@ -67,16 +71,20 @@ _Asks = Callable[[Path, Mapping[str, Any]], ModelProblem | None]
 
 
 def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool) -> ModelProblem | None:
-    if not directory.is_dir():
+    if not isdir(directory):
         return ModelProblem(
             kind="not_a_directory", words=tr("{directory} is not a directory", directory=directory)
         )
-    if not (directory / "config.json").is_file():
+    if not isfile(directory / "config.json"):
         return _without_config(directory)
+    if (closed := closed_file(directory, _READ if with_weights else _READ[:-1])) is not None:
+        file, found = closed
+        words = tr("{path} {words}", path=file, words=found.words)
+        return ModelProblem(kind="closed", words=words, command=found.command)
     for name in _OBJECTS:
         path = directory / name
         try:
-            is_live = not path.is_file() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+            is_live = not isfile(path) or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
         except ValueError as error:
             return ModelProblem(
                 kind="bad_config", words=tr("{path} is not valid JSON: {error}", path=path, error=error)
@@ -105,7 +113,7 @@ def vocabulary_of(directory: Path) -> int | None:
 
 
 def _without_config(directory: Path) -> ModelProblem:
-    if (directory / "adapter_config.json").is_file():
+    if isfile(directory / "adapter_config.json"):
         words = tr(
             "{directory} is an adapter of {base}, not a model: give {base} as --model, or "
             "merge the two with `covey export --merge`",
@@ -181,7 +189,7 @@ def _architecture_problem(
                 "{directory} is a model for images or audio ({media} in config.json), but this version "
                 "trains on text only",
                 directory=directory,
-                media=", ".join(media[:3]),
+                media=joined(", ", media[:3]),
             ),
         )
     if config.get("is_encoder_decoder"):
@@ -231,7 +239,9 @@ def quantization(config: Mapping[str, Any]) -> str | None:
                 widths += [tr("{bits} bits", bits=bits)] if isinstance(bits, int) else []
                 method = str(said.get("quant_method") or tr("an unnamed method"))
                 return (
-                    tr("{method} ({widths})", method=method, widths=", ".join(widths)) if widths else method
+                    tr("{method} ({widths})", method=method, widths=joined(", ", widths))
+                    if widths
+                    else method
                 )
     return None
 
@@ -283,9 +293,9 @@ def _size_problem(directory: Path, config: Mapping[str, Any]) -> ModelProblem | 
 
 def tokenizer_problem(directory: Path) -> ModelProblem | None:
     """Why no tokenizer can be read from a directory, or None; kinds no_tokenizer and slow_tokenizer."""
-    if (directory / "tokenizer.json").is_file():
+    if isfile(directory / "tokenizer.json"):
         return None
-    slow = next((name for name in _SLOW_TOKENIZERS if (directory / name).is_file()), None)
+    slow = next((name for name in _SLOW_TOKENIZERS if isfile(directory / name)), None)
     if slow is None:
         return ModelProblem(
             kind="no_tokenizer", words=tr("{directory} has no tokenizer.json", directory=directory)
@@ -304,7 +314,7 @@ def tokenizer_problem(directory: Path) -> ModelProblem | None:
 def _weights_problem(directory: Path) -> ModelProblem | None:
     try:
         files = weight_files(directory)
-        missing = [file.name for file in files if not file.is_file()]
+        missing = [file.name for file in files if not isfile(file)]
         if missing:
             return _missing_shards(directory, missing, len(files))
         if files:
@@ -320,7 +330,7 @@ def _weights_problem(directory: Path) -> ModelProblem | None:
 
 def _without_weights(directory: Path) -> ModelProblem:
     # An adapter beside a config.json is no model's weights.
-    if (directory / "adapter_config.json").is_file():
+    if isfile(directory / "adapter_config.json"):
         return _without_config(directory)
     if (shards := _shards_problem(directory)) is not None:
         return shards
@@ -382,7 +392,7 @@ def _missing_shards(directory: Path, missing: list[str], count: int) -> ModelPro
             directory=directory,
             num_missing=len(missing),
             count=count,
-            missing=", ".join(missing[:3]),
+            missing=joined(", ", missing[:3]),
             more=more,
         ),
     )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ from covey.data.errors import DataError
 from covey.data.lazy_rows import JsonLines, LazyRows, Row, picked
 from covey.data.live import LiveRows
 from covey.data.shared_files import shared_file
-from covey.texts import tr
+from covey.texts import joined, tr
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -230,7 +231,7 @@ def _is_hf(source: DataSource, use_hf: bool) -> bool:
 
 
 def _local_rows(path: Path, subset: str | None, split: str | None) -> Sequence[Row]:
-    if path.is_dir():
+    if isdir(path):
         return TableRows(tables.load_directory(path, subset, split, called=str(path)))
     _check_file(path, subset, split)
     if path.suffix == ".jsonl":
@@ -266,7 +267,7 @@ def _of_json(path: Path) -> Iterator[dict[str, Any]] | None:
 
 
 def _check_file(path: Path, subset: str | None, split: str | None) -> None:
-    if not path.is_file():
+    if not isfile(path):
         raise DataError(tr("{path} does not exist", path=path), subject=path)
     if subset or split:
         typed = f":{subset}" if subset else f"@{split}"
@@ -284,7 +285,7 @@ def _check_file(path: Path, subset: str | None, split: str | None) -> None:
             tr(
                 "{path} does not have a format that this version reads: {file_suffixes}",
                 path=path,
-                file_suffixes=", ".join(_FILE_SUFFIXES),
+                file_suffixes=joined(", ", _FILE_SUFFIXES),
             ),
             subject=path,
         )
@@ -302,7 +303,7 @@ def _check_file(path: Path, subset: str | None, split: str | None) -> None:
 def _stream(source: DataSource, *, use_hf: bool, offline: bool) -> Iterator[dict[str, Any]]:
     path = Path(source.path)
     if source.hub == "local":
-        if path.is_dir():
+        if isdir(path):
             return tables.stream_directory(path, source.subset, source.split, called=str(path))
         _check_file(path, source.subset, source.split)
         rows = _of_json(path)

@@ -7,14 +7,16 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from covey.data import hub
 from covey.data.errors import DataError, nearest, one_line
 from covey.data.jsonl import refuse_lone_surrogates
+from covey.paths import closed_within
 from covey.plan.reasons import DataFault
-from covey.texts import tr
+from covey.texts import joined, tr
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -99,6 +101,7 @@ def load_directory(path: Path, subset: str | None, split: str | None, *, called:
     """A directory that `datasets` saved, or one of data files."""
 
     def load(datasets: Any) -> Any:
+        _refuse_closed(path)
         if _is_saved(path):
             return _saved(datasets, path, split, called)
         refuse_lone_surrogates(path)
@@ -107,12 +110,19 @@ def load_directory(path: Path, subset: str | None, split: str | None, *, called:
     return _read(called, subset, split, load)
 
 
+def _refuse_closed(directory: Path) -> None:
+    """`datasets` leaves out a directory that it cannot list."""
+    if closed := closed_within(directory):
+        raise DataError(closed, subject=directory)
+
+
 def stream_directory(
     path: Path, subset: str | None, split: str | None, *, called: str
 ) -> Iterator[dict[str, Any]]:
     """Rows of a directory, without holding them all."""
 
     def load(datasets: Any) -> Any:
+        _refuse_closed(path)
         if _is_saved(path):
             return _saved(datasets, path, split, called).to_iterable_dataset()
         refuse_lone_surrogates(path)
@@ -190,7 +200,7 @@ def _load(datasets: Any, **options: Any) -> Any:
 
 
 def _is_saved(path: Path) -> bool:
-    return any((path / file).is_file() for file in ("state.json", "dataset_dict.json"))
+    return any(isfile(path / file) for file in ("state.json", "dataset_dict.json"))
 
 
 def _saved(datasets: Any, path: Path, split: str | None, called: str) -> Any:
@@ -311,7 +321,7 @@ def _no_such_part(words: str, called: str, subset: str | None, split: str | None
             "{called} has subsets: choose one, as in {called}:{first}; the subsets are: {there}",
             called=called,
             first=first,
-            there=", ".join(there),
+            there=joined(", ", there),
         )
     if subset and ("BuilderConfig" in words or "for config" in words):
         return tr(
@@ -319,7 +329,7 @@ def _no_such_part(words: str, called: str, subset: str | None, split: str | None
             called=called,
             subset=subset,
             nearest=nearest(subset, there),
-            there=", ".join(there),
+            there=joined(", ", there),
         )
     if "gated dataset" in words:
         return tr(
@@ -355,6 +365,6 @@ def _no_split(called: str, split: str | None, there: Sequence[str]) -> str:
         called=called,
         name=name,
         nearest=nearest(name, there),
-        there=", ".join(there),
+        there=joined(", ", there),
         typed=typed,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def typed_template(value: str, *, begins: str = "") -> str:
     """
     if value == "chatml":
         return (f"{{{{ {json.dumps(begins)} }}}}" if begins else "") + CHATML
-    path = Path(value).expanduser()
+    path = Path(expanduser(value))
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import accumulate
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,7 @@ def given_to_all(special_tokens: Mapping[str, str], kwargs: Mapping[str, Any]) -
 
 
 def _tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
+    if not isfile(path):
         raise FileNotFoundError(path)
     # The library raises Exception itself.
     try:

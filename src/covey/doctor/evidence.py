@@ -50,7 +50,7 @@ def evidence(log: Log, history: History, trend: Trend | None) -> list[tuple[str,
         lines.append(
             (
                 tr("events"),
-                tr("recorded: {events}", events=", ".join(f"{code} x {n}" for code, n in said.items())),
+                tr("recorded: {events}", events=joined(", ", [f"{code} x {n}" for code, n in said.items()])),
             )
         )
     return lines + [(tr("note"), note) for note in log.notes]

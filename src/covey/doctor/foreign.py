@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,16 @@ _SUMMARY = ("train_runtime", "train_loss", "total_flos", "last_model_checkpoint"
 
 def find_state(directory: Path) -> Path | None:
     """The trainer_state.json of a directory, or of its newest checkpoint."""
-    if (directory / STATE).is_file():
+    if isfile(directory / STATE):
         return directory / STATE
     steps = {p: checkpoint_step(p.name) for p in directory.glob("checkpoint-*")}
-    saved = sorted((s, p) for p, s in steps.items() if s is not None and (p / STATE).is_file())
+    saved = sorted((s, p) for p, s in steps.items() if s is not None and isfile(p / STATE))
     return saved[-1][1] / STATE if saved else None
 
 
 def find_swift_log(directory: Path) -> Path | None:
     """The logging.jsonl of a directory, or of the newest version (v0-..., v1-...) below it."""
-    candidates = [p for p in (directory, *directory.glob("v*-*")) if (p / SWIFT_LOG).is_file()]
+    candidates = [p for p in (directory, *directory.glob("v*-*")) if isfile(p / SWIFT_LOG)]
     return max(candidates, key=lambda p: (p / SWIFT_LOG).stat().st_mtime) / SWIFT_LOG if candidates else None
 
 
@@ -46,7 +47,7 @@ def read_state(path: Path) -> Log:
     history = [e for e in state.get("log_history") or () if isinstance(e, dict)]
     steps = state.get("max_steps")
     folder = path.parent if checkpoint_step(path.parent.name) is None else path.parent.parent
-    is_swift = (path.parent / SWIFT_ARGS).is_file()
+    is_swift = isfile(path.parent / SWIFT_ARGS)
     if not is_swift:
         notes.append(
             tr(

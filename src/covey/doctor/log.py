@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Log:
 
 def read_json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Return the objects of a JSON lines file; lines that are none are counted in a note, not raised."""
-    if not path.is_file():
+    if not isfile(path):
         return []
     with path.open("rb") as file:
         lines = list(read_lines(file))
@@ -60,7 +61,7 @@ def read_json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def read_mapping(path: Path, notes: list[str]) -> dict[str, Any]:
     """Return the object of a JSON file; empty, with a note, where it is missing or damaged."""
-    if not path.is_file():
+    if not isfile(path):
         notes.append(tr("{name} is missing", name=path.name))
         return {}
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from os.path import exists, isfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import yaml
 
 from covey.checkpoint.manifest import list_files, read_manifest
 from covey.config.checkpoints import checkpoint_step
+from covey.config.unreadable import fixes_of
 from covey.doctor.completions import examine
 from covey.doctor.foreign import (
     STATE,
@@ -26,30 +29,47 @@ from covey.doctor.foreign import (
 from covey.doctor.log import Log, metrics_of, read_json_lines, read_mapping
 from covey.errors import CheckpointError, ConfigError
 from covey.health.names import MOST_COMMON
+from covey.paths import Trouble, trouble, trouble_of
 from covey.plan.problem import problem
 from covey.telemetry.owner import LOCK
-from covey.texts import joined, tr
-from covey.types import Fix, Metric, StepRecord
+from covey.texts import Whole, joined, tr
+from covey.types import Fix, Metric, Problem, StepRecord
 
 _RESERVED = ("step", "rollout", "pass", "n")
 
 
 def read_run(path: Path) -> Log:
     """Read the run at `path`, a directory or a log file; ConfigError where there is none (E408, E409)."""
-    if path.name == "metrics.jsonl" and path.is_file():
+    try:
+        return _read_run(path)
+    except OSError as error:
+        file = path if error.filename is None else Path(os.fspath(error.filename))
+        raise ConfigError([_unreadable(file, trouble_of(error))]) from error
+
+
+def _read_run(path: Path) -> Log:
+    if (found := trouble(path)) is not None:
+        raise ConfigError([_unreadable(path, found)])
+    if path.name == "metrics.jsonl" and isfile(path):
         path = path.parent
-    if path.is_file():
+    if isfile(path):
         if path.name == SWIFT_LOG:
             return _known(read_swift(path))
         if is_state(path):
             return _known(read_state(path))
-    elif any((path / name).is_file() for name in ("metrics.jsonl", "events.jsonl", "plan.json")):
+    elif any(isfile(path / name) for name in ("metrics.jsonl", "events.jsonl", "plan.json")):
         return _read_covey(path)
     elif log_file := find_swift_log(path):
         return _known(read_swift(log_file))
     elif log_file := find_state(path):
         return _known(read_state(log_file))
     raise ConfigError([_nothing(path)])
+
+
+def _unreadable(path: Path, found: Trouble) -> Problem:
+    seen = tr("{path} {words}.", path=str(path), words=found.words)
+    other = tr("give the --output_dir of a run that you can read: `covey doctor runs/NAME`")
+    return problem("E408", "RUN", seen, "", *fixes_of(found, other))
 
 
 def _known(log: Log) -> Log:
@@ -80,12 +100,12 @@ def _nothing(path: Path) -> Any:
         "metrics.jsonl of covey, {swift_log} of ms-swift, {state} of TRL", swift_log=SWIFT_LOG, state=STATE
     )
     seen = (
-        tr("{path} contains none of {accepted}.", path=path, accepted=accepted)
-        if path.exists()
-        else tr("{path} does not exist.", path=path)
+        tr("{path} contains none of {accepted}.", path=str(path), accepted=accepted)
+        if exists(path)
+        else tr("{path} does not exist.", path=str(path))
     )
     if checkpoint_step(path.name) is not None:
-        command = f"covey doctor {shlex.quote(str(path.parent))}"
+        command = Whole(f"covey doctor {shlex.quote(str(path.parent))}")
         fix = Fix(text=tr("`{command}`", command=command))
         return problem("E408", "RUN", seen, tr("This is one checkpoint, not the directory of a run."), fix)
     return problem(
@@ -102,7 +122,7 @@ def _read_covey(path: Path) -> Log:
     plan = read_mapping(path / "plan.json", notes)
     batch = plan.get("batch")
     total = batch.get("total_steps") if isinstance(batch, Mapping) else None
-    if not (path / "metrics.jsonl").is_file():
+    if not isfile(path / "metrics.jsonl"):
         notes.append(tr("metrics.jsonl is missing"))
     lines = read_json_lines(path / "metrics.jsonl", notes)
     is_known = bool(lines) and all(MOST_COMMON in line for line in lines)
@@ -119,7 +139,7 @@ def _read_covey(path: Path) -> Log:
     if gaps:
         notes.append(tr("metrics.jsonl: steps are missing at {gaps} places", gaps=gaps))
     options = plan.get("options")
-    files = [p for p in path.iterdir() if p.is_file()]
+    files = [p for p in path.iterdir() if isfile(p)]
     log = Log(
         source="covey",
         path=path,
@@ -127,7 +147,7 @@ def _read_covey(path: Path) -> Log:
         total_steps=total if isinstance(total, int) else None,
         options=options if isinstance(options, Mapping) else _options(path / "config.yaml", notes),
         events=read_json_lines(path / "events.jsonl", notes),
-        may_be_owned=(path / LOCK).exists(),
+        may_be_owned=exists(path / LOCK),
         written=max((p.stat().st_mtime for p in files), default=0.0),
     )
     return replace(log, saved=_checkpoints(path, log, notes), notes=notes)
@@ -147,7 +167,7 @@ def _record(line: Mapping[str, Any], extras: Mapping[int, Mapping[str, Metric]])
 
 def _options(path: Path, notes: list[str]) -> dict[str, Any]:
     """The options of a config.yaml, without the sections that they stand under."""
-    if not path.is_file():
+    if not isfile(path):
         notes.append(tr("config.yaml is missing, so the options of the run are unknown"))
         return {}
     try:
@@ -178,7 +198,7 @@ def _checkpoints(path: Path, log: Log, notes: list[str]) -> list[int]:
                 tr(
                     "{name} is incomplete: {wrong} is missing or has the wrong size",
                     name=checkpoint.name,
-                    wrong=", ".join(wrong[:3]),
+                    wrong=joined(", ", wrong[:3]),
                 )
             )
         else:

@@ -190,7 +190,7 @@ def _cause(working: Sequence[Status], silent: Sequence[int], num_places: int) ->
             ranks_word=ranks_word(silent),
         )
     if served := sorted({s.service for s in working if s.service}):
-        return tr("{served} returned no completion.", served=", ".join(served))
+        return tr("{served} returned no completion.", served=joined(", ", served))
     if len(working) == 1:
         only = working[0]
         others = "" if only.world == 1 else tr(" of rank {rank}, which the others wait for", rank=only.rank)

@@ -156,7 +156,7 @@ def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None
             tr(
                 "{num_lost} tensors that are trained have a gradient of exactly 0: {lost}{more}",
                 num_lost=len(lost),
-                lost=", ".join(lost[:3]),
+                lost=joined(", ", lost[:3]),
                 more=more,
             ),
             tr("They are frozen, not used in the forward pass, or a hook clears their gradient."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os.path import isdir, isfile
 from pathlib import Path
 
 from covey.checkpoint.manifest import MANIFEST, TRAINER
@@ -45,9 +46,9 @@ def none_saved() -> Sequence[Saved]:
 def checkpoints_of(output_dir: Path) -> list[Saved]:
     """The checkpoints of a run that have a manifest, oldest first; their files are not read."""
     return [
-        Saved(step=step, path=path, resumes=(path / TRAINER).is_dir())
+        Saved(step=step, path=path, resumes=isdir(path / TRAINER))
         for path in list_checkpoints(output_dir)
-        if (step := checkpoint_step(path.name)) is not None and (path / MANIFEST).is_file()
+        if (step := checkpoint_step(path.name)) is not None and isfile(path / MANIFEST)
     ]
 
 
@@ -78,7 +79,7 @@ def _back(saved: Sequence[Saved], before: int, slower: Fix) -> Fix:
     last = max(earlier, key=lambda s: s.step)
     name, edits = last.path.name, dict(slower.edits)
     if not last.resumes:
-        option = "adapters" if (last.path / "adapter_config.json").is_file() else "model"
+        option = "adapters" if isfile(last.path / "adapter_config.json") else "model"
         return Fix(
             text=tr("start a new run from {name}, which was saved before that", name=name),
             edits={option: str(last.path), **edits},

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from os.path import isdir, isfile
 from pathlib import Path
 
 from covey.activity import EXCLUDED, Activity, Moment
@@ -150,7 +151,7 @@ class Watchdog:
         with contextlib.suppress(OSError):
             write_status(status_path(self.watched.output_dir, self.watched.rank), status)
             self._answer(status)
-        if self._hang.is_dir() or self._is_stuck(status):
+        if isdir(self._hang) or self._is_stuck(status):
             self._end(status)
 
     def _count_sleep(self) -> None:
@@ -211,7 +212,7 @@ class Watchdog:
     def _answer(self, status: Status) -> None:
         """Write the stacks for who asks for them; the main thread does not notice."""
         ask = self.watched.output_dir / LIVE / "ask"
-        word = ask.read_text(encoding="utf-8").strip() if ask.is_file() else ""
+        word = ask.read_text(encoding="utf-8").strip() if isfile(ask) else ""
         if word and word != self._answered:
             self._answered = word
             self._write_stacks(ask.with_name(f"{word}-rank-{status.rank}.txt"), status)

@@ -11,7 +11,7 @@ from covey.checksums import is_finite
 from covey.comm import Comm
 from covey.health.saved import BACK
 from covey.health.words import broken
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix
 
 # A step looks at one tensor in so many, so that the whole model is looked at every so many steps.
@@ -79,7 +79,7 @@ class WeightWatch:
         if any(comm.max([float(len(changed))])):
             seen = tr(
                 "frozen weights have changed: {changed}",
-                changed=", ".join(changed[:3]) or tr("on another rank"),
+                changed=joined(", ", changed[:3]) or tr("on another rank"),
             )
             cause = tr("An adapter was merged for a rollout and not removed exactly.")
             if changed and changed[0] in self._reference():
@@ -96,7 +96,7 @@ class WeightWatch:
             seen = tr(
                 "the {world} ranks have different weights in {apart}",
                 world=comm.world,
-                apart=", ".join(apart[:3]),
+                apart=joined(", ", apart[:3]),
             )
             cause = tr("A gradient was not averaged over all ranks, or one machine computes wrong results.")
             raise broken("F121", step, seen, cause)
@@ -105,7 +105,7 @@ class WeightWatch:
         """Raise GuardStop (F128) where trained weights are not finite on any rank; reads all of them."""
         bad = [n for n, tensor in self._owner.trained().items() if not is_finite(tensor)]
         if any(comm.max([float(len(bad))])):
-            seen = tr("weights are not finite: {bad}", bad=", ".join(bad[:3]) or tr("on another rank"))
+            seen = tr("weights are not finite: {bad}", bad=joined(", ", bad[:3]) or tr("on another rank"))
             cause = tr("The last step overflowed, or something wrote to the weights after it.")
             raise broken("F128", step, seen, cause, BACK, Fix(text=tr("use a smaller learning rate")))
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import sysconfig
+from os.path import isfile
 from pathlib import Path
 
 import torch
@@ -31,5 +32,5 @@ def _has_triton() -> bool:
     return (
         importlib.util.find_spec("triton") is not None
         and any(shutil.which(name) for name in compilers if name)
-        and headers.is_file()
+        and isfile(headers)
     )

@@ -14,6 +14,7 @@ it there, and torch's own loops take 4 to 60 times as long. Sums are float32 and
 from __future__ import annotations
 
 import platform
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def _is_measured() -> bool:
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     info = Path("/proc/cpuinfo")
-    return info.is_file() and "AuthenticAMD" in info.read_text()
+    return isfile(info) and "AuthenticAMD" in info.read_text()
 
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()

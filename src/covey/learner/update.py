@@ -20,7 +20,7 @@ from covey.learner.backends.base import Backend, LossFunction
 from covey.learner.grouped import contrasts
 from covey.learner.optimizer import NonFiniteGradient
 from covey.learner.second_gradient import RandomStates, compare_gradients
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, TokenStats
 
 
@@ -220,7 +220,7 @@ def _non_finite(seen: str, sums: _Sums, step: int) -> Finding:
         seen=tr(
             "{seen}; not finite in this step: {broken}",
             seen=seen,
-            broken=", ".join(sorted(broken)) or tr("only the gradient"),
+            broken=joined(", ", sorted(broken)) or tr("only the gradient"),
         ),
         why=tr("A step with such a gradient turns every weight into NaN. It was not applied."),
         cause=tr("A ratio or logit overflowed, most often because the learning rate is too high."),

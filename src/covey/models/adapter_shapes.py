@@ -16,7 +16,7 @@ from typing import Any
 
 from covey.config.adapters import AdapterFileError, read_adapter
 from covey.errors import CheckpointError
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.weight_files import StoredTensor, stored_tensors
 
 ALL_LINEAR = "all-linear"
@@ -195,7 +195,7 @@ def adapter_fault(
     for name, why in facts.refused.items():
         return tr("{name} cannot be adapted on this model: {why}", name=name, why=why)
     if facts.unmatched:
-        return tr("the model has no module {unmatched}", unmatched=", ".join(facts.unmatched))
+        return tr("the model has no module {unmatched}", unmatched=joined(", ", facts.unmatched))
     held = {_within(n): t.shape for n, t in tensors.items()}
     own = _own_shapes(shapes, facts, settings)
     missing, more = sorted(own.keys() - held.keys()), sorted(held.keys() - own.keys())

@@ -193,7 +193,7 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
     places = sorted({str(p.device) for p in model.parameters()})
     if len(places) > 1 or "meta" in places:
         yield (
-            tr("model is a {kind} whose weights are on {places}.", kind=kind, places=", ".join(places)),
+            tr("model is a {kind} whose weights are on {places}.", kind=kind, places=joined(", ", places)),
             tr("load it without device_map: covey moves the whole model to the device that it trains on"),
         )
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,7 +89,7 @@ def load_any(directory: Path, *, device: torch.device, base: Path | None = None)
 
     `base` takes the place of the path that the adapter names.
     """
-    if not (directory / ADAPTER_CONFIG).is_file():
+    if not isfile(directory / ADAPTER_CONFIG):
         policy = load_policy(directory, device=device, disable_dropout=True)
         return policy.eval()
     settings, named = adapter_settings(directory)
@@ -105,7 +106,7 @@ def load_any(directory: Path, *, device: torch.device, base: Path | None = None)
 
 def base_directory(adapter: Path, base: Path) -> Path:
     """`base`, if a model lies there; CheckpointError if none does."""
-    if not (base / "config.json").is_file():
+    if not isfile(base / "config.json"):
         raise CheckpointError(
             tr(
                 "the base model of the adapter {adapter} is not at {base}; give its location",

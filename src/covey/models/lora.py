@@ -121,7 +121,7 @@ def add_adapter(
     odd = sorted(n for n, m in layers.items() if not _is_linear(m))
     if odd or sorted(layers) != list(facts.targets):
         others = sorted(set(layers) ^ set(facts.targets)) or odd
-        words = tr("peft adapts other modules than the given ones: {others}", others=", ".join(others[:5]))
+        words = tr("peft adapts other modules than the given ones: {others}", others=joined(", ", others[:5]))
         raise AdapterError(words)
     cast_unpacked((p for p in model.parameters() if not p.requires_grad), compute_dtype)
     if quantization is not None:
@@ -360,7 +360,7 @@ def _shapes(model: Any) -> ModelShapes:
 def _refuse(facts: LoraFacts) -> None:
     faults = [f"{name!r}: {why}" for name, why in facts.refused.items()]
     for name, near in facts.unmatched.items():
-        hint = tr("; similar names: {near}", near=", ".join(near)) if near else ""
+        hint = tr("; similar names: {near}", near=joined(", ", near)) if near else ""
         faults.append(tr("{name!r} matches no module{hint}", name=name, hint=hint))
     if not faults and not facts.targets:
         faults.append(tr("no module remains that could get an adapter"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from covey.options.declare import Options, option
+from covey.options.declare import Options, PathKind, option
 
 
 class DataOptions(Options):
@@ -18,6 +18,7 @@ class DataOptions(Options):
         swift="required",
         names=("dataset_name", "train_dataset"),
         hints=("data", "train_files"),
+        path=PathKind("E302"),
     )
     val_dataset: list[str] = option(
         [],
@@ -25,6 +26,7 @@ class DataOptions(Options):
         trl="a split of the data set",
         swift="none",
         resume="free",
+        path=PathKind("E302"),
     )
     split_dataset_ratio: float = option(
         0.0,
@@ -45,6 +47,7 @@ class DataOptions(Options):
         "System message for rows that have none: a text, a file, or r1, a message that asks for <think> "
         "and <answer>.",
         swift="the template's own",
+        path=PathKind("E302", or_text=True),
     )
     dataset_shuffle: bool = option(
         True,
@@ -75,6 +78,7 @@ class DataOptions(Options):
         None,
         "Measured pass rates of the prompts: pass_rates.jsonl of `covey eval` or its directory, or the "
         "directory of a run, whose rollouts are then counted.",
+        path=PathKind("E348"),
     )
     pass_rate_column: str | None = option(
         None,
@@ -122,6 +126,7 @@ class DataOptions(Options):
         None,
         "Chat template that replaces that of the tokenizer: a Jinja file, or chatml.",
         swift="the model's own",
+        path=PathKind("E313"),
     )
     enable_thinking: bool | None = option(
         None,

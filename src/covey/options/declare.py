@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from covey.texts import tr
+from covey.texts import joined, tr
 
 Resume = Literal["fixed", "free", "length", "split"]
 """What a resume may change: nothing, all of it, the length of the run under a constant learning rate, or how
@@ -70,7 +70,7 @@ class Bounds:
             one = tr("{low} and {high}", low=low, high=high) if low and high else low or high
         texts = [word for word in self.also if isinstance(word, str)]
         if texts:
-            return tr("{words}, or {range}", words=", ".join(texts), range=one)
+            return tr("{words}, or {range}", words=joined(", ", texts), range=one)
         return (
             tr("{range}, or {unset}, which means not set", range=one, unset=self.also[0])
             if self.also
@@ -113,6 +113,16 @@ def only_if_set(option: str) -> ReadIf:
     return ReadIf(option)
 
 
+@dataclass(frozen=True, slots=True)
+class PathKind:
+    """That the values of an option are paths of files or directories, or may be: `code` is that of the
+    problem where one cannot be read. With `or_text` anything else is taken as text; in other options a value
+    that no path can be is at fault."""
+
+    code: str
+    or_text: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What a declaration says beside type, default and help text; `option` has the words for each."""
@@ -131,6 +141,7 @@ class Facts:
     words: Mapping[str, Any] = field(default_factory=dict)
     alone: str | None = None
     not_built: str = ""
+    path: PathKind | None = None
 
     @property
     def is_of_rlhf(self) -> bool:
@@ -165,6 +176,7 @@ def option(
                      with the words that these mean; `hints` are names that are offered and never taken
     not_built        what `covey train` does instead, where the option serves `covey plan` alone so far
     words            other words for its values; `alone` is the word for the flag without one
+    path             that its values name files or directories (`PathKind`)
     """
     has_bounds = any(bound is not None for bound in (ge, gt, le, lt))
     bounds = Bounds(ge=ge, gt=gt, le=le, lt=lt, also=also, why=why) if has_bounds else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from covey.options.declare import Options, option
+from covey.options.declare import Options, PathKind, option
 
 _IN_TURNS = "`covey train` samples a rollout and then trains on it."
 
@@ -20,6 +20,7 @@ class DeviceOptions(Options):
         trl="given to accelerate",
         swift="not set",
         resume="split",
+        path=PathKind("E217", or_text=True),
     )
     fsdp: str | None = option(
         None,

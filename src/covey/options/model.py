@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from covey.options.declare import Options, only_with, option
+from covey.options.declare import Options, PathKind, only_with, option
 
 
 class ModelOptions(Options):
@@ -17,6 +17,7 @@ class ModelOptions(Options):
         trl="required",
         swift="required",
         names=("model_name_or_path", "model_id_or_path"),
+        path=PathKind("E301"),
     )
     model_revision: str | None = option(
         None,
@@ -130,6 +131,7 @@ class TunerOptions(Options):
         "change. Giving this directory as model has the same effect.",
         swift="none",
         resume="free",
+        path=PathKind("E380"),
     )
     ref_adapters: str = option(
         "start",
@@ -139,6 +141,7 @@ class TunerOptions(Options):
         trl="start",
         swift="base",
         rlhf="base",
+        path=PathKind("E384"),
     )
 
     tuner_type: Literal["full", "lora"] = option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from covey.options.declare import Options, only_with, option
+from covey.options.declare import Options, PathKind, only_with, option
 
 
 class EvaluationOptions(Options):
@@ -108,6 +108,7 @@ class OutputOptions(Options):
         swift="output/MODEL/vN-DATE",
         hints=("out",),
         resume="free",
+        path=PathKind("E403"),
     )
     overwrite_output_dir: bool = option(
         False,
@@ -124,6 +125,7 @@ class OutputOptions(Options):
         words={"true": "latest", "latest": "latest", "auto": "auto", "false": None},
         alone="latest",
         resume="free",
+        path=PathKind("E404"),
     )
     allow_changes: bool = option(
         False,
@@ -217,4 +219,5 @@ class OutputOptions(Options):
     replay_rollouts: str | None = option(
         None,
         "Train on the rollouts in this directory instead of sampling.",
+        path=PathKind("E406"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from covey.options.declare import Options, option
+from covey.options.declare import Options, PathKind, option
 
 
 class RewardOptions(Options):
@@ -19,6 +19,7 @@ class RewardOptions(Options):
         swift="none",
         names=("reward_functions",),
         hints=("rewards",),
+        path=PathKind("E314"),
     )
     reward_model: list[str] = option(
         [],
@@ -27,6 +28,7 @@ class RewardOptions(Options):
         trl="none, within reward_funcs",
         swift="none",
         names=("reward_model_name_or_path",),
+        path=PathKind("E337"),
     )
     reward_model_revision: list[str] = option(
         [],
@@ -49,6 +51,7 @@ class RewardOptions(Options):
         [],
         "Python files that register rewards in ms-swift's dictionary orms, as plugins of ms-swift do.",
         swift="none",
+        path=PathKind("E314"),
     )
     reward_timeout_s: float = option(
         60.0,
@@ -113,6 +116,7 @@ class RewardOptions(Options):
         None,
         "Question of the reward judge, as text or a file; {prompt}, {completion} and column names in "
         "braces are replaced by their values.",
+        path=PathKind("E340", or_text=True),
     )
     judge_regex: str = option(
         r"Reward:\s*([-+0-9.]+)",

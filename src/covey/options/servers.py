@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from covey.options.declare import Options, only_if_set, option
+from covey.options.declare import Options, PathKind, only_if_set, option
 
 _SERVED = only_if_set("rollout_servers")
 
@@ -23,6 +23,7 @@ class ServerOptions(Options):
         "servers started by `vllm serve`, the file holds the API key.",
         read_if=_SERVED,
         resume="free",
+        path=PathKind("E421"),
     )
     rollout_weights_directory: str | None = option(
         None,
@@ -30,6 +31,7 @@ class ServerOptions(Options):
         "Not set: /dev/shm if the server is on this machine.",
         read_if=_SERVED,
         resume="free",
+        path=PathKind("E429"),
     )
     rollout_timeout: float = option(
         120.0,

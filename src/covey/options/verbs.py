@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from covey.options.common import COMMON
-from covey.options.declare import Options, option
+from covey.options.declare import Options, PathKind, option
 
 
 class VerbOptions(Options):
@@ -27,7 +27,7 @@ class CommonOptions(VerbOptions):
 class DoctorOptions(VerbOptions):
     """What `covey doctor` takes."""
 
-    json_: bool = option(False, "Print the report as one JSON object.")
+    json_: bool = option(False, "Print the report as one JSON object; with exit code 2, the problems.")
     live: int | None = option(
         None,
         "Number (PID) of any process of a running run. Shows the current phase, step and micro-batch of "
@@ -40,7 +40,9 @@ class ExportOptions(VerbOptions):
 
     merge: bool = option(False, "Merge the adapter into its base model.", names=("merge_lora",))
     output_dir: str | None = option(
-        None, "Directory to write to; it must not exist yet. Not set: CHECKPOINT-merged, or CHECKPOINT-model."
+        None,
+        "Directory to write to; it must not exist yet. Not set: CHECKPOINT-merged, or CHECKPOINT-model.",
+        path=PathKind("E403"),
     )
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
@@ -52,18 +54,24 @@ class ExportOptions(VerbOptions):
         None,
         "Directory of the base model, if it is no longer at the path that the adapter names.",
         names=("model",),
+        path=PathKind("E415"),
     )
     checkpoint: str | None = option(
         None,
         "The checkpoint, in the place of the first argument.",
         names=("adapters", "ckpt_dir"),
+        path=PathKind("E413"),
     )
 
 
 class VerifyOptions(VerbOptions):
     """What `covey verify` takes."""
 
-    json_: bool = option(False, "Print the result as a JSON list, with one object per directory.")
+    json_: bool = option(
+        False,
+        "Print the result as a JSON list, with one object per directory; with exit code 2, one object with "
+        "the problems.",
+    )
 
 
 class RolloutOptions(VerbOptions):
@@ -73,6 +81,7 @@ class RolloutOptions(VerbOptions):
         None,
         "Directory of the model that the runs train, or quickstart. The first publish replaces its weights.",
         names=("model_id_or_path",),
+        path=PathKind("E426"),
     )
     host: str = option("127.0.0.1", "Address to listen on. Addresses that other machines can reach need TLS.")
     port: int = option(8000, "Port to listen on; 0 selects a free one.")
@@ -80,6 +89,7 @@ class RolloutOptions(VerbOptions):
         None,
         "File with the token that every request must contain; it is written if it does not exist. Not "
         "set: rollout-PORT.token in the working directory.",
+        path=PathKind("E426"),
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
@@ -110,8 +120,16 @@ class RolloutOptions(VerbOptions):
     )
     vllm_max_lora_rank: int = option(16, "Highest rank of an adapter for which vLLM reserves memory.")
     vllm_engine_kwargs: dict[str, Any] | None = option(None, "More arguments for vLLM's class LLM, as JSON.")
-    ssl_certfile: str | None = option(None, "Certificate of the server, for https.")
-    ssl_keyfile: str | None = option(None, "Private key of the certificate, if it is not in the same file.")
+    ssl_certfile: str | None = option(
+        None,
+        "Certificate of the server, for https.",
+        path=PathKind("E426"),
+    )
+    ssl_keyfile: str | None = option(
+        None,
+        "Private key of the certificate, if it is not in the same file.",
+        path=PathKind("E426"),
+    )
     i_know_this_is_open: bool = option(
         False,
         "Listen without TLS on an address that other machines can reach: anyone on the network "
@@ -121,6 +139,7 @@ class RolloutOptions(VerbOptions):
         None,
         "Directory for weight files that the trainer can read and write too, in /dev/shm or on a shared "
         "disk.",
+        path=PathKind("E426"),
     )
     end_with_run: bool = option(
         False,
@@ -135,7 +154,9 @@ class SelftestOptions(VerbOptions):
         "auto", "Device to compute on. auto: the GPU if there is one."
     )
     model: str | None = option(
-        None, "Directory of your own model, tested in float32. Not set: a small random model."
+        None,
+        "Directory of your own model, tested in float32. Not set: a small random model.",
+        path=PathKind("E301"),
     )
     ignore_memory_forecast: bool = option(
         False, "Start even if the forecast says that memory or the disk is too small."
@@ -145,7 +166,7 @@ class SelftestOptions(VerbOptions):
 class PlanOptions(VerbOptions):
     """What `covey plan` takes beside the options of a run."""
 
-    json_: bool = option(False, "Print the plan as one JSON object.")
+    json_: bool = option(False, "Print the plan as one JSON object; with exit code 2, the problems.")
     plan_gpus: int | None = option(
         None,
         "Number of GPUs of the machine to plan for; deepspeed and fsdp say how the run is placed on them.",

@@ -10,7 +10,7 @@ from covey.config.names import nearest
 from covey.options.schema import Config, default_of
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.plan.problem import problem, warning
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 _ASKS = (
@@ -143,7 +143,7 @@ def _revisions(config: Config, facts: Facts) -> list[Problem]:
     elif ignored := [m for m, r in zip(models, revisions, strict=True) if m in local and r != _MAIN]:
         seen = tr(
             "{ignored} is a directory, and a directory has only the revision {main}.",
-            ignored=", ".join(ignored),
+            ignored=joined(", ", ignored),
             main=_MAIN,
         )
         cause = tr("The revision belongs to a model on the hub, but a copy on this machine is used.")
@@ -171,7 +171,7 @@ def _lacking(config: Config) -> list[Problem]:
     examples = {"judge_base_url": "http://127.0.0.1:8000/v1", "judge_model": "NAME", "judge_prompt": _ASKS}
     words = " ".join(f"--{n} '{examples[n]}'" for n in lacking)
     seen = tr(
-        "The reward judge is used, but these options are missing: {lacking}.", lacking=", ".join(lacking)
+        "The reward judge is used, but these options are missing: {lacking}.", lacking=joined(", ", lacking)
     )
     cause = tr("None of these options has a default.")
     return [problem("E340", lacking[0], seen, cause, Fix(text=tr("for example {words}", words=words)))]
@@ -228,7 +228,7 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
             tr(
                 "judge_prompt has {{{name}}}, but the data has no such column; its columns are {names}.",
                 name=name,
-                names=", ".join(names),
+                names=joined(", ", names),
             ),
             tr("The column is misspelt, or belongs to another dataset."),
             Fix(

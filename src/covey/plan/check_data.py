@@ -11,7 +11,7 @@ from covey.plan.check_rows import left_words, row_problems
 from covey.plan.facts import Facts, HubProblem, UnreadableFile
 from covey.plan.problem import problem, warning
 from covey.plan.reasons import REFUSED
-from covey.texts import counted, tr
+from covey.texts import Whole, counted, tr
 from covey.types import Fix, Problem
 
 
@@ -105,10 +105,10 @@ def _mended(config: Config, file: UnreadableFile, option: str) -> Fix:
     """Return what to do about a file that cannot be read."""
     match file.kind:
         case "encoding":
-            convert = f"iconv -f {file.encoding or 'ENCODING'} -t UTF-8 {shlex.quote(file.path)} > NEW"
+            convert = Whole(f"iconv -f {file.encoding or 'ENCODING'} -t UTF-8 {shlex.quote(file.path)} > NEW")
             return Fix(text=tr("`{convert}` writes it as UTF-8", convert=convert))
         case "line":
-            show = f"sed -n {file.line}p {shlex.quote(file.path)}"
+            show = Whole(f"sed -n {file.line}p {shlex.quote(file.path)}")
             return Fix(text=tr("`{show}` shows the line; correct or remove it", show=show))
         case "one_file":
             typed = [_without_parts(text, file.path) for text in getattr(config, option)]

@@ -160,14 +160,14 @@ def _without_effect(config: Config, file: DeepSpeedFile) -> list[Problem]:
     if not found:
         return []
     instead = joined("; ", dict.fromkeys(words for words in found.values() if words))
-    advice = [tr("check the spelling of {unknown}", unknown=", ".join(unknown))] if unknown else []
+    advice = [tr("check the spelling of {unknown}", unknown=joined(", ", unknown))] if unknown else []
     advice += [tr("in covey, {instead}", instead=instead)] if instead else []
     seen = plural(
         len(found),
         "{path} sets {names}, which has no effect.",
         "{path} sets {names}, which have no effect.",
         path=file.path,
-        names=", ".join(found),
+        names=joined(", ", found),
     )
     cause = tr("The file was written for another trainer.")
     return [warning("W126", "deepspeed", seen, cause, Fix(text=joined("; ", advice)))]

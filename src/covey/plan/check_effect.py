@@ -11,7 +11,7 @@ from covey.options.schema import FACTS, Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.words import flags
-from covey.texts import counted, plural, tr
+from covey.texts import counted, joined, plural, tr
 from covey.types import Fix, Problem
 
 # Conditions of which E115 or W108 is said below.
@@ -189,7 +189,7 @@ def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
     seen = tr(
         "{set}, but no reward of this run reads it: {rewards}.",
         set=_set(config, names),
-        rewards=", ".join(config.rewards),
+        rewards=joined(", ", config.rewards),
     )
     cause = tr("The reward that reads it may be missing from --reward_funcs.")
     return [warning("W108", names[0], seen, cause, add, _leave_out(names))]

@@ -6,7 +6,7 @@ from covey.config.names import nearest
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 _PER_SET = (
@@ -109,7 +109,7 @@ def _metric(config: Config, facts: Facts) -> list[Problem]:
             tr("metric_for_best_model is {metric}, which no evaluation computes.", metric=metric),
             tr("Metrics of evaluations begin with eval_, and have the name of the dataset where it has one."),
             Fix(text=tr("use the metric with the nearest name"), edits={"metric_for_best_model": near}),
-            Fix(text=tr("the metrics are {names}", names=", ".join(names[:12]))),
+            Fix(text=tr("the metrics are {names}", names=joined(", ", names[:12]))),
         )
     ]
 

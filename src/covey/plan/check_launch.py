@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from covey.plan.check_accelerate import accelerate_problems
 from covey.plan.launchers import DEFAULT_PORT, is_of_slurm, whole_number
 from covey.plan.problem import problem
-from covey.texts import plural, tr
+from covey.texts import joined, plural, tr
 from covey.types import Fix, Problem
 
 ASKED_PROCESSES = "NPROC_PER_NODE"
@@ -313,5 +313,5 @@ def _incomplete(world: int, missing: list[str], environment: Mapping[str, str]) 
 
 def _are_not_set(names: Collection[str]) -> str:
     *most, last = names
-    listed = tr("{most} and {last}", most=", ".join(most), last=last) if most else last
+    listed = tr("{most} and {last}", most=joined(", ", most), last=last) if most else last
     return plural(len(names), "{names} is not set", "{names} are not set", names=listed)

@@ -9,7 +9,7 @@ from covey.options.vllm import LORA_RANKS
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import start_line
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 _OPTION = "vllm_enable_lora"
@@ -60,7 +60,7 @@ def _another_kind(config: Config) -> list[Problem]:
     if config.modules_to_save:
         seen = tr(
             "vllm_enable_lora is on, but modules_to_save trains {modules_to_save} whole: ",
-            modules_to_save=", ".join(config.modules_to_save),
+            modules_to_save=joined(", ", config.modules_to_save),
         )
         seen += tr("vLLM applies LoRA only to linear layers; it cannot apply modules that are trained whole.")
         problems.append(problem("E434", _OPTION, seen, "", _MERGED))

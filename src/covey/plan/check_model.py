@@ -13,7 +13,7 @@ from covey.plan.check_template import template_problems
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.versions import TRIED, VLLM_ON_CPU
-from covey.texts import counted, plural, tr
+from covey.texts import counted, joined, plural, tr
 from covey.types import Fix, Problem
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -83,7 +83,7 @@ def _unused(config: Config, facts: Facts) -> list[Problem]:
                 "{tensors} of {model} are not loaded: {names}{more}.",
                 tensors=counted(count, "tensor"),
                 model=config.model,
-                names=", ".join(facts.unused_tensors[:3]),
+                names=joined(", ", facts.unused_tensors[:3]),
                 more=more,
             ),
             "",
@@ -145,7 +145,7 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
                     option=option,
                     target=unmatched.target,
                     model=config.model,
-                    nearest=", ".join(unmatched.nearest) or "none",
+                    nearest=joined(", ", unmatched.nearest) or "none",
                 ),
                 tr("The modules of other model families have other names."),
                 *fixes,

@@ -8,7 +8,7 @@ from covey.options.schema import Config
 from covey.plan.check_quantization import quantized_model_fixes
 from covey.plan.facts import Facts, FaultDetails, ModelFault
 from covey.plan.problem import problem
-from covey.texts import filled, tr
+from covey.texts import Whole, filled, tr
 from covey.types import Fix, Problem
 
 _BUILT_IN = Fix(text=tr("use the built-in model, to try covey"), edits={"model": "quickstart"})
@@ -177,6 +177,11 @@ def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details:
                 Fix(text=tr("run this code, once you have read it"), edits={"trust_remote_code": True}),
                 _OTHER,
             )
+    elif details.cause == "closed" and details.command:
+        fixes = (
+            Fix(text=tr("`{command}`", command=Whole(details.command))),
+            *fixes,
+        )
     elif details.cause == "run":
         cause, fixes = "", (Fix(text=tr("use this checkpoint"), edits={"model": details.command}),)
     elif fault == "format":
@@ -210,7 +215,7 @@ def _gathered(command: str) -> Fix:
     again = tr(
         "then copy config.json and the files of the tokenizer there, and give that directory as --model"
     )
-    return Fix(text=tr("if you trust the files: `{command}`; {again}", command=command, again=again))
+    return Fix(text=tr("if you trust the files: `{command}`; {again}", command=Whole(command), again=again))
 
 
 def _looks_local(name: str) -> bool:

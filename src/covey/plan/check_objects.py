@@ -9,7 +9,7 @@ from covey.config.objects import bare_name, is_live, is_stream, live_kind
 from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 _SAVED = {
@@ -120,6 +120,6 @@ def changed_functions(
 def same_functions(names: Sequence[str]) -> Fix:
     """What to do where a resumed run is given other functions of a program."""
     text = tr(
-        "pass the same functions in reward_funcs as when the run started: {names}", names=", ".join(names)
+        "pass the same functions in reward_funcs as when the run started: {names}", names=joined(", ", names)
     )
     return Fix(text=text)

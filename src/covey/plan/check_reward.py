@@ -60,7 +60,7 @@ def _twice(config: Config) -> list[Problem]:
                 len(again),
                 "{names} is named more than once.",
                 "{names} are named more than once.",
-                names=", ".join(again),
+                names=joined(", ", again),
             ),
             tr("To count a reward more, give it a larger weight."),
             Fix(text=tr("name each reward once, with the same total weight"), edits=edits),
@@ -78,12 +78,12 @@ def _weights(config: Config) -> list[Problem]:
             "{weights} for {rewards}: {values} for {funcs}.",
             weights=counted(len(weights), "weight"),
             rewards=counted(len(funcs), "reward"),
-            values=", ".join(f"{w:g}" for w in weights) or "none",
-            funcs=", ".join(funcs),
+            values=joined(", ", [f"{w:g}" for w in weights]) or "none",
+            funcs=joined(", ", funcs),
         )
         return [problem("E307", "reward_weights", seen, "", ones)]
     if not any(weights):
-        seen = tr("Every weight is 0: {funcs}.", funcs=", ".join(funcs))
+        seen = tr("Every weight is 0: {funcs}.", funcs=joined(", ", funcs))
         cause = tr("A weight of 0 only records a reward; at least one weight must not be 0.")
         return [problem("E308", "reward_weights", seen, cause, ones)]
     return []

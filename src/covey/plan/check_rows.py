@@ -58,7 +58,7 @@ def _media(facts: Facts) -> list[Problem]:
             "dataset",
             tr(
                 "The data holds images, audio or video: {media_columns}.",
-                media_columns=", ".join(facts.media_columns),
+                media_columns=joined(", ", facts.media_columns),
             ),
             tr("The dataset is for vision models."),
             Fix(text=tr("use a data set without media, or remove these rows and columns")),
@@ -192,7 +192,7 @@ def _unread(facts: Facts) -> list[Problem]:
                 len(facts.unread_columns),
                 "The column {names} holds bytes, so it is not passed to rewards.",
                 "The columns {names} hold bytes, so they are not passed to rewards.",
-                names=", ".join(facts.unread_columns),
+                names=joined(", ", facts.unread_columns),
             ),
             "",
             Fix(text=tr("if it is text, write it as text (a string column) into the file")),
@@ -212,7 +212,7 @@ def _unused(facts: Facts) -> list[Problem]:
                 "The column {names} is not used: a prompt that is a string is given to the model unchanged.",
                 "The columns {names} are not used: a prompt that is a string is given to the model "
                 "unchanged.",
-                names=", ".join(facts.unused_columns),
+                names=joined(", ", facts.unused_columns),
             ),
             "",
             Fix(text=tr("--apply_chat_template true makes each prompt a user message of the chat template")),
@@ -237,7 +237,7 @@ def _pairs(columns: tuple[str, ...]) -> Problem:
         "dataset",
         tr(
             "The rows are pairs of a better and a worse answer. The columns are: {columns}.",
-            columns=", ".join(columns),
+            columns=joined(", ", columns),
         ),
         "",
         Fix(text=tr("use rows with a prompt and a reference answer, in the columns question and solution")),
@@ -247,9 +247,9 @@ def _pairs(columns: tuple[str, ...]) -> Problem:
 
 def _column(missing: MissingColumn, columns: tuple[str, ...], rename: Fix) -> Problem:
     *some, last = missing.column.split(" or ")
-    names = tr("{some} or {last}", some=", ".join(some), last=last) if some else last
+    names = tr("{some} or {last}", some=joined(", ", some), last=last) if some else last
     there = (
-        tr(" The columns are: {columns}.", columns=", ".join(columns))
+        tr(" The columns are: {columns}.", columns=joined(", ", columns))
         if columns and not missing.where
         else ""
     )

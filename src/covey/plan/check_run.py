@@ -214,7 +214,7 @@ def _changed_rewards(facts: Facts) -> list[Problem]:
     assert facts.resume is not None
     seen = tr(
         "The code of {names} has changed since {path} was saved.",
-        names=", ".join(changed),
+        names=joined(", ", changed),
         path=facts.resume.path,
     )
     fix = Fix(text=tr("no action is needed if you changed it on purpose"))

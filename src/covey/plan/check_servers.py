@@ -46,7 +46,7 @@ def _groups(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]:
     problems = []
     if away := [address for address in config.rollout_servers if not is_here(address)]:
         seen = tr(
-            "{option} is given, and {away} can be on another machine.", option=option, away=", ".join(away)
+            "{option} is given, and {away} can be on another machine.", option=option, away=joined(", ", away)
         )
         fix = Fix(
             text=tr(
@@ -56,7 +56,7 @@ def _groups(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]:
         )
         problems.append(warning("W182", option, seen, "", fix))
     if without := [s.address for s in servers if not s.fault and not takes_group(s)]:
-        seen = tr("{without} does not support a process group.", without=", ".join(without))
+        seen = tr("{without} does not support a process group.", without=joined(", ", without))
         cause = tr("It is `vllm serve`, or vLLM with several processes.")
         problems.append(
             warning("W183", option, seen, cause, Fix(text=tr("leave out --{option}", option=option)))
@@ -76,7 +76,7 @@ def _addresses(config: Config, addresses: Sequence[str]) -> list[Problem]:
         fix = Fix(text=tr("name each server: --rollout_servers http://HOST:PORT ..."))
         return [problem("E427", "vllm_server_port", seen, "", fix)]
     if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
-        seen = tr("{twice} is named twice.", twice=", ".join(twice))
+        seen = tr("{twice} is named twice.", twice=joined(", ", twice))
         once = Fix(text=tr("name each server once"), edits={_OPTION: list(dict.fromkeys(addresses))})
         return [problem("E427", _OPTION, seen, "", once)]
     return []

@@ -9,7 +9,7 @@ from typing import Any
 from covey.options.schema import Config, default_of
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 _ESTIMATORS = {
@@ -102,7 +102,7 @@ def step_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[
             "step_separator is {step_separator!r}, but no reward of this run returns one number "
             "per step or has the argument completion_steps: {reward_funcs}.",
             step_separator=config.step_separator,
-            reward_funcs=", ".join(config.reward_funcs),
+            reward_funcs=joined(", ", config.reward_funcs),
         )
         cause = tr(
             "The reward that does is missing from --reward_funcs, or returns one number for a whole "

@@ -83,7 +83,7 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
         seen = tr(
             "No row has a task in the column {column}. The columns are: {columns}.",
             column=column,
-            columns=", ".join(columns),
+            columns=joined(", ", columns),
         )
         return [problem("E346", "task_column", seen, "", *rename, Fix(text=_NAMED))]
     shown = joined(
@@ -93,7 +93,7 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
                 "{rows}{source}: {numbers}{more}",
                 rows=counted(rows.count, "row"),
                 source=tr(" of {reason}", reason=rows.reason) if rows.reason else "",
-                numbers=", ".join(map(str, rows.rows)),
+                numbers=joined(", ", map(str, rows.rows)),
                 more=" ..." if rows.count > len(rows.rows) else "",
             )
             for rows in facts.taskless
@@ -148,7 +148,7 @@ def _with(
 
 def _unknown_reward(by_task: Mapping[str, Sequence[str]], task: str, name: str, config: Config) -> Problem:
     near = nearest(name, config.rewards)
-    fixes = [Fix(text=tr("the rewards are {rewards}", rewards=", ".join(config.rewards)))]
+    fixes = [Fix(text=tr("the rewards are {rewards}", rewards=joined(", ", config.rewards)))]
     if near:
         names = [near if n == name else n for n in by_task[task]]
         fixes.insert(
@@ -171,7 +171,7 @@ def _unknown_task(
     if near:
         renamed = {near if t == task else t: names for t, names in by_task.items()}
         fixes = [Fix(text=tr("use the task with the nearest name"), edits=_with(renamed, {}))]
-    seen = tr("No row has task {task}; tasks found: {there}.", task=task, there=", ".join(there))
+    seen = tr("No row has task {task}; tasks found: {there}.", task=task, there=joined(", ", there))
     return _entry(seen, "", *fixes, Fix(text=_EXAMPLE))
 
 
@@ -186,7 +186,7 @@ def _unlisted(by_task: Mapping[str, Sequence[str]], task: str, rewards: Sequence
 def _idle(by_task: Mapping[str, Sequence[str]], idle: Sequence[str]) -> Problem:
     everywhere = {task: [*names, *idle] for task, names in by_task.items()}
     return _entry(
-        tr("{idle} scores no task.", idle=", ".join(idle)),
+        tr("{idle} scores no task.", idle=joined(", ", idle)),
         tr("The reward is missing from task_rewards, or is not needed."),
         Fix(text=tr("score every task with it too"), edits=_with(everywhere, {})),
         Fix(text=tr("leave it out of --reward_funcs and --reward_weights")),
@@ -205,7 +205,7 @@ def _emptied(facts: Facts) -> list[Problem]:
             tr(
                 "No rows are left of these tasks: {gone}. All their pass rates are outside "
                 "min_pass_rate and max_pass_rate.",
-                gone=", ".join(gone),
+                gone=joined(", ", gone),
             ),
             tr("The model always solves these tasks, or never."),
             Fix(text=tr("use other bounds: --min_pass_rate X, --max_pass_rate X")),

@@ -7,7 +7,7 @@ from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import start_line
-from covey.texts import counted, plural, tr
+from covey.texts import counted, joined, plural, tr
 from covey.types import Fix, Problem
 
 UNTRIED = tr("vLLM on a GPU: we have not tested this yet")
@@ -137,7 +137,7 @@ def _arguments(config: Config) -> list[Problem]:
     taken = sorted(OWNED & (config.vllm_engine_kwargs or {}).keys())
     if not taken:
         return []
-    seen = tr("vllm_engine_kwargs sets {taken}, which covey sets itself.", taken=", ".join(taken))
+    seen = tr("vllm_engine_kwargs sets {taken}, which covey sets itself.", taken=joined(", ", taken))
     fix = Fix(
         text=tr(
             "remove these names from the JSON; where covey has an option for one, use that, such as "

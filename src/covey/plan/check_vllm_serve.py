@@ -10,7 +10,7 @@ from covey.options.schema import Config
 from covey.plan.facts import Facts, ServerFacts, VllmServeFacts
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import start_line
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 _OPTION = "rollout_servers"
@@ -89,7 +89,7 @@ def open_routes(config: Config, facts: Facts, servers: Sequence[ServerFacts]) ->
     seen = tr(
         "{addresses}: {routes}{more} answer without a token.",
         addresses=addresses,
-        routes=", ".join(routes[:_NAMED]),
+        routes=joined(", ", routes[:_NAMED]),
         more=more,
     )
     cause = tr(

@@ -16,7 +16,7 @@ from covey.plan.facts import Facts
 from covey.plan.fsdp import fsdp_states
 from covey.plan.layout import OFFLOAD_BLOCKS, PRESETS, States, computes_low
 from covey.plan.problem import problem, warning
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 # Settings of zero_optimization that change speed and memory, and no result.
@@ -139,7 +139,7 @@ def states_of(
 
 
 def _no_preset(word: str) -> Problem:
-    takes = tr("one of {presets}, or the path of a JSON file", presets=", ".join(PRESETS))
+    takes = tr("one of {presets}, or the path of a JSON file", presets=joined(", ", PRESETS))
     seen = tr("deepspeed is {word}; it must be {takes}, and there is no such file.", word=word, takes=takes)
     return problem("E104", "deepspeed", seen, "", Fix(text=tr("--deepspeed takes {takes}", takes=takes)))
 

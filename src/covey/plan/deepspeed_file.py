@@ -12,7 +12,7 @@ from typing import Any
 from covey.plan.layout import PRESETS, STAGES, DeepSpeedFile, Offload
 from covey.plan.problem import problem, warning
 from covey.plan.shape import in_range
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 TOTAL, ROWS, PASSES = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -194,7 +194,7 @@ def unreadable(path: str, words: str) -> Problem:
         tr("{path} cannot be read as a configuration of DeepSpeed: {words}.", path=path, words=words),
         tr("The file is another one, incomplete, or was edited."),
         Fix(text=tr('write a JSON object such as {"zero_optimization": {"stage": 3}}')),
-        Fix(text=tr("use one of the names {presets}", presets=", ".join(PRESETS))),
+        Fix(text=tr("use one of the names {presets}", presets=joined(", ", PRESETS))),
     )
 
 
@@ -204,9 +204,9 @@ def _unknown(path: str, name: str, value: Any, choices: tuple[str, ...]) -> Prob
         path=path,
         name=name,
         value=value,
-        choices=", ".join(choices),
+        choices=joined(", ", choices),
     )
-    fix = Fix(text=tr("use one of {choices} in {path}", choices=", ".join(choices), path=path))
+    fix = Fix(text=tr("use one of {choices} in {path}", choices=joined(", ", choices), path=path))
     return problem("E218", "deepspeed", seen, "", fix)
 
 
@@ -227,6 +227,6 @@ def _cannot_run(path: str, name: str, value: Any, why: str) -> Problem:
 
 
 def _left_out(path: str, names: list[str]) -> Problem:
-    seen = tr("{path} has {names}, which the forecast does not count.", path=path, names=", ".join(names))
+    seen = tr("{path} has {names}, which the forecast does not count.", path=path, names=joined(", ", names))
     fix = Fix(text=tr("no action is needed; the forecast is made as if the file did not have them"))
     return warning("W117", ZERO, seen, "", fix)

@@ -87,8 +87,8 @@ def _settings(written: Mapping[str, Any]) -> tuple[dict[str, str], list[Problem]
     odd += [n for n in _XLA if settings.get(n, "false") not in ("false", "{}")]
     if not odd:
         return settings, []
-    seen = tr("fsdp_config has {odd}, which covey does not know.", odd=", ".join(sorted(odd)))
-    words = tr("leave it out; the settings that covey reads are {known}", known=", ".join(sorted(known)))
+    seen = tr("fsdp_config has {odd}, which covey does not know.", odd=joined(", ", sorted(odd)))
+    words = tr("leave it out; the settings that covey reads are {known}", known=joined(", ", sorted(known)))
     cause = tr("The settings are of another tool, or of XLA.")
     return settings, [problem("E104", "fsdp_config", seen, cause, Fix(text=words))]
 

@@ -230,7 +230,9 @@ def _forecast_alone(config: Config, layout: Layout) -> list[str]:
             tr("a forecast only: in `covey train` a vLLM that spans several GPUs has to be a rollout server")
         )
     if asked:
-        lines.append(tr("a forecast only: `covey train` does not have {asked} yet", asked=", ".join(asked)))
+        lines.append(
+            tr("a forecast only: `covey train` does not have {asked} yet", asked=joined(", ", asked))
+        )
     if layout.zero_stage and not layout.fsdp and config.deepspeed is None:
         word = flags({"deepspeed": deepspeed_word(layout.zero_stage, layout.offload)})
         lines.append(

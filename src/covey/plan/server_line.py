@@ -14,6 +14,7 @@ from covey.options.vllm import VllmOptions
 from covey.plan.facts import Facts
 from covey.plan.memory_vllm import adapter_room
 from covey.plan.words import flags
+from covey.texts import Whole
 
 OF_BOTH: Mapping[str, str] = {
     **{name: name for name in RolloutOptions.model_fields if name in VllmOptions.model_fields},
@@ -44,7 +45,7 @@ def start_line(config: Config, address: str = "", facts: Facts | None = None, **
         words += [flags(typed)] if typed else []
     host, port = _listens(address)
     words += [f"--host {host}"] if host and not _is_here(host) else []
-    return " ".join([*words, f"--port {port}"])
+    return Whole(" ".join([*words, f"--port {port}"]))
 
 
 def _listens(address: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from covey.texts import joined, padded, tr
+from covey.texts import Whole, joined, padded, tr
 from covey.texts.catalogue import columns, is_wide
 from covey.texts.language import spoken
 from covey.types import Problem
@@ -19,7 +19,7 @@ _NOTE = 10
 
 def flags(edits: Mapping[str, Any]) -> str:
     """Return option values as they are typed: `--reward_funcs accuracy format`."""
-    return " ".join(_flag(name, value) for name, value in edits.items())
+    return Whole(" ".join(_flag(name, value) for name, value in edits.items()))
 
 
 # What is to be typed as it stands: commands in backticks, JSON in quotes.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from os.path import expanduser, isfile
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ class BadPattern(CoveyError):
 
 def template_text(value: str) -> str:
     """The text that `judge_prompt` means: that of a file, or the words themselves."""
-    path = Path(value).expanduser()
+    path = Path(expanduser(value))
     is_name = "\n" not in value and len(value) < 1000
-    return path.read_text(encoding="utf-8") if is_name and value and path.is_file() else value
+    return path.read_text(encoding="utf-8") if is_name and value and isfile(path) else value
 
 
 def placeholders(template: str) -> list[str]:

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from os.path import expanduser, isfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from covey.rewards import swift_standin
 from covey.rewards.builtin import BUILT_IN
 from covey.rewards.callee import Callee, describe, file_of
 from covey.rewards.targets import Target, callable_name
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import FaultKind, RewardCause, RewardFault
 
 
@@ -95,10 +96,10 @@ class Loader:
         return self._file(Path(str(target.file)))
 
     def _file(self, file: Path) -> ModuleType:
-        file = file.expanduser().absolute()
+        file = Path(expanduser(file)).absolute()
         if file in self._files:
             return self._files[file]
-        if not file.is_file():
+        if not isfile(file):
             raise Unloadable("import", tr("the file {file} does not exist", file=file), cause="no_file")
         folder = str(file.parent)
         if folder not in sys.path:
@@ -107,7 +108,9 @@ class Loader:
         while name in sys.modules:
             name += "_"
         spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            words = tr("{file} is not imported: the name of a Python file ends in .py", file=file)
+            raise Unloadable("import", words)
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
@@ -176,7 +179,7 @@ def _missing(module: ModuleType, target: Target) -> Unloadable:
     hint = (
         tr("the nearest name is {near}", near=near)
         if near
-        else tr("it defines {own}", own=", ".join(own[:8]) or tr("no function"))
+        else tr("it defines {own}", own=joined(", ", own[:8]) or tr("no function"))
     )
     where = Path(target.file).name if target.file else str(target.module)
     words = tr("{name} does not define {attribute}; {hint}", name=where, attribute=target.name, hint=hint)

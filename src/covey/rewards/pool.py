@@ -163,12 +163,20 @@ class Pool:
             raise WorkerGone(Status.ERROR, tr("was not called, because the run is ending"))
         limit_s = self.plan.load_limit_s
         what = {"do": "open", "path": sys.path, "plugins": self.plan.plugins, "options": self.plan.options}
-        return worker, self._ask(worker, json.dumps({**what, "limit_s": limit_s}, default=str), limit_s)
+        return worker, self._prepared(worker, json.dumps({**what, "limit_s": limit_s}, default=str))
 
     def _ask_to_load(self, worker: WorkerProcess, target: Target) -> dict[str, Any]:
         limit_s = self.plan.load_limit_s
         what = {"do": "load", "target": asdict(target), "limit_s": limit_s}
-        return self._ask(worker, json.dumps(what), limit_s)
+        return self._prepared(worker, json.dumps(what))
+
+    def _prepared(self, worker: WorkerProcess, request: str) -> dict[str, Any]:
+        """The answer to a request that readies a worker; WorkerGone where it failed at that."""
+        reply = self._ask(worker, request, self.plan.load_limit_s)
+        if "failed" in reply:
+            self._end(worker)
+            raise WorkerGone(Status.ERROR, tr("failed: {words}", words=unpacked_reply(reply)["failed"]))
+        return reply
 
     def _ask(self, worker: WorkerProcess, request: str, limit_s: float) -> dict[str, Any]:
         try:

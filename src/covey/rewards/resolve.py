@@ -20,7 +20,7 @@ from covey.rewards.pool import Pool, awaited
 from covey.rewards.protocol import Form, TrainerState
 from covey.rewards.steps import STEP_SEPARATOR
 from covey.rewards.targets import Target, callable_name, target_of, target_of_callable
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import GOLD_COLUMNS, RewardFault
 
 Entry = str | Callable[..., Any]
@@ -182,7 +182,7 @@ def _unknown(entry: str, orms: Sequence[str]) -> RewardFault:
     hint = (
         tr("the nearest name is {near}", near=near)
         if near
-        else tr("the rewards are {names}", names=", ".join(names))
+        else tr("the rewards are {names}", names=joined(", ", names))
     )
     words = tr("there is no reward {entry}; {hint}", entry=entry, hint=hint)
     return RewardFault(reward=entry, kind="unknown", words=words, subject=entry, near=near or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from os.path import abspath, expanduser
 from types import TracebackType
 from typing import Any
 
@@ -69,7 +69,7 @@ class RewardSet:
         """
         _refuse_in_a_worker()
         plan = PoolPlan(
-            plugins=tuple(str(Path(p).expanduser().absolute()) for p in plugins),
+            plugins=tuple(abspath(expanduser(p)) for p in plugins),
             options=dict(options or {}),
             workers=workers,
             timeout_s=timeout_s,
@@ -235,7 +235,7 @@ def _lack(lacking: Sequence[str], columns: Sequence[str]) -> str:
     hint = (
         tr("the nearest is {near}", near=near)
         if near
-        else tr("the columns are {columns}", columns=", ".join(columns) or tr("none"))
+        else tr("the columns are {columns}", columns=joined(", ", columns) or tr("none"))
     )
     arguments = joined(tr(" and "), lacking)
     return plural(

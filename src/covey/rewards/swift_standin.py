@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from os.path import isdir
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,7 @@ def is_installed() -> bool:
     """Whether ms-swift itself can be imported; other distributions have a package `swift` too."""
     spec = importlib.util.find_spec("swift")
     folders = (spec.submodule_search_locations or ()) if spec is not None else ()
-    return any((Path(f) / part).is_dir() for f in folders for part in ("rewards", "plugin"))
+    return any(isdir(Path(f) / part) for f in folders for part in ("rewards", "plugin"))
 
 
 def is_orm(reward: Any) -> bool:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from os.path import expanduser, isfile
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Target:
 def target_of(entry: str) -> Target | None:
     """The target of `FILE.py:name`, `package.module:name` or `package.module.name`; else None."""
     if match := _FILE.fullmatch(entry):
-        file = Path(match["file"]).expanduser().absolute()
+        file = Path(expanduser(match["file"])).absolute()
         return Target(entry=entry, name=match["name"], file=str(file))
     if match := _COLON.fullmatch(entry) or _DOTTED.fullmatch(entry):
         if match["name"] == "py":
@@ -58,7 +59,7 @@ def is_model(entry: str) -> bool:
     is written, `owner/name`."""
     if target_of(entry) is not None or entry.endswith(".py"):
         return False
-    is_directory = (Path(entry).expanduser() / "config.json").is_file()
+    is_directory = isfile(Path(expanduser(entry)) / "config.json")
     return is_directory or "/" in entry or entry.startswith(_HUBS)
 
 
@@ -73,7 +74,7 @@ def model_source(entry: str) -> str | None:
 
 
 def _place(entry: str) -> Path:
-    return Path(entry.rpartition("::")[2]).expanduser()
+    return Path(expanduser(entry.rpartition("::")[2]))
 
 
 def target_of_callable(function: Callable[..., Any]) -> Target | str:

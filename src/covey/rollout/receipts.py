@@ -238,4 +238,4 @@ def _with_tie(name: str, sent_as: str) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     more = tr(" and {num_names} more", num_names=len(names) - _NAMED) if len(names) > _NAMED else ""
-    return tr("{names}{more}", names=", ".join(names[:_NAMED]), more=more)
+    return tr("{names}{more}", names=joined(", ", names[:_NAMED]), more=more)

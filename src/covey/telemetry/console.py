@@ -21,8 +21,9 @@ from rich.live import Live
 from rich.text import Text
 
 from covey.telemetry.line import format_duration, format_line
-from covey.texts import counted, tr
+from covey.texts import counted, tr, visible
 from covey.texts.language import spoken
+from covey.texts.terminal import say
 from covey.types import StepRecord
 
 # What a closed pipe, a terminal without the letters, or a record of an unforeseen shape raises while it is
@@ -110,7 +111,7 @@ class Console:
         with self._edge():
             if self._live is not None:
                 self._print_last()
-                self._live.console.print(Text(text), soft_wrap=True)
+                self._live.console.print(Text(visible(text)), soft_wrap=True)
             else:
                 self._print(text)
 
@@ -133,7 +134,7 @@ class Console:
             self._print(self._line(record, width=None))
         else:
             line = self._line(record, width=self._terminal.width)
-            self._live.console.print(Text(line, no_wrap=True, overflow="ellipsis"))
+            self._live.console.print(Text(visible(line), no_wrap=True, overflow="ellipsis"))
 
     def _print_last(self) -> None:
         """Print the step that only the live line has shown, before anything else comes."""
@@ -175,8 +176,7 @@ class Console:
 
     def _print(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
-        self._stream.flush()
+        say(text.encode(encoding, "replace").decode(encoding), self._stream)
 
     @contextlib.contextmanager
     def _edge(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from os.path import exists, isdir, isfile, islink
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from covey.telemetry.jsonl import (
     write_text,
 )
 from covey.telemetry.rollouts import RolloutLimits, RolloutLog, list_rollouts, read_rollouts
-from covey.texts import Text, packed, tr
+from covey.texts import Text, joined, packed, tr
 from covey.types import Metric, StepRecord
 
 __all__ = ["RunFiles", "Superseded", "read_events", "read_metrics", "read_rollouts"]
@@ -70,7 +71,7 @@ class RunFiles:
         """Delete what a kill left half written: none of it was ever under its own name."""
         for directory in (self.output_dir, self.rollouts_dir):
             for path in directory.glob(".tmp-*"):
-                if path.is_file():
+                if isfile(path):
                     path.unlink()
 
     def write_config(self, text: str) -> None:
@@ -103,7 +104,7 @@ class RunFiles:
         """FileNotFoundError where metrics.jsonl is not as long as this process has left it."""
         if self._num_bytes is None:
             return
-        num_bytes = self.metrics_path.stat().st_size if self.metrics_path.exists() else None
+        num_bytes = self.metrics_path.stat().st_size if exists(self.metrics_path) else None
         if num_bytes != self._num_bytes:
             words = tr(
                 "it has {num_bytes} bytes, but the run left {left}: another program changed it",
@@ -120,7 +121,7 @@ class RunFiles:
         What a finding says is recorded with its templates, too, as `texts`.
         """
         if clash := {"time"} & set(fields):
-            raise CoveyError(tr("an event's field cannot be called {clash}", clash=", ".join(clash)))
+            raise CoveyError(tr("an event's field cannot be called {clash}", clash=joined(", ", clash)))
         if step is None:
             step = max(self._last_recorded(), 0)
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
@@ -161,7 +162,7 @@ class RunFiles:
         plain = [path for number, path in list_rollouts(self.rollouts_dir).items() if number > rollout]
         # A kill between the compressing of a file and its removal leaves both.
         twins = [path.with_name(path.name + ".gz") for path in plain]
-        rollouts = [*plain, *(path for path in twins if path.is_file())]
+        rollouts = [*plain, *(path for path in twins if isfile(path))]
         if not (metrics.moved or events.moved or rollouts):
             return None
         directory = _next_directory(self.output_dir / "superseded")
@@ -193,7 +194,7 @@ class RunFiles:
     def supersede_all(self) -> Path | None:
         """Move every record into superseded/<n>/, unread, for a run that starts anew; None: there is none."""
         names = ("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "rollouts")
-        paths = [path for name in names if (path := self.output_dir / name).exists()]
+        paths = [path for name in names if exists(path := self.output_dir / name)]
         if not paths:
             return None
         directory = _next_directory(self.output_dir / "superseded")
@@ -228,7 +229,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
+    if not isfile(path):
         return []
     with path.open("rb") as file:
         return list(read_records(file, path))
@@ -236,7 +237,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _metrics_line(record: StepRecord) -> dict[str, Any]:
     if clash := RESERVED & set(record.metrics):
-        raise CoveyError(tr("a metric cannot be called {clash}", clash=", ".join(sorted(clash))))
+        raise CoveyError(tr("a metric cannot be called {clash}", clash=joined(", ", sorted(clash))))
     line: dict[str, Any] = {"step": record.step, "rollout": record.rollout, "pass": record.pass_index}
     line.update({name: metric.value for name, metric in record.metrics.items()})
     line["n"] = {name: metric.count for name, metric in record.metrics.items()}
@@ -256,7 +257,7 @@ class _Split:
 
 def _split(path: Path, step: int) -> _Split:
     """Divide the lines of a file into those up to `step` and those after it."""
-    if not path.is_file():
+    if not isfile(path):
         return _Split(kept=[], moved=[])
     with path.open("rb") as file:
         lines = [line for line in file if line.strip()]
@@ -285,7 +286,7 @@ def delete_run(output_dir: Path) -> None:
         *("hang-*", "status-rank-*.json", "nccl-rank-*", "live"),
     )
     for path in [path for pattern in patterns for path in output_dir.glob(pattern)]:
-        if path.is_dir() and not path.is_symlink():
+        if isdir(path) and not islink(path):
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from os.path import isfile
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -89,7 +90,7 @@ def named(path: Path) -> Iterator[None]:
 
 def cut_torn_tail(path: Path) -> int:
     """Remove what follows the last line break, a record that a kill cut short; return its bytes."""
-    if not path.is_file():
+    if not isfile(path):
         return 0
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1

@@ -19,6 +19,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from os.path import isdir
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,7 +60,7 @@ class Lock:
         """Raise Changed where the directory no longer holds this lock."""
         if _is_at(self.descriptor, self.path):
             return
-        if not self.path.parent.is_dir():
+        if not isdir(self.path.parent):
             raise Changed(errno.ENOENT, tr("the directory was deleted while the run was writing to it"))
         raise Changed(
             errno.ENOENT, tr("its {lock} was deleted or replaced while the run was writing to it", lock=LOCK)

@@ -8,6 +8,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +49,7 @@ def rollout_path(directory: Path, rollout: int) -> Path:
 def list_rollouts(directory: Path) -> dict[int, Path]:
     """Return the file of each rollout, in order; of a file and its compressed twin, the plain one."""
     files: dict[int, Path] = {}
-    if directory.is_dir():
+    if isdir(directory):
         # Reverse name order puts ".jsonl" after ".jsonl.gz", so the plain file wins.
         for path in sorted(directory.iterdir(), reverse=True):
             if match := _NAME.fullmatch(path.name):
@@ -83,10 +84,10 @@ class RolloutLog:
         FileNotFoundError where the directory was deleted after the first one.
         """
         path = rollout_path(self._directory, rollout)
-        if self._has_written and not self._directory.is_dir():
+        if self._has_written and not isdir(self._directory):
             words = tr("it was deleted during the run")
             raise FileNotFoundError(errno.ENOENT, words, str(self._directory))
-        if path.exists() or _compressed(path).exists():
+        if exists(path) or exists(_compressed(path)):
             raise CoveyError(
                 tr("{directory} already holds rollout {rollout}", directory=self._directory, rollout=rollout)
             )
@@ -102,7 +103,7 @@ class RolloutLog:
         plain = self._listed()
         while len(plain) > keep_plain:
             path = rollout_path(self._directory, plain.popleft())
-            if not path.is_file():
+            if not isfile(path):
                 continue
             # Without a time of its own the compressed file depends on its content only.
             whole = path.read_bytes()
@@ -123,7 +124,7 @@ class RolloutLog:
                 continue
             plain = rollout_path(self._directory, self._deletable.popleft())
             for path in (plain, _compressed(plain)):
-                if path.is_file():
+                if isfile(path):
                     self._num_bytes -= path.stat().st_size
                     path.unlink()
                     deleted.append(path)

@@ -13,12 +13,16 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+from covey.texts.values import LONGEST as LONGEST
+from covey.texts.values import Shown
+from covey.texts.values import Whole as Whole
+from covey.texts.values import fitted as fitted
+from covey.texts.values import visible as visible
+
 Kept = TypeVar("Kept", bound="Text")
 
 # What `packed` has of a text.
 _PACKED = {"template", "values", "plural", "number", "english", "width"}
-# The longest that a value is which is neither a text nor a number, on its way through JSON.
-_LONGEST = 1000
 
 
 class Text(str):
@@ -47,13 +51,13 @@ class Text(str):
         english: str | None = None,
         width: int = 0,
     ) -> Kept:
+        values = {name: _fitted(value) for name, value in (values or {}).items()}
         if english is None:
             english = plural if plural and number != 1 else template
             english = english.format_map(values) if values else english
         self = super().__new__(cls, f"{english:<{width}}")
         self.template = template
-        # An exception would hold the frames that it came through.
-        self.values = {n: str(v) if isinstance(v, BaseException) else v for n, v in (values or {}).items()}
+        self.values = values
         self.plural, self.number, self.width = plural, number, width
         return self
 
@@ -192,20 +196,11 @@ def unpacked_in(value: Any) -> Any:
     return [unpacked_in(of) for of in value] if isinstance(value, list) else value
 
 
-class _Shown(str):
-    """What is left of a value of another type: its text, and how `!r` writes it."""
-
-    __slots__ = ("written",)
-
-    written: str
-
-    def __new__(cls, text: str, written: str) -> _Shown:
-        self = super().__new__(cls, text)
-        self.written = written
-        return self
-
-    def __repr__(self) -> str:
-        return self.written
+def _fitted(value: Any) -> Any:
+    """A value as a text keeps it. Of an exception, which would hold the frames that it came through, the text
+    alone; a text stays what it is."""
+    value = str(value) if isinstance(value, BaseException) else value
+    return value if isinstance(value, Text) else fitted(value)
 
 
 def _like(text: Text, values: Mapping[str, Any], english: str) -> Text:
@@ -222,7 +217,7 @@ def _replaced_value(value: Any, old: str, new: str) -> Any:
 
 
 def _packed_value(value: Any) -> Any:
-    if isinstance(value, _Shown):
+    if isinstance(value, Shown):
         return {"text": str(value), "written": value.written}
     if isinstance(value, str):
         return packed(value)
@@ -232,10 +227,10 @@ def _packed_value(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    return {"text": str(value)[:_LONGEST], "written": repr(value)[:_LONGEST]}
+    return {"text": str(value), "written": repr(value)}
 
 
 def _unpacked_value(value: Any) -> Any:
     if not isinstance(value, Mapping):
-        return value
-    return unpacked(value) if "template" in value else _Shown(value["text"], value["written"])
+        return Whole(value) if isinstance(value, str) else value
+    return unpacked(value) if "template" in value else Shown(value["text"], value["written"])

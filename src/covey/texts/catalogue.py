@@ -7,6 +7,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from gettext import GNUTranslations, NullTranslations
+from os.path import isfile
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -50,7 +51,7 @@ class Catalogue:
 def catalogue(language: str) -> Catalogue:
     """Return the catalogue of a language; of English, and of one that has none, an empty one."""
     file = FOLDER / language / "LC_MESSAGES" / "covey.mo"
-    if not file.is_file():
+    if not isfile(file):
         return Catalogue(NullTranslations())
     with file.open("rb") as opened:
         return Catalogue(GNUTranslations(opened))

@@ -14,6 +14,7 @@ import platform
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
+from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,15 +134,15 @@ def _typed(value: Any, *, with_contents: bool) -> Any:
             return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}… ({_digest([value])})"
         mark, rest = colon, function
     contents = ""
-    if with_contents and Path(path).is_file():
+    if with_contents and isfile(Path(path)):
         contents = f" {_digest_of_file(Path(path))}"
-    kind = "file" if Path(path).is_file() else "directory"
+    kind = "file" if isfile(Path(path)) else "directory"
     return f"{head + '=' if head else ''}{kind}{contents}{mark}{rest}"
 
 
 def _exists(path: str) -> bool:
     try:
-        return bool(path) and Path(path).exists()
+        return bool(path) and exists(Path(path))
     except (OSError, ValueError):
         # Too long for a name: a text.
         return False
@@ -191,7 +192,7 @@ def _kind(value: object) -> str:
 
 
 def _size(path: str) -> int:
-    return Path(path).stat().st_size if Path(path).is_file() else 0
+    return Path(path).stat().st_size if isfile(Path(path)) else 0
 
 
 def _model(model_dir: str | None) -> dict[str, Any]:
@@ -200,7 +201,7 @@ def _model(model_dir: str | None) -> dict[str, Any]:
         return {}
     directory = Path(model_dir)
     values: dict[str, Any] = {
-        name: _digest_of_file(directory / name) for name in _MODEL_FILES if (directory / name).is_file()
+        name: _digest_of_file(directory / name) for name in _MODEL_FILES if isfile(directory / name)
     }
     values[tr("tensors of the weights")] = _of_tensors(stored_tensors(directory))
     return values
@@ -216,7 +217,7 @@ def _adapters(config: Config) -> dict[str, Any]:
     """What the headers and the configurations of the adapters say that a run starts from."""
     values = {}
     for name, directory in (("adapters", config.adapters), ("ref_adapters", config.ref_adapters)):
-        if directory is not None and Path(directory).is_dir():
+        if directory is not None and isdir(Path(directory)):
             files = [_digest_of_file(Path(directory) / f) for f in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
             values[tr("tensors of {name}", name=name)] = _of_tensors(stored(Path(directory)), *files)
     return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from os.path import isfile
 from pathlib import Path
 
 from covey.config.adapters import ADAPTER_CONFIG
@@ -24,7 +25,7 @@ from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.vllm.engine import VllmEngine
 from covey.text_files import stops_of
-from covey.texts import counted, joined, tr
+from covey.texts import Whole, counted, joined, tr
 from covey.training.job import Job
 from covey.types import Problem
 
@@ -227,9 +228,9 @@ def closing(job: Job, verb: str, *, is_command: bool) -> list[str]:
         )
     if step >= total:
         result, steps = result or name, counted(step, "step")
-        if not (result / ADAPTER_CONFIG).is_file():
+        if not isfile(result / ADAPTER_CONFIG):
             return [*lines, tr("done      {steps}; the model is {result}", steps=steps, result=result)]
-        merge = f"covey export {shlex.quote(str(result))} --merge"
+        merge = Whole(f"covey export {shlex.quote(str(result))} --merge")
         return [
             *lines,
             tr("done      {steps}; the adapter is {result}", steps=steps, result=result),

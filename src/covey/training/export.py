@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import exists, isfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,7 +74,7 @@ def export(
     trainer's. `base` takes the place of the path that the adapter names. Raises DamagedModelError where files
     of the model are at fault, and CoveyError where the merged logits disagree; nothing is left behind then.
     """
-    if target.exists():
+    if exists(target):
         raise CoveyError(
             tr("{target} exists already; name a directory that does not exist yet", target=target)
         )
@@ -84,7 +85,7 @@ def export(
     staging = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     try:
-        if merge and (checkpoint / ADAPTER_CONFIG).is_file():
+        if merge and isfile(checkpoint / ADAPTER_CONFIG):
             result = _merge(checkpoint, staging, target, base, torch_dtype)
         else:
             shutil.copytree(checkpoint, staging, ignore=_left_out(checkpoint))

@@ -10,6 +10,7 @@ import shutil
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os.path import isfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from covey.plan.disk import size
 from covey.plan.words import coded, flags, sentence
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Changed, Lock
-from covey.texts import joined, tr
+from covey.texts import joined, tr, visible
 from covey.texts.language import spoken
 from covey.training.machines import Failed
 from covey.types import Finding, Fix
@@ -208,7 +209,7 @@ def record(finding: Finding, output_dir: Path | None, lock: Lock | None) -> None
     Neither is a directory that was deleted made again for it, nor is it for another one in its place; and one
     in which nothing has been written stays free for the next start.
     """
-    if output_dir is None or not (output_dir / "config.yaml").is_file():
+    if output_dir is None or not isfile(output_dir / "config.yaml"):
         return
     with contextlib.suppress(OSError, CoveyError):
         if lock is not None:
@@ -218,7 +219,7 @@ def record(finding: Finding, output_dir: Path | None, lock: Lock | None) -> None
 
 def say(finding: Finding) -> None:
     """Print a finding past the terminal's lock, which the main thread may hold."""
-    os.write(2, ("\n".join(text_of(finding)) + "\n").encode())
+    os.write(2, (visible("\n".join(text_of(finding))) + "\n").encode())
 
 
 def say_of_another(failed: Failed) -> None:

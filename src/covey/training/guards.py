@@ -18,7 +18,7 @@ from covey.health.weights import WeightWatch
 from covey.health.words import broken
 from covey.plan.check_steps import StepRefusal
 from covey.rollout.collect import Collected
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Batch, StepResult, TrainSample
 
 # Mean |logprob - sampler's logprob| that rounding explains. bfloat16: slime's gate of 0.1 between engines.
@@ -73,7 +73,7 @@ class Guards:
                 tr(
                     "{num_untrained} tensors of the model are frozen: {untrained}",
                     num_untrained=len(self.untrained),
-                    untrained=", ".join(self.untrained[:3]),
+                    untrained=joined(", ", self.untrained[:3]),
                 ),
                 tr(
                     "They were frozen while the model was loaded; without an adapter every tensor must "

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from covey.texts import tr
+from covey.texts import joined, tr
 
 _POLL_S = 0.05
 _PREFIX = "covey"
@@ -170,7 +170,7 @@ class _Table:
         silent = [name.removeprefix("hello/") for name in names if name not in there]
         ranks = [name for name in silent if name.isdigit()]
         raise NotThere(
-            tr("rank {ranks} did not arrive", ranks=", ".join(ranks))
+            tr("rank {ranks} did not arrive", ranks=joined(", ", ranks))
             if ranks
             else tr("the ranks did not all answer")
         )

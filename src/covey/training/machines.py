@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import exists
 from typing import TYPE_CHECKING, NamedTuple
 
 from covey.meeting import RAISED, Meeting
@@ -131,7 +132,7 @@ class Machines:
         for rank, code in [*self.raised.items()]:
             if not self.place.has(rank, RAISED):
                 self.place.put_for(rank, RAISED, str(code))
-        if self.signal and not self.place.signal.exists():
+        if self.signal and not exists(self.place.signal):
             self.place.signal.write_text(str(self.signal), encoding="ascii")
 
     def silent(self) -> list[Silent]:

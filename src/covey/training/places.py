@@ -51,7 +51,7 @@ def refuse_apart(output_dir: Path, comm: Comm, machines: Machines) -> None:
         seen = tr(
             "{ranks_word} on {hosts} cannot see the files that {writer} writes to {output_dir}.",
             ranks_word=ranks_word(blind),
-            hosts=", ".join(hosts),
+            hosts=joined(", ", hosts),
             writer=writer,
             output_dir=output_dir,
         )

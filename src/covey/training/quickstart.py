@@ -24,6 +24,7 @@ from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
 from covey.texts import counted, joined, padded, tr
 from covey.texts.language import spoken
+from covey.texts.terminal import say
 from covey.training.facts import Survey, model_dir
 from covey.training.run import Outcome, train
 from covey.training.together import Together
@@ -166,5 +167,4 @@ def _samples(before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup])
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(spoken(text) + "\n")
-    sys.stdout.flush()
+    say(spoken(text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from os.path import isdir
 from pathlib import Path
 
 from covey.checkpoint.exact import JSON
@@ -54,7 +55,7 @@ class Saver:
     def best_path(self) -> Path | None:
         """The checkpoint of the best evaluation, where it was saved."""
         path = None if self.best.step is None else self.path(self.best.step)
-        return path if path is not None and path.is_dir() else None
+        return path if path is not None and isdir(path) else None
 
     def save(self, step: int) -> None:
         """Write `checkpoint-<step>` once, on every rank its own part, and let older ones go. Collective.

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from os.path import isdir, isfile
 from pathlib import Path
 
 import torch
@@ -136,7 +137,7 @@ def _output_dir(resolved: Resolved, directory: Path) -> Path:
 def _policy(config: Config, directory: Path, live: LiveModel | None) -> Policy:
     device = own_device()
     dtype = compute_dtype(config, device)
-    if (directory / ADAPTER_CONFIG).is_file():
+    if isfile(directory / ADAPTER_CONFIG):
         settings, _ = adapter_settings(directory)
         policy = load_adapted(
             base_directory(directory, model_dir(config)),
@@ -151,9 +152,9 @@ def _policy(config: Config, directory: Path, live: LiveModel | None) -> Policy:
             quantization=quantization_of(config),
         )
     else:
-        if not directory.is_dir():
+        if not isdir(directory):
             fetch_model(config)
-        named = directory if directory.is_dir() else None
+        named = directory if isdir(directory) else None
         policy = load_policy(
             live.model if live is not None else named or model_dir(config),
             device=device,

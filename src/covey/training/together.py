@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -226,7 +227,7 @@ class Together:
         self._polled_at = now
         if self.machines is not None:
             self._listen(self.machines, now)
-        if place.failure.exists() or self._waits_for_one_that_raised(place, now):
+        if exists(place.failure) or self._waits_for_one_that_raised(place, now):
             self._end_after_another()
         self._pass_signal_on(place)
         for rank in self._ranks_in("gone", _GONE_S):
@@ -297,7 +298,7 @@ class Together:
                 return
             assert self.place is not None
             raised = self._raised_elsewhere()
-            if not self.place.failure.exists() and raised is not None and self.place.fail_first():
+            if not exists(self.place.failure) and raised is not None and self.place.fail_first():
                 failure.say_of_another(raised)
                 leave_code(raised.code)
             self._close()
@@ -329,7 +330,7 @@ class Together:
     def _pass_signal_on(self, place: Meeting) -> None:
         """A signal that one process got is for all of them."""
         received = 0 if self.signals is None else self.signals.received
-        is_known = place.signal.exists()
+        is_known = exists(place.signal)
         if received and not is_known:
             place.signal.write_text(str(received), encoding="ascii")
         elif is_known and not received and self.signals is not None:

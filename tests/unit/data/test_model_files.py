@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from covey.data.config_values import impossible_size, known_model_types
+from covey.data.config_values import impossible_size
 from covey.data.model_files import model_context, model_problem
+from covey.data.model_types import known_model_types
 from covey.quickstart.task import MODEL_DIR
 
 

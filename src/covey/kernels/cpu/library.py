@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def open_library() -> ctypes.CDLL | None:
         return None
     try:
         path = _folder() / f"{_digest(compiler)}.so"
-        if not path.is_file():
+        if not isfile(path):
             _compile(compiler, path)
         if path.stat().st_uid != os.getuid():
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def hollow_model(source: Path | nn.Module, trust_remote_code: bool) -> nn.Module
     with _on_meta():
         model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     read_buffers(model, source)
-    if (source / "generation_config.json").is_file():
+    if isfile(source / "generation_config.json"):
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     return model  # type: ignore[no-any-return]
 

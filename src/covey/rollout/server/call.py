@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -184,7 +185,7 @@ def address_fault(address: str) -> str | None:
 
 def read_token(path: str) -> str:
     """The token in a file; OSError where it cannot be read, WireError where it holds none."""
-    words = Path(path).expanduser().read_text(encoding="ascii", errors="replace").split()
+    words = Path(expanduser(path)).read_text(encoding="ascii", errors="replace").split()
     if len(words) != 1 or not words[0].isprintable():
         raise WireError(tr("the file has {num_words} words instead of one token", num_words=len(words)))
     return words[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def _with_settings(
         logprobs=str(model.get("logprobs_mode") or ""),
         quantization=str(model.get("quantization") or ""),
         max_num_seqs=max(1, _number(_mapping(config, "scheduler_config").get("max_num_seqs"))),
-        directory=directory if directory is not None and Path(directory).is_dir() else "",
+        directory=directory if directory is not None and isdir(Path(directory)) else "",
     )
     dtype = str(model.get("dtype") or "").removeprefix("torch.")
     return replace(server, dtype=dtype, rows=known.max_num_seqs, shares_files=True, vllm=known)

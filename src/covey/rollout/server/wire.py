@@ -9,10 +9,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from covey.texts import counted, tr
+from covey.texts import counted, joined, tr
 from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
 
 PROTOCOL = 2
@@ -97,7 +98,7 @@ class ServerStatus:
     def directory_here(self) -> Path | None:
         """The directory through which the server takes weights, where this process sees it too."""
         directory = Path(self.publish_directory)
-        is_here = self.publish_directory and (directory / f"{MARKER}{self.instance}").is_file()
+        is_here = self.publish_directory and isfile(directory / f"{MARKER}{self.instance}")
         return directory if is_here else None
 
     @classmethod
@@ -298,7 +299,7 @@ def _fields(body: Any, names: Sequence[str]) -> dict[str, Any]:
             tr(
                 "{body!r} does not have exactly the fields {names}",
                 body=str(body)[:60],
-                names=", ".join(names),
+                names=joined(", ", names),
             )
         )
     return dict(body)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -366,7 +367,7 @@ def _rank_of(matrices: Mapping[str, Tensor]) -> int:
 def _memory_directory() -> str | None:
     """Where a file lies in memory; None for the usual place of temporary files."""
     shared = Path("/dev/shm")
-    return str(shared) if shared.is_dir() else None
+    return str(shared) if isdir(shared) else None
 
 
 def _write(weights: NamedWeights, directory: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def _sources(facts: Facts, texts: Sequence[str], live: Live) -> list[DataSource 
         except DataError as error:
             raise _Unusable(replace(facts, data_problem=data_problem(error))) from error
     missing = tuple(
-        s.path for s in parsed if isinstance(s, DataSource) and s.hub == "local" and not Path(s.path).exists()
+        s.path for s in parsed if isinstance(s, DataSource) and s.hub == "local" and not exists(Path(s.path))
     )
     if missing:
         raise _Unusable(replace(facts, dataset_missing=missing))

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def gpus_have_bfloat16() -> bool | None:
 
 
 def _has_gpu_files() -> bool:
-    return _DEVICES.is_dir() and any(_GPU_FILE.fullmatch(d.name) for d in _DEVICES.iterdir())
+    return isdir(_DEVICES) and any(_GPU_FILE.fullmatch(d.name) for d in _DEVICES.iterdir())
 
 
 def _of_smi(column: str) -> list[str]:

@@ -7,11 +7,13 @@ import errno
 import fnmatch
 import tempfile
 from collections.abc import Mapping
+from os.path import exists, isdir, isfile, islink
 from pathlib import Path
 from typing import Any
 
 from covey.config.checkpoints import checkpoint_step
 from covey.json_lines import UNREADABLE, opened, read_lines
+from covey.paths import trouble
 from covey.telemetry.owner import LOCK
 from covey.telemetry.rollouts import list_rollouts, rollout_path
 from covey.texts import counted, tr
@@ -33,18 +35,20 @@ def is_leftover(name: str) -> bool:
 def in_the_way(output_dir: Path, step: int) -> tuple[tuple[str, str], ...]:
     """(path, words) of what stands under a name that a run at `step` will need and cannot use."""
     found: list[tuple[str, str]] = []
-    if not output_dir.is_dir():
+    if not isdir(output_dir):
         return ()
     for path in sorted(output_dir.iterdir()):
         of_step = checkpoint_step(path.name)
-        if path.name in _FILES and not path.is_file():
+        if path.name in _FILES and not isfile(path):
             found.append((str(path), tr("is not a file, but the run writes a file with that name")))
-        elif path.name in _DIRECTORIES and not path.is_dir():
+        elif path.name in _DIRECTORIES and not isdir(path):
             found.append(
                 (str(path), tr("is not a directory, but the run writes into a directory with that name"))
             )
-        elif of_step is not None and of_step > step and (path.is_symlink() or not path.is_dir()):
-            kind = "link" if path.is_symlink() else "file"
+        elif path.name in ("config.yaml", *_DIRECTORIES) and (closed := trouble(path)) is not None:
+            found.append((str(path), closed.words))
+        elif of_step is not None and of_step > step and (islink(path) or not isdir(path)):
+            kind = "link" if islink(path) else "file"
             found.append(
                 (str(path), tr("is a {kind}, and the run saves a checkpoint under that name", kind=kind))
             )
@@ -58,7 +62,7 @@ def records_problem(output_dir: Path) -> tuple[str, str] | None:
     """
     for name, is_sound in (("metrics.jsonl", _is_step), ("events.jsonl", _is_event)):
         path = output_dir / name
-        if not path.is_file():
+        if not isfile(path):
             continue
         try:
             with path.open("rb") as file:
@@ -92,7 +96,7 @@ def _lost_steps(path: Path, step: int) -> str:
     """The steps up to `step` of which metrics.jsonl has no line, in words; "" where there is none."""
     if not step:
         return ""
-    if not path.is_file():
+    if not isfile(path):
         return tr("{path} is gone, with the metrics of {steps}", path=path, steps=counted(step, "step"))
     try:
         with path.open("rb") as file:
@@ -145,7 +149,7 @@ def _is_whole(value: object) -> bool:
 
 def existing(path: Path) -> Path:
     """The nearest ancestor that is there."""
-    while not path.exists():
+    while not exists(path):
         path = path.parent
     return path
 
@@ -153,7 +157,7 @@ def existing(path: Path) -> Path:
 def unwritable(output_dir: Path) -> str:
     """Why the directory cannot be made or written into, in words; "" where it can be."""
     where = existing(output_dir)
-    if not where.is_dir():
+    if not isdir(where):
         return (
             tr("it is a file, but a run needs a directory")
             if where == output_dir

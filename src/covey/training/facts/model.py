@@ -23,7 +23,7 @@ from covey.options.schema import Config
 from covey.plan.checks import checks
 from covey.plan.facts import Facts, FaultDetails, ModelFault, TargetFacts
 from covey.quickstart import task
-from covey.texts import replaced, tr
+from covey.texts import joined, replaced, tr
 from covey.training.facts.adapter import with_adapter
 from covey.training.facts.memory import model_sizes
 from covey.training.facts.reward_models import fetch_reward_models
@@ -117,7 +117,8 @@ def with_model(
     problem = model_problem(directory, with_weights=is_whole and facts.layout.is_here, takes_packed=packs)
     facts = replace(facts, stored_quantization=_stored_quantization(directory))
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
-        return _with_codec(_with_problem(facts, problem, directory), config, directory, adapter)
+        facts = _with_problem(facts, problem, directory)
+        return (facts, None) if problem.kind == "closed" else _with_codec(facts, config, directory, adapter)
     facts = _with_config(replace(facts, model_dir=str(directory)), directory)
     try:
         facts = _with_sizes(facts, config, directory, _shapes(directory))
@@ -129,7 +130,7 @@ def with_model(
                 "{directory} has no weight files; from config.json alone covey knows the size only of the "
                 "families {families}, not of {model_type}",
                 directory=directory,
-                families=", ".join(FAMILIES),
+                families=joined(", ", FAMILIES),
                 model_type=facts.model_type,
             )
             facts = _lacking(facts, words, FaultDetails(cause="headers", subject=str(directory)))
@@ -159,7 +160,7 @@ def _lacking(facts: Facts, words: str, details: FaultDetails) -> Facts:
 def _stored_quantization(directory: Path) -> dict[str, Any] | None:
     try:
         return stored_options(read_json(directory / "config.json"))
-    except ValueError:
+    except (OSError, ValueError):
         return None  # said as what is wrong with the model
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from covey.data.hub import locate_model
 from covey.data.live import LiveRows, live_rows
 from covey.options.schema import Config
 from covey.plan.problem import problem
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.training.facts.peft_config import with_adapter_options
 from covey.training.facts.rewards import Functions
 from covey.types import Fix, Problem
@@ -93,7 +94,7 @@ def frozen_problems(config: Config, live: LiveModel | None) -> list[Problem]:
             "model",
             tr(
                 "Tensors of the model have requires_grad False: {frozen}{more}.",
-                frozen=", ".join(live.frozen[:3]),
+                frozen=joined(", ", live.frozen[:3]),
                 more=more,
             ),
             "",
@@ -234,7 +235,7 @@ class _Taking:
                 "{whose}, and the tokenizer of the model cannot be read: {error}.", whose=whose, error=error
             )
         else:
-            if found is not None and (found / "tokenizer.json").is_file():
+            if found is not None and isfile(found / "tokenizer.json"):
                 return found
             seen = tr("{whose}, and the model does not say where it was loaded from.", whose=whose)
             seen = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from os.path import exists, expanduser, isfile
 from pathlib import Path
 
 from covey.data.errors import DataError, nearest
@@ -17,7 +18,7 @@ from covey.options.schema import Config
 from covey.plan.facts import PassRateFacts
 from covey.rollout.records import score_of
 from covey.telemetry.rollouts import list_rollouts, read_rollouts
-from covey.texts import counted, tr
+from covey.texts import counted, joined, tr
 from covey.types import Prompt, ScorePart
 
 _NAMED_ROWS = 5
@@ -30,7 +31,7 @@ def with_pass_rates(config: Config, table: PromptTable) -> tuple[PromptTable, Pa
     where = config.pass_rates or tr("the column {pass_rate_column}", pass_rate_column=config.pass_rate_column)
     try:
         if config.pass_rates is not None:
-            found = _measured(Path(config.pass_rates).expanduser())
+            found = _measured(Path(expanduser(config.pass_rates)))
             rates, sign = _matched(table.entries, found), digest(found)
         else:
             assert config.pass_rate_column is not None
@@ -63,7 +64,7 @@ def _of_column(table: PromptTable, column: str) -> list[float | None]:
             tr(
                 "no row has this column{nearest}; the columns are {columns}",
                 nearest=nearest(column, table.columns),
-                columns=", ".join(table.columns),
+                columns=joined(", ", table.columns),
             )
         )
     rates, wrong = [], []
@@ -96,11 +97,11 @@ def _number(value: object) -> float | None:
 
 def _measured(path: Path) -> dict[str, Tally]:
     """What a file of pass rates holds, or what the rollouts of a run say."""
-    if not path.exists():
+    if not exists(path):
         raise DataError(tr("it does not exist"))
-    if path.is_file():
+    if isfile(path):
         return tallies_of(iter_jsonl(path))
-    if (path / FILE).is_file():
+    if isfile(path / FILE):
         return tallies_of(iter_jsonl(path / FILE))
     directory = path / "rollouts"
     if not list_rollouts(directory):

@@ -9,7 +9,7 @@ from covey.codes import CODES
 from covey.config.adapters import options_of_config
 from covey.config.names import look_up, normalise, switch_value
 from covey.config.values import UnfitError, coerce
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
 
@@ -45,7 +45,7 @@ def _refused(kind: str, options: Mapping[str, Any], others: Sequence[str]) -> Pr
         seen=tr(
             "peft_config ({kind}) uses {others}, which covey's LoRA does not support.",
             kind=kind,
-            others=", ".join(others),
+            others=joined(", ", others),
         ),
         why=CODES["E102"].why,
         fixes=(Fix(text=tr("give the adapter as options"), edits=options),),

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
+from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from covey.config.checkpoints import checkpoints_around, list_checkpoints
 from covey.config.file import read_file
 from covey.config.quantization import quantization_of
 from covey.data.foreign_checkpoints import foreign_kind
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, CoveyError
 from covey.options.schema import Config
 from covey.plan.check_launch import is_launched, num_ranks, processes_here
 from covey.plan.deepspeed import states_of
@@ -149,7 +150,7 @@ def _read_deepspeed(word: str | None) -> FromFile | None:
     """What a file of DeepSpeed says, or its JSON in the place of a path; None for ms-swift's names, and where
     there is no such file."""
     is_json = word is not None and word.lstrip().startswith("{")
-    if not word or word.lower() in PRESETS or not (is_json or Path(word).exists()):
+    if not word or word.lower() in PRESETS or not (is_json or exists(Path(word))):
         return None
     path = tr("the JSON of --deepspeed") if is_json else word
     try:
@@ -211,7 +212,7 @@ def _has_bfloat16(gpus: int) -> bool | None:
 def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
     named = str(config.replay_rollouts)
     directory = Path(named)
-    if not directory.is_dir():
+    if not isdir(directory):
         return replace(facts, replay_problem=tr("{directory} is not a directory", directory=named))
     if not list_rollouts(directory):
         words = tr("{named} holds no rollout-*.jsonl or rollout-*.jsonl.gz file", named=named)
@@ -219,6 +220,8 @@ def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
     wanted = num_processes * config.per_device_train_batch_size * config.steps_per_generation
     try:
         sizes = {number: len(records) for number, records in read_rollouts(directory)}
+    except CoveyError as error:
+        return replace(facts, replay_problem=str(error))
     except (OSError, ValueError) as error:
         return replace(facts, replay_problem=tr("{path} cannot be read: {error}", path=named, error=error))
     wrong = [
@@ -244,9 +247,9 @@ def output_state(output: Path) -> OutputDirState:
 
 def _held_by(output: Path) -> OutputDirState:
     """What a directory holds, but for what a run that was killed before its first record leaves."""
-    if not output.exists() or all(is_leftover(path.name) for path in output.iterdir()):
+    if not exists(output) or all(is_leftover(path.name) for path in output.iterdir()):
         return "free"
-    is_run = any((output / name).exists() for name in ("config.yaml", "metrics.jsonl"))
+    is_run = any(exists(output / name) for name in ("config.yaml", "metrics.jsonl"))
     if not is_run:
         return "not_empty"
     return "ended" if find_latest(output, with_trainer=True).path is None else "run"
@@ -287,10 +290,10 @@ def _foreign_resume(config: Config, asked: str) -> ResumeFacts | None:
     """A checkpoint of another trainer in the place of one of covey's: the one that is named, or the newest of
     the directory that is written to or named."""
     named = Path(config.output_dir if asked in ("latest", "auto") else asked)
-    if any((named / name).exists() for name in (MANIFEST, "config.yaml")):
+    if any(exists(named / name) for name in (MANIFEST, "config.yaml")):
         return None
     for path in (named, *reversed(list_checkpoints(named))):
-        kind = foreign_kind(path) if path.is_dir() and not (path / MANIFEST).is_file() else ""
+        kind = foreign_kind(path) if isdir(path) and not isfile(path / MANIFEST) else ""
         if kind:
             words = tr("is a checkpoint of transformers' Trainer (TRL, ms-swift), not of covey.")
             return ResumeFacts(path=str(path), problem=words, foreign=kind)
@@ -304,13 +307,13 @@ def _with_trainer(path: Path) -> Manifest:
 
 def _newest_at(path: Path) -> str:
     """The newest whole checkpoint of the run that a path names, or that it has misnamed one of; or ""."""
-    newest = find_latest(path if path.exists() else path.parent, with_trainer=True).path
+    newest = find_latest(path if exists(path) else path.parent, with_trainer=True).path
     return "" if newest is None else str(newest)
 
 
 def _there(path: Path, newest: str) -> str:
     """What is there where a run, or a checkpoint that it does not have, was named as checkpoint."""
-    if path.exists():
+    if exists(path):
         return tr("; its newest checkpoint is {newest}", newest=newest) if newest else ""
     names = ", ".join(each.name for each in checkpoints_around(path))
     return tr("; {run} has {names}", run=path.parent, names=names) if names else ""

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 
 from covey.config.quantization import quantization_of
@@ -92,4 +93,4 @@ def _adapter_names(lora: LoraFacts, config: Config, matrix: str, copy: str) -> l
 def _text_files(directory: Path) -> set[Path]:
     """The files of tokenizer and template that a checkpoint gets a copy of."""
     patterns = (*_TOKENIZER_FILES, "chat_template*", "additional_chat_templates/*")
-    return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
+    return {file for pattern in patterns for file in directory.glob(pattern) if isfile(file)}

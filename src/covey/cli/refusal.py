@@ -1,0 +1,46 @@
+"""What is refused, as JSON: the same object for every verb that has `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from covey.config.argv import split
+from covey.config.values import FALSE_WORDS
+from covey.errors import ConfigError
+from covey.options.declare import Options
+from covey.options.schema import Config
+from covey.options.verbs import DoctorOptions, PlanOptions, VerifyOptions
+from covey.types import Problem
+
+_DECLARE: Mapping[str, tuple[type[Options], ...]] = {
+    "plan": (PlanOptions, Config),
+    "doctor": (DoctorOptions,),
+    "verify": (VerifyOptions,),
+}
+
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Return whether a command asks for JSON, whatever else is wrong with its words."""
+    verb, *argv = words or ("",)
+    if verb not in _DECLARE:
+        return False
+    flags = [flag for flag in split(argv, *_DECLARE[verb]) if flag.typed and flag.name == "json"]
+    return bool(flags) and not FALSE_WORDS & {word.lower() for word in flags[-1].words[:1]}
+
+
+def as_json(error: ConfigError) -> dict[str, Any]:
+    """Return every problem with its parts, and beside them what the verb has found out all the same."""
+    return {"exit_code": 2, "problems": [_problem(each) for each in error.problems], **error.beside}
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {
+        "code": problem.code,
+        "option": problem.option,
+        "severity": problem.severity.value,
+        "seen": problem.seen,
+        "why": problem.why,
+        "cause": problem.cause,
+        "fixes": [{"text": fix.text, "edits": dict(fix.edits)} for fix in problem.fixes],
+    }

@@ -1,0 +1,70 @@
+"""Values on their way into texts: of any length and with any characters, as they may come from a command line
+or from data."""
+
+from __future__ import annotations
+
+import os
+import re
+from numbers import Real
+from typing import Any
+
+LONGEST = 200
+"""Characters of a value that a text shows."""
+
+# What moves the cursor, colours, clears or renames a terminal, or turns the direction of writing; line breaks
+# and tabs stay.
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+_LONGEST_WHOLE = 4000
+
+
+class Whole(str):
+    """A value that texts show whole: a command to type, or what has been cut already."""
+
+    __slots__ = ()
+
+
+class Shown(str):
+    """What is left of a value of another type: its text, and how `!r` writes it."""
+
+    __slots__ = ("written",)
+
+    written: str
+
+    def __new__(cls, text: str, written: str) -> Shown:
+        self = super().__new__(cls, text)
+        self.written = written
+        return self
+
+    def __repr__(self) -> str:
+        return self.written
+
+
+def visible(text: str) -> str:
+    """Return a text whose control characters are written as in Python, such as `\\x1b`; those of lines and
+    tabs stay."""
+    return UNSAFE.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def fitted(value: Any) -> Any:
+    """Return a value as texts have it: its first `LONGEST` characters with its length, and nothing that a
+    terminal obeys. Numbers stay, and so does whatever is short and harmless; a path of a program's is
+    whole."""
+    if isinstance(value, Shown):
+        return value
+    if isinstance(value, Whole | os.PathLike):
+        return Whole(visible(_cut(os.fspath(value), _LONGEST_WHOLE)))
+    if isinstance(value, str):
+        text = _cut(value)
+        if UNSAFE.search(text):
+            return Shown(visible(text), visible(repr(text)))
+        return value if text is value else Whole(text)
+    if value is None or isinstance(value, Real):
+        return value
+    text, written = visible(_cut(str(value))), visible(_cut(repr(value)))
+    return value if text == str(value) and written == repr(value) else Shown(text, written)
+
+
+def _cut(text: str, longest: int = LONGEST) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
