@@ -30,7 +30,7 @@ def reward_problems(config: Config, facts: Facts) -> list[Problem]:
         *_twice(config),
         *_weights(config),
         *_golds(config, facts),
-        *_open_lists(facts),
+        *_open_lists(config, facts),
         *(_blind(b) for b in facts.blind_rewards if config.reward_trial),
         *_unasked_format(config, facts),
         *_overlong(config, facts),
@@ -143,9 +143,11 @@ def _better_column(rename: Mapping[str, str] | None) -> Fix:
     )
 
 
-def _open_lists(facts: Facts) -> list[Problem]:
+def _open_lists(config: Config, facts: Facts) -> list[Problem]:
     """Lists of which nobody has said what they are, and which do not show it."""
-    return [_lists(found) for found in (facts.golds.open_lists if facts.golds is not None else ())]
+    if facts.golds is None or config.gold_lists is not None:
+        return []
+    return [_lists(found) for found in facts.golds.open_lists]
 
 
 def _lists(found: OpenLists) -> Problem:
