@@ -35,4 +35,10 @@ ROWS: tuple[tuple[str, str, str], ...] = (
         "Task without rows",
         "The model is not trained on this task and may get worse at it.",
     ),
+    (
+        "W129",
+        "Lists of gold answers that may be parts among lists of alternatives",
+        "Where such a list holds the parts of one answer, an answer with one of the parts is rewarded as a "
+        "right one.",
+    ),
 )

@@ -145,36 +145,37 @@ def _better_column(rename: Mapping[str, str] | None) -> Fix:
 
 def _open_lists(config: Config, facts: Facts) -> list[Problem]:
     """Lists of which nobody has said what they are, and which do not show it."""
-    lists = facts.golds.open_lists if facts.golds is not None else ()
-    return [
-        problem(
-            "E366",
-            "gold_lists",
-            tr(
-                "{num_open:,} of {num_lists:,} lists in the column {column}{where} hold only different "
-                "letters, numbers or formulas, such as {example:.60} in row {row}.",
-                num_open=found.num_open,
-                num_lists=found.num_lists,
-                column=found.column,
-                where=_where(found),
-                example=found.example,
-                row=found.row,
-            ),
-            tr(
-                "They may be alternatives, of which one is enough, or the parts of one answer, which are all "
-                "needed."
-            ),
-            Fix(text=tr("one member is enough"), edits={"gold_lists": "any"}),
-            Fix(text=tr("all members are needed, in any order"), edits={"gold_lists": "all"}),
-            Fix(
-                text=tr(
-                    "if the rows differ: type --gold_lists any, and write parts as a list within the list, "
-                    '[["A", "C"]]'
-                )
-            ),
+    if facts.golds is None or config.gold_lists is not None:
+        return []
+    return [_lists(found) for found in facts.golds.open_lists]
+
+
+def _lists(found: OpenLists) -> Problem:
+    seen = tr(
+        "{num_open:,} of {num_lists:,} lists in the column {column}{where} hold only different "
+        "letters, numbers or formulas, such as {example:.60} in row {row}.",
+        num_open=found.num_open,
+        num_lists=found.num_lists,
+        column=found.column,
+        where=_where(found),
+        example=found.example,
+        row=found.row,
+    )
+    any_fix = Fix(text=tr("one member is enough"), edits={"gold_lists": "any"})
+    rows_fix = Fix(
+        text=tr(
+            "if the rows differ: type --gold_lists any, and write parts as a list within the list, "
+            '[["A", "C"]]'
         )
-        for found in lists
-    ]
+    )
+    if found.is_decided:
+        cause = tr("The other lists are alternatives, so one member of each list is taken to be enough.")
+        return warning("W129", "gold_lists", seen, cause, any_fix, rows_fix)
+    cause = tr(
+        "They may be alternatives, of which one is enough, or the parts of one answer, which are all needed."
+    )
+    all_fix = Fix(text=tr("all members are needed, in any order"), edits={"gold_lists": "all"})
+    return problem("E366", "gold_lists", seen, cause, any_fix, all_fix, rows_fix)
 
 
 def _where(found: OpenLists) -> str:

@@ -56,7 +56,7 @@ def _gold_lines(config: Config, facts: Facts) -> list[str]:
         if config.streaming
         else tr("gold answers: {num_good:,} of {num_checked:,} can be read", **counts)
     ]
-    if golds.num_lists and not golds.open_lists:
+    if golds.num_lists and all(found.is_decided for found in golds.open_lists):
         lines.append(
             tr("gold lists: {num:,}, all members are needed (gold_lists all)", num=golds.num_lists)
             if config.gold_lists == "all"

@@ -6,7 +6,7 @@ import pytest
 
 from covey.config import from_dict
 from covey.plan.checks import checks
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, GoldFacts
 from covey.types import Problem, Severity
 from support.checks import BASE, facts
 
@@ -38,6 +38,13 @@ CASES: Sequence[tuple[dict[str, object], Facts, str, str, str]] = [
     ({"log_completions": True}, facts(), "W108", "log_completions", "a table of 8 completions in a tracker"),
     ({"cosine_max_len": 5}, READ, "W108", "cosine_max_len", "no reward of this run reads it: accuracy."),
     ({"repetition_n_grams": 5, "reward_weights": [2]}, READ, "W108", "repetition_n_grams", "5 is set, but"),
+    (
+        {"gold_lists": "all"},
+        facts(golds=GoldFacts(num_checked=64, num_bad=0)),
+        "W108",
+        "gold_lists",
+        "--gold_lists all is set, but no gold answer is a list",
+    ),
     ({"system": "Be brief."}, TEXT, "E115", "system", "'Be brief.' is set, but the column prompt holds text"),
     ({"chat_template": "chatml"}, TEXT, "E115", "chat_template", "the column prompt holds text"),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from covey.plan.check_reward import reward_problems
-from covey.plan.facts import GoldFacts
+from covey.plan.facts import GoldFacts, OpenLists
 from covey.texts import Text, tr
 from covey.types import BlindReward, FaultKind, RewardCause, RewardFault
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
@@ -36,10 +36,25 @@ READ = {
 OVERLONG = {"reward_funcs": ["soft_overlong"], "max_completion_length": 1000}
 GOLDS = GoldFacts(num_checked=200, num_bad=12, examples=((3, "about 5", "no number"), (9, "", "it is empty")))
 TWO = ["accuracy", "format"]
+LISTS = OpenLists(
+    column="key", num_lists=40, num_open=30, row=7, example='["A", "C"]', where="held", task="quiz"
+)
+
+
+def open_lists(**changes: Any) -> GoldFacts:
+    found = (replace(LISTS, **changes),)
+    return GoldFacts(num_checked=64, num_bad=0, num_lists=40, open_lists=found)
+
 
 CASES = [
     Case(code="W111", option="max_bad_gold", words="12 of 200 gold answers",
          facts=facts(golds=GOLDS), options={"max_bad_gold": 0.06}),
+    Case(code="E366", option="gold_lists",
+         words="30 of 40 lists in the column key (evaluation set held) (task quiz) hold only different "
+         'letters, numbers or formulas, such as ["A", "C"] in row 7.',
+         facts=facts(golds=open_lists())),
+    Case(code="W129", option="gold_lists", words="10 of 40 lists in the column key hold only different",
+         facts=facts(golds=open_lists(num_open=10, is_decided=True, where="", task=""))),
     Case(code="E325", option="soft_max_length",
          words="so the penalty begins after token 1024, but a completion has at most 1000 tokens",
          facts=facts(reward_options=READ),

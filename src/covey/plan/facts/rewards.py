@@ -11,8 +11,9 @@ class OpenLists:
     """Lists in a gold column that may be alternatives or parts of one answer: `num_open` of `num_lists` have
     members that are different letters, numbers or formulas.
 
-    `where` is the set to evaluate on, "" for the data to train on, and `task` a task with a column of its
-    own. `example` is the first of them, in `row`, counted from 1.
+    `is_decided` is whether the other lists of the column show that all are alternatives. `where` is the set
+    to evaluate on, "" for the data to train on, and `task` a task that is looked at by itself. `example` is
+    the first of them, in `row`, counted from 1.
     """
 
     column: str
@@ -20,6 +21,7 @@ class OpenLists:
     num_open: int
     row: int
     example: str
+    is_decided: bool = False
     where: str = ""
     task: str = ""
 
@@ -32,7 +34,7 @@ class GoldFacts:
     rename          columns under other names, old to new, with which nearly all can be read; or None
     num_lists       golds that are lists of several members, in the sets to evaluate on, too
     num_named       golds that are objects with several answers, which are alternatives by their keys
-    open_lists      the columns of which nobody has said what their lists are, and that do not show it
+    open_lists      the columns of which nobody has said what their lists are, and where many do not show it
     """
 
     num_checked: int

@@ -29,6 +29,8 @@ _FEW_BAD = 0.05
 # A column whose name is so near to one that covey reads is that one, misspelt.
 _ALIKE = 0.8
 _FEW = 5
+# Lists that show nothing among others that show what they are: fewer go without a word.
+_MANY = 0.1
 # What other data sets call the two columns, beside names that are merely near.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "question": ("text", "task", "user", "user_input", "input_text", "content", "题目", "问题"),
@@ -88,9 +90,9 @@ def renamed_golds(prompts: Sequence[Prompt], config: Config, made: Sequence[str]
 def open_lists_of(
     lists: ColumnLists, column: str, row_of: Callable[[int], int], where: str = "", task: str = ""
 ) -> OpenLists | None:
-    """The lists of a column, by its name in the data, if they may be alternatives or parts; `row_of` is the
+    """The lists of a column, by its name in the data, if many may be alternatives or parts; `row_of` is the
     number of a row, from 1."""
-    if lists.is_decided or names_alternatives(column) or lists.first_open is None:
+    if names_alternatives(column) or lists.first_open is None or lists.num_open < _MANY * lists.num_lists:
         return None
     number, gold = lists.first_open
     return OpenLists(
@@ -101,6 +103,7 @@ def open_lists_of(
         num_open=lists.num_open,
         row=row_of(number),
         example=shown(gold),
+        is_decided=lists.is_decided,
     )
 
 
