@@ -171,10 +171,9 @@ def test_an_object_of_a_program() -> None:
 
 @pytest.mark.multi
 @pytest.mark.parametrize(
-    "layout", [{}, {"fsdp": "full_shard"}, {"deepspeed": "zero2"}, {"deepspeed": "zero3"}]
+    ("tuner", "layout"), [("full", {"fsdp": "full_shard"}), ("lora", {"deepspeed": "zero3"})]
 )
-@pytest.mark.parametrize("tuner", ["full", "lora"])
-def test_two_processes(layout: dict[str, str], tuner: str) -> None:
+def test_two_processes_that_hold_parts_of_the_model(tuner: str, layout: dict[str, str]) -> None:
     two = options(
         chat_template="mine.jinja",
         tuner_type=tuner,
