@@ -15,6 +15,7 @@ RewardCause = Literal[
     "",
     "bare_file",
     "no_file",
+    "no_python",
     "no_module",
     "import",
     "unmade",
