@@ -306,6 +306,12 @@ def test_what_is_there_is_asked_of_functions_that_never_raise() -> None:
     assert found == []
 
 
+def test_one_place_writes_to_standard_output() -> None:
+    """It makes visible what a terminal would obey; the generators of pages write files of their own."""
+    writers = {module_name(f) for f in FILES if re.search(r"sys\.stdout\.write\(", f.read_text("utf-8"))}
+    assert writers == {"covey.texts.terminal", "covey.config.reference", "covey.codes.__main__"}
+
+
 def test_strict_zip() -> None:
     for file in FILES:
         for node in ast.walk(tree_of(file)):

@@ -46,6 +46,7 @@ _FAULTS: Mapping[FaultKind, tuple[str, str, str]] = {
 _CAUSES: Mapping[RewardCause, tuple[str, str]] = {
     "bare_file": (tr("A file may hold several functions."), tr("write {file}:NAME, with a colon")),
     "no_file": ("", tr("`ls {directory}` shows what is there")),
+    "no_python": ("", tr("name a file that ends in .py: --external_plugins FILE.py")),
     "no_module": (
         tr("A package is not installed in this environment, or a file of yours is in another directory."),
         tr(

@@ -29,7 +29,7 @@ from covey.plan.report_data import (
 )
 from covey.plan.words import flags
 from covey.plan.works import Works
-from covey.texts import counted, joined, padded, tr
+from covey.texts import Text, counted, joined, padded, tr
 from covey.types import Problem
 
 _SPLITS = 6
@@ -51,7 +51,7 @@ def report_lines(
     publish = publish_plan(config, facts)
     # Of a GPU's share the layout says it.
     engine = [] if publish is None or publish.way == "gpu" else [publish.memory_in_words()]
-    sections = {
+    sections: dict[str, Sequence[str]] = {
         tr("model"): _model(config, facts),
         tr("ends at"): [facts.stop_tokens] if facts.stop_tokens else [],
         tr("sampling"): _sampling(config, facts),
@@ -69,7 +69,7 @@ def report_lines(
         tr("ladder"): [] if ladder is None else ladder.in_words(),
         tr("works"): [] if works is None else works.in_words(),
         tr("disk"): disk_plan(config, facts).in_words(),
-        tr("prompt 0"): [repr(facts.first_prompt)] if facts.first_prompt is not None else [],
+        tr("prompt 0"): [Text(repr(facts.first_prompt))] if facts.first_prompt is not None else [],
     }
     return [
         joined("", [padded(name if number == 0 else "", 10), line])

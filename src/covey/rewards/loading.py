@@ -110,7 +110,7 @@ class Loader:
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
             words = tr("{file} is not imported: the name of a Python file ends in .py", file=file)
-            raise Unloadable("import", words)
+            raise Unloadable("import", words, cause="no_python")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:

@@ -22,7 +22,7 @@ from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
-from covey.texts import counted, joined, padded, tr
+from covey.texts import Text, counted, joined, padded, tr
 from covey.texts.language import spoken
 from covey.texts.terminal import say
 from covey.training.facts import Survey, model_dir
@@ -161,7 +161,7 @@ def _samples(before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup])
             if groups is not None:
                 scored = groups[number]
                 mark = tr("right") if _accuracy(scored) else tr("wrong")
-                said = scored.group.trajectories[0].text
+                said = Text(scored.group.trajectories[0].text)
                 lines.append(joined("", ("  ", padded(name, 7), " ", mark, "  ", said)))
     return lines
 

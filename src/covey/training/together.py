@@ -29,6 +29,7 @@ from covey.health.watchdog import flush_output
 from covey.meeting import RAISED, Meeting, meeting, remember_run
 from covey.telemetry.owner import Lock
 from covey.texts import tr
+from covey.texts.terminal import say
 from covey.training import failure
 from covey.training.machines import Failed, Machines, over_machines
 from covey.types import Finding
@@ -203,7 +204,7 @@ class Together:
         finding = self.explain(error) or failure.failed(error, where)
         if self.output_dir is None and not is_of_another:
             # There is no file for it yet.
-            sys.stderr.write("".join(traceback.format_exception(error)))
+            say("".join(traceback.format_exception(error)).removesuffix("\n"), sys.stderr)
         elif self.output_dir is not None:
             with contextlib.suppress(OSError):
                 failure.write_stack(self.output_dir, self.rank, error)

@@ -18,6 +18,7 @@ RewardCause = Literal[
     "",
     "bare_file",
     "no_file",
+    "no_python",
     "no_module",
     "import",
     "unmade",

@@ -323,3 +323,13 @@ def test_the_rewards_of_ms_swift_as_classes(plugin, scored):
     # 2 tokens of 4: half way. The second gold is no answer that anything is compared with.
     assert said[0] == [0.75 / 2, -0.5 + 1.0 + 0.0, 0.0, None]
     assert said[1][1:] == [-0.5, pytest.approx(-2 * 1 / 6), pytest.approx(2 / 3)]
+
+
+def test_a_file_that_is_no_python_is_not_imported(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("orms = {}\n", encoding="utf-8")
+    with RewardSet.start(["accuracy"], plugins=[str(file), str(tmp_path / ("x" * 300))]) as rewards:
+        assert [(fault.kind, fault.cause) for fault in rewards.faults] == [
+            ("import", "no_python"),
+            ("import", "no_file"),
+        ]
