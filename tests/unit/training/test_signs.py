@@ -55,8 +55,8 @@ def test_repetition_is_said_at_its_step(tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     resolved = from_dict(options(Path("quickstart"), run, replay, save_steps=5), 1)
     assert train(resolved).step == 5
-    # One of the replayed rewards failed.
-    assert findings(run) == [("F107", 0), ("F206", 3)]
+    # One of the replayed rewards failed, which is one of eight in each rollout.
+    assert findings(run) == [("F107", 0), ("F206", 3), ("F228", 3)]
     said = capsys.readouterr().out
     assert "F206" in said and "50% of 8 completions repeat one token or one phrase" in " ".join(said.split())
     assert "F206 in 3 steps" in said
@@ -66,6 +66,7 @@ def test_repetition_is_said_at_its_step(tmp_path: Path, capsys: Any) -> None:
     report = examine(read_run(run), 0.0)
     assert [(s.finding.code, s.finding.step, s.num_records) for s in report.sightings] == [
         ("F206", 3, 3),
+        ("F228", 3, 3),
         ("F107", 0, 0),
     ]
 
