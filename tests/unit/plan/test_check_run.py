@@ -48,7 +48,7 @@ CASES = [
          facts=facts(resume=ResumeFacts(path="runs/a/checkpoint-5", step=5, is_compared=False)),
          options=RESUME),
     Case(code="W164", option="resume_from_checkpoint", words="a is gone; b is empty.",
-         facts=facts(resume=ResumeFacts(path="runs/a/checkpoint-5", step=5, lost=("a is gone", "b is empty"))),
+         facts=facts(resume=ResumeFacts(path="runs/a/checkpoint-5", step=5, lost=("a is gone", "b is gone"))),
          options=RESUME),
     Case(code="W163", option="reward_funcs", words="r.py:f has changed since runs/a/checkpoint-5 was",
          facts=facts(reward_texts=(("r.py:f", "a"), ("r.py:g", "b"), ("r.py:h", "c")),
