@@ -47,7 +47,7 @@ CASES = [
     Case(code="W161", option="resume_from_checkpoint", words="runs/a/config.yaml is missing",
          facts=facts(resume=ResumeFacts(path="runs/a/checkpoint-5", step=5, is_compared=False)),
          options=RESUME),
-    Case(code="W164", option="resume_from_checkpoint", words="a is gone; b is empty.",
+    Case(code="W164", option="resume_from_checkpoint", words="a is gone; b is gone.",
          facts=facts(resume=ResumeFacts(path="runs/a/checkpoint-5", step=5, lost=("a is gone", "b is gone"))),
          options=RESUME),
     Case(code="W163", option="reward_funcs", words="r.py:f has changed since runs/a/checkpoint-5 was",
