@@ -87,7 +87,7 @@ CASES = (
           "--columns '{\"finl\": \"solution\"}'"),
     _rows("golds_that_are_lists_of_letters", [row | {"solution": ["A", "CD"[n % 2]]} for n, row in
                                              enumerate(sums(64))]),
-    _rows("columns_of_lists_of_letters", [row | {"ground_truth": ["A", "CD"[n % 2]]} for n, row in
+    _rows("golds_missing_beside_lists_of_letters", [row | {"ground_truth": ["A", "CD"[n % 2]]} for n, row in
                                          enumerate(_renamed(solution="note"))]),
     _rows("golds_that_are_lists_in_an_eval_set", sums(64), "--val_dataset held.jsonl",
           **{"held.jsonl": jsonl([row | {"solution": [1, 2]} for row in sums(3)])}),

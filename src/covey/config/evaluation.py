@@ -120,7 +120,7 @@ def _nothing_to_evaluate_on() -> Problem:
         seen=tr("val_dataset is not given, and neither is dataset."),
         why=tr("An evaluation needs prompts, and gold answers where a reward compares with them."),
         fixes=(
-            Fix(text=tr("files, directories or ids on a hub: --dataset FILE")),
+            Fix(text=tr("files, directories or ids on a hub: --dataset FILE, or --val_dataset FILE")),
             Fix(text=tr("for a checkpoint, a share of its run's data: --split_dataset_ratio 0.05")),
         ),
     )
