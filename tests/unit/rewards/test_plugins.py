@@ -323,3 +323,20 @@ def test_the_rewards_of_ms_swift_as_classes(plugin, scored):
     # 2 tokens of 4: half way. The second gold is no answer that anything is compared with.
     assert said[0] == [0.75 / 2, -0.5 + 1.0 + 0.0, 0.0, None]
     assert said[1][1:] == [-0.5, pytest.approx(-2 * 1 / 6), pytest.approx(2 / 3)]
+
+
+def test_what_lists_of_golds_are_reaches_the_classes_of_ms_swift(plugin, scored):
+    file = plugin("""
+        from swift.rewards import orms
+
+        class Own(orms["accuracy"]):
+            pass
+
+        orms["own"] = Own
+        """)
+    rows = [scored(text, solution=["5", "7"]) for text in (r"\boxed{7}", r"\boxed{7, 5}")]
+    for lists, own in (("any", [1.0, 0.0]), ("all", [0.0, 1.0]), (None, [1.0, 0.0])):
+        names = ("own", "accuracy")
+        with RewardSet.start(names, plugins=[file], options={"gold_lists": lists}) as rewards:
+            said = rewards.score(rows, TrainerState()).rows
+        assert [[part.value for part in row.parts] for row in said] == [[value] * 2 for value in own]
