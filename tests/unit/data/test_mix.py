@@ -104,3 +104,26 @@ def test_a_column_that_nobody_has_is_named_with_those_there_are():
 def test_two_columns_of_one_name_are_refused():
     with pytest.raises(DataError, match="two columns of row 1 the name 'b'"):
         rename_columns([{"a": 1, "b": 2}], {"a": "b"})
+
+
+@pytest.mark.parametrize(
+    ("row", "typed", "works"),
+    [
+        # The column that has the name already gets another one, which is free.
+        ({"a": 1, "b": 2}, {"a": "b"}, {"a": "b", "b": "unused_b"}),
+        ({"a": 1, "b": 2, "unused_b": 3}, {"a": "b"}, {"a": "b", "b": "unused_unused_b"}),
+        ({"a": 1, "b": 2, "c": 3}, {"c": "q", "a": "b"}, {"c": "q", "a": "b", "b": "unused_b"}),
+        # Of two that are given one name the first has it.
+        ({"a": 1, "b": 2}, {"a": "c", "b": "c"}, {"a": "c"}),
+        ({"aa": 1, "b": 2}, {"aaa": "b"}, {"aa": "b", "b": "unused_b"}),
+        ({"question": 1, "answer": 2}, {"anser": "solution"}, {"answer": "solution"}),
+        ({"question": 1, "answer": 2}, {"xyz": "solution"}, None),
+    ],
+)  # fmt: skip
+def test_names_that_work_are_named(row, typed, works):
+    with pytest.raises(DataError) as error:
+        rename_columns([row, row], typed)
+    assert error.value.columns == works
+    if works is not None:
+        (renamed, _) = rename_columns([row, row], works)
+        assert sorted(renamed.values()) == sorted(row.values())

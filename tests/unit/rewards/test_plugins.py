@@ -333,3 +333,20 @@ def test_a_file_that_is_no_python_is_not_imported(tmp_path):
             ("import", "no_python"),
             ("import", "no_file"),
         ]
+
+
+def test_what_lists_of_golds_are_reaches_the_classes_of_ms_swift(plugin, scored):
+    file = plugin("""
+        from swift.rewards import orms
+
+        class Own(orms["accuracy"]):
+            pass
+
+        orms["own"] = Own
+        """)
+    rows = [scored(text, solution=["5", "7"]) for text in (r"\boxed{7}", r"\boxed{7, 5}")]
+    for lists, own in (("any", [1.0, 0.0]), ("all", [0.0, 1.0]), (None, [1.0, 0.0])):
+        names = ("own", "accuracy")
+        with RewardSet.start(names, plugins=[file], options={"gold_lists": lists}) as rewards:
+            said = rewards.score(rows, TrainerState()).rows
+        assert [[part.value for part in row.parts] for row in said] == [[value] * 2 for value in own]
