@@ -285,17 +285,6 @@ def test_chatml_for_a_tokenizer_without_its_tokens(model_dir):
     assert load_codec(directory, chat_template="chatml").unstoppable == "<|im_end|>"
 
 
-def with_bos(directory, bos="<|endoftext|>"):
-    """The tokenizer of a directory puts a token in front of every plain text."""
-    path = directory / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-    )
-    tokenizer.save(str(path))
-    return directory
-
-
 def test_chatml_begins_as_the_tokenizer_begins_a_text(model_dir, tmp_path):
     asked = [{"role": "user", "content": "hi"}]
     ends = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
