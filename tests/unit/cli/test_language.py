@@ -72,7 +72,7 @@ def test_another_language_is_refused_in_that_of_the_locale(
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert main(["plan", "--lang", "fr"]) == 2
     said = capsys.readouterr().err
-    assert "lang 为 fr" in said and "en, zh（命令行 --lang）。" in said
+    assert "lang 为 fr" in said and "en、zh（命令行 --lang）。" in said
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -9,20 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.config import from_dict, parse, resolve, to_yaml
-from covey.config.values import Kind, kind_of
-from covey.options.schema import GROUPS, OPTIONS
+from covey.config.values import kind_of
+from covey.options.schema import FACTS, GROUPS, OPTIONS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
     lambda s: s.strip() != ""
 )
 
 
-def strategy(kind: Kind) -> st.SearchStrategy[Any]:
+# No path holds it, so an option that takes one refuses it.
+PATH = TEXT.filter(lambda s: "\0" not in s)
+
+
+def strategy(name: str) -> st.SearchStrategy[Any]:
+    kind, text = kind_of(name), TEXT if FACTS[name].path is None else PATH
     one: st.SearchStrategy[Any] = {
         "bool": st.booleans(),
         "int": st.integers(-5, 10**6),
         "float": st.floats(allow_nan=False, allow_infinity=False),
-        "str": TEXT,
+        "str": text,
         "choice": st.sampled_from(kind.choices or ("",)),
         "json": st.dictionaries(TEXT, TEXT, max_size=3),
         "rollout_log": st.one_of(st.sampled_from(["all", "none"]), st.integers(1, 99)),
@@ -31,9 +36,9 @@ def strategy(kind: Kind) -> st.SearchStrategy[Any]:
     return st.one_of(st.none(), some) if kind.optional else some
 
 
-REQUIRED = {name: strategy(kind_of(name)) for name in ("model", "dataset", "reward_funcs", "output_dir")}
+REQUIRED = {name: strategy(name) for name in ("model", "dataset", "reward_funcs", "output_dir")}
 # The directory of an adapter is read where options are resolved, so it has to be there.
-OTHERS = {n: strategy(kind_of(n)) for n in OPTIONS if n not in (*REQUIRED, "adapters")}
+OTHERS = {n: strategy(n) for n in OPTIONS if n not in (*REQUIRED, "adapters")}
 
 
 GIVEN = given(st.fixed_dictionaries(REQUIRED, optional=OTHERS), st.integers(1, 9))
