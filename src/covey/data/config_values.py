@@ -12,7 +12,8 @@ from covey.texts import tr
 _SIZES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), (1, 2_000)),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim"), (1, 1_000_000)),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "num_key_value_heads"), (1, 100_000)),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), (1, 100_000)),
+    "num_key_value_heads": (0, 100_000),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "moe_intermediate_size"), (0, 10_000_000)),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0, 10_000)),
     "vocab_size": (1, 100_000_000),
@@ -34,9 +35,8 @@ def impossible_size(config: Mapping[str, Any]) -> str | None:
             for size in value if isinstance(value, list) else [value]:
                 if size is None:
                     continue
-                if isinstance(size, bool) or not isinstance(size, int | float):
-                    return tr("{name} is {size!r:.60}, which is no number", name=name, size=size)
-                # Written so that it holds for NaN.
+                if isinstance(size, bool) or not isinstance(size, int):
+                    return tr("{name} is {size!r:.60}, which is no whole number", name=name, size=size)
                 if not least <= size <= most:
                     return tr(
                         "{name} is {size!r:.60}, and a model has {least} to {most:,}",

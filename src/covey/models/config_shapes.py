@@ -14,13 +14,6 @@ from covey.texts import tr
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
-# Numbers of a model that are above 0 in every family that has them; some have one for each layer.
-_SIZES = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"),
-    *("n_embd", "n_layer", "n_head", "n_positions", "head_dim"),
-)
-_NOT_NEGATIVE = ("intermediate_size", "num_key_value_heads", "n_inner")
-
 
 def config_fault(config: Mapping[str, Any], num_tensors: int) -> str | None:
     """Why a config.json describes no model, or none of `num_tensors` tensors, in words; None where nothing
@@ -29,9 +22,6 @@ def config_fault(config: Mapping[str, Any], num_tensors: int) -> str | None:
         return tr("config.json does not name a model_type")
     nested = config.get("text_config")
     for part in (config, nested if isinstance(nested, Mapping) else {}):
-        for name, least in (*((n, 1) for n in _SIZES), *((n, 0) for n in _NOT_NEGATIVE)):
-            if (bad := _impossible(part.get(name), least)) is not None:
-                return tr("config.json has {name} {value}, which no model has", name=name, value=repr(bad))
         layers = part.get("num_hidden_layers", part.get("n_layer"))
         if isinstance(layers, int) and layers > num_tensors:
             return tr(
@@ -39,16 +29,6 @@ def config_fault(config: Mapping[str, Any], num_tensors: int) -> str | None:
                 layers=layers,
                 num_tensors=num_tensors,
             )
-    return None
-
-
-def _impossible(value: Any, least: int) -> Any:
-    """The first number or text that is no whole number from `least` on, of a value or of the members of a
-    list; None where there is none."""
-    for one in value if isinstance(value, list) else [value]:
-        is_whole = isinstance(one, int) and not isinstance(one, bool) and one >= least
-        if isinstance(one, int | float | str) and not is_whole:
-            return one
     return None
 
 
