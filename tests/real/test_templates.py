@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from transformers import AutoTokenizer
 
 from covey.data.errors import TemplateError
+from covey.data.rows import prompt_table
 from covey.data.text import load_codec
 from support.real import NAMES, around, real
 
@@ -27,11 +30,16 @@ ENDS = {
 CLOSES = {"smollm2": 2, "qwen3": 151_645, "llama3_1": 128_009, "gemma3": 106}
 
 
+@cache
+def tokenizer(name):
+    return AutoTokenizer.from_pretrained(real(name))
+
+
 @pytest.mark.parametrize("thinking", [None, True, False])
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["question", "system", "turns"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_is_that_of_transformers(name, messages, thinking):
-    theirs = AutoTokenizer.from_pretrained(real(name))
+    theirs = tokenizer(name)
     codec = load_codec(real(name), enable_thinking=thinking)
     told = {} if thinking is None else {"enable_thinking": thinking}
     text = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **told)
@@ -53,6 +61,41 @@ def test_control_tokens_are_no_text(name):
     (ids,) = codec.encode(["Yes."])
     assert codec.decode([*ids, closes]) == "Yes."
     assert codec.written_out([closes]) == codec.tokenizer.id_to_token(closes)
+
+
+BEGINNINGS = ("The answer is", "<think>\nOK so", "<think>\n", "**Answer**: 4 +", "你好")
+
+
+@pytest.mark.parametrize("thinking", [None, True, False])
+@pytest.mark.parametrize("begun", BEGINNINGS)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_that_is_begun_stands_behind_the_prompt(name, begun, thinking):
+    """Nothing stands between the two that the prompt alone does not have; a thought is refused where thinking
+    is off."""
+    codec = load_codec(real(name), enable_thinking=thinking)
+    asked = {"role": "user", "content": "2+2?"}
+    table = prompt_table(
+        [{"prompt": [asked, {"role": "assistant", "content": begun}]}], codec, max_length=None
+    )
+    if name == "qwen3" and thinking is False and begun.startswith("<think>"):
+        assert list(table.left_out) == ["not_continued"]
+        return
+    (entry,) = table.entries
+    behind = codec.render([asked])
+    assert entry.text.startswith(behind)
+    # Templates of Llama and Gemma trim what a message says, as in transformers.
+    assert entry.text.removeprefix(behind) in (begun, begun.rstrip())
+    assert entry.opened == entry.text.removeprefix(behind)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chatml_begins_as_the_tokenizer_begins_a_text(name):
+    codec = load_codec(real(name), chat_template="chatml")
+    own = tokenizer(name)
+    first, plain = codec.encode([codec.render([{"role": "user", "content": "2+2?"}])])[0], own.encode("2+2?")
+    has_bos = own.bos_token_id is not None and plain[0] == own.bos_token_id
+    assert has_bos == (name in ("llama3_1", "gemma3"))
+    assert (first[0] == own.bos_token_id) == (has_bos or name == "smollm2")
 
 
 def test_gemma_has_no_system_role_of_its_own():

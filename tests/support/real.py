@@ -34,15 +34,16 @@ def real(name: str) -> Path:
     return path
 
 
-def around(name: str, target: Path) -> Path:
+def around(name: str, target: Path, rows: int | None = None) -> Path:
     """A random model of two layers of the family that a real tokenizer is of, with that tokenizer beside it.
 
-    config.json and generation_config.json hold the end tokens that the publishers of the family give.
+    Its embedding has as many rows as there are tokens, or `rows`. config.json and generation_config.json hold
+    the end tokens that the publishers of the family give.
     """
     source = real(name)
     shutil.copytree(source, target)
     tokenizer = AutoTokenizer.from_pretrained(source)
-    sizes = {**_SIZES, "vocab_size": len(tokenizer)}
+    sizes = {**_SIZES, "vocab_size": rows or len(tokenizer)}
     ids = tokenizer.convert_tokens_to_ids
     match name:
         case "qwen3":

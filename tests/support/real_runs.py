@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import covey
 from covey.telemetry.rollouts import list_rollouts
 from journeys.helpers import read_lines
 
-STEPS, SAVED = 3, 2
+STEPS, SAVED, LIMIT = 3, 2, 40
 
 
 def vowels(completions: list[str], **_: Any) -> list[float]:
@@ -71,12 +71,14 @@ def check_logprobs(run: Path, model: Path, bound: float = 1e-4) -> None:
     assert worst(run, last, first)[0] > 10 * bound, "the model of the beginning explains the last rollout too"
 
 
-def answer(directory: Path, base: Path, limit: int = 40) -> list[int]:
-    """What transformers generates greedily from a directory alone, prompt left out."""
+def answer(directory: Path, base: Path) -> list[int]:
+    """What transformers generates greedily from a directory alone, up to LIMIT tokens, prompt left out."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     turns = [{"role": "user", "content": "What is 3+4? Answer with a number."}]
-    asked = tokenizer.apply_chat_template(
-        turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    made = weights_of(directory, base).generate(**asked, max_new_tokens=limit, do_sample=False)
-    return made[0, asked["input_ids"].shape[1] :].tolist()
+    asked = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    # An adapter's own; transformers and PEFT read that of its base.
+    told = GenerationConfig.from_pretrained(directory)
+    told.update(max_new_tokens=LIMIT, do_sample=False)
+    with torch.no_grad():
+        made = weights_of(directory, base).generate(input_ids=asked, generation_config=told)
+    return made[0, asked.shape[1] :].tolist()

@@ -109,8 +109,8 @@ def _continued(read: ReadRow, codec: TextCodec) -> tuple[str, str]:
     """The text up to the end of the last message, which no mark closes, and how that message stands there.
 
     As `apply_chat_template(..., continue_final_message=True)` of transformers: where the template strips
-    messages, the spaces at the end are gone. What the template writes in front of the message is not always
-    kept (XX
+    messages, the spaces at the end are gone. What the template writes in front of the message
+    is kept where `_front` says so.
     """
     *before, last = read.messages
     begun = last["content"].strip()
