@@ -29,7 +29,7 @@ def test_a_resumed_run_is_the_whole_run(data, tmp_path):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """The real model as base models are published: no file names the token that its template ends turns with."""
+    """The real model as base models are published: no file names the end token of its template."""
     made = tmp_path_factory.mktemp("base") / "model"
     made.mkdir()
     for file in real("smollm2").iterdir():
