@@ -143,6 +143,8 @@ translations: test-install ## bring the Chinese catalogue up to date with the so
 	@cd tests && ../$(VENV)/bin/python -m support.translations
 	@cd tests && ../$(VENV)/bin/python -m support.code_pages
 	@cd tests && ../$(VENV)/bin/python -m support.doctor_page
+	@$(VENV)/bin/python -m covey.codes > docs/codes.md
+	@$(VENV)/bin/python -m covey.codes --lang zh > docs/codes.zh.md
 
 format: test-install ## rewrite the files in the project's format
 	@$(VENV)/bin/ruff check --fix .

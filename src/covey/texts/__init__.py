@@ -197,9 +197,11 @@ def unpacked_in(value: Any) -> Any:
 
 
 def _fitted(value: Any) -> Any:
-    """A value as a text keeps it. Of an exception, which would hold the frames that it came through, the text
-    alone; a text stays what it is."""
-    value = str(value) if isinstance(value, BaseException) else value
+    """A value as a text keeps it. Of an exception, which would hold the frames that it came through, only what
+    `str` and `repr` make of it; a text stays what it is."""
+    if isinstance(value, BaseException):
+        said, written = str(value), fitted(repr(value))
+        return said if isinstance(said, Text) else Shown(fitted(said), written)
     return value if isinstance(value, Text) else fitted(value)
 
 

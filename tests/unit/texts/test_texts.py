@@ -162,3 +162,8 @@ def test_a_template_is_declared_first_and_filled_later(chinese: Catalogue) -> No
 def test_a_text_that_is_made_into_one_again_stays_what_it_is(chinese: Catalogue) -> None:
     text = tr("row {n}: {fault}", n=1, fault=tr("it is empty"))
     assert tr(text) is text and chinese.said(tr(text)) == "第 1 行：是空的"
+
+
+def test_an_exception_is_written_with_its_kind_where_a_text_asks_for_it() -> None:
+    assert tr("it failed: {error!r}", error=KeyError("r")) == "it failed: KeyError('r')"
+    assert tr("it failed: {error!r}", error=ValueError("\x1b[1m")) == "it failed: ValueError('\\x1b[1m')"
