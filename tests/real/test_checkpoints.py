@@ -73,10 +73,10 @@ def test_a_typed_template_is_the_only_one(data, tmp_path):
     )
     run = train(model, data, tmp_path / "run", max_steps=1, chat_template=str(typed), learning_rate=1e-4)
     theirs = AutoTokenizer.from_pretrained(run / "checkpoint-1")
-    asked = [json.loads(data.read_text().splitlines()[0])["messages"]]
-    first = read_lines(run / "rollouts" / "rollout-000000.jsonl")
+    asked = [row["messages"] for row in read_lines(data)]
     prompts = {theirs.apply_chat_template(a, add_generation_prompt=True, tokenize=False) for a in asked}
-    assert prompts <= {record["prompt"] for record in first}
+    sampled = {record["prompt"] for record in read_lines(run / "rollouts" / "rollout-000000.jsonl")}
+    assert len(sampled) == 2 and sampled <= prompts
     assert "chat_template" not in json.loads((run / "checkpoint-1" / "tokenizer_config.json").read_text())
     ends = json.loads((run / "checkpoint-1" / "generation_config.json").read_text())
     assert (ends["eos_token_id"], ends["top_k"]) == ([151_645, 151_643], 64)
