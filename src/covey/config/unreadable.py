@@ -42,7 +42,7 @@ def fixes_of(found: Trouble, other: str) -> tuple[Fix, ...]:
 
 def _command(found: Trouble) -> str:
     if found.owner:
-        return tr("`{command}`, which its owner {owner} can type", command=found.command, owner=found.owner)
+        return tr("ask the owner, {owner}, to type `{command}`", command=found.command, owner=found.owner)
     return tr("`{command}`", command=found.command)
 
 

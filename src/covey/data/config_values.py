@@ -39,7 +39,7 @@ def impossible_size(config: Mapping[str, Any]) -> str | None:
                     return tr("{name} is {size!r:.60}, which is no whole number", name=name, size=size)
                 if not least <= size <= most:
                     return tr(
-                        "{name} is {size!r:.60}, and a model has {least} to {most:,}",
+                        "{name} is {size!r:.60}, but must be from {least} to {most:,}",
                         name=name,
                         size=size,
                         least=least,

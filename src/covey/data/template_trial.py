@@ -118,13 +118,13 @@ def _ending(code: int) -> str | None:
     """Why the trial has not passed; None where it has, or where there was none: nothing speaks against a
     template where the process could not be started."""
     if code == -signal.SIGXCPU:
-        return tr("it does not end within {seconds} s", seconds=_CPU_S)
+        return tr("it does not finish within {seconds} s of CPU time", seconds=_CPU_S)
     if code in (_OUT_OF_MEMORY, -signal.SIGKILL):
         return tr("it takes more than {gib:g} GiB of memory", gib=_MEMORY_BYTES / (1 << 30))
     if code == _TOO_LONG:
-        return tr("it writes more than {count:,} characters beside the messages", count=_MOST_ADDED)
+        return tr("it adds more than {count:,} characters to the messages", count=_MOST_ADDED)
     if code < 0:
-        return tr("the process that tried it was ended by {name}", name=signal.Signals(-code).name)
+        return tr("the process that rendered it was killed by {name}", name=signal.Signals(-code).name)
     return None
 
 

@@ -71,8 +71,8 @@ def _back(saved: Sequence[Saved], before: int, slower: Fix) -> Fix:
     if not earlier:
         return Fix(
             text=tr(
-                "start the run again with a smaller learning rate: no checkpoint from before step {before} "
-                "is there",
+                "start the run again with a smaller learning rate: there is no checkpoint from before "
+                "step {before}",
                 before=before,
             )
         )

@@ -57,8 +57,8 @@ def not_earned(h: History) -> Sign | None:
         return None
     cut, unparsed = h.value(CUT), h.value(UNPARSED)
     cause = tr(
-        "The gold answers have another form than the reward compares, a column that it reads is not the one "
-        "meant, or the prompts are too hard."
+        "The reward may not be able to compare gold answers of this form, it may read the wrong column, "
+        "or the prompts may be too hard."
     )
     if cut is not None and cut > 0.5:
         cause = tr("{cut:.0%} of the completions are truncated before they end.", cut=cut)
@@ -89,9 +89,12 @@ def always_same(h: History) -> Sign | None:
     if not lasting or _is_all_there_is(h) or all(f is not None for f in h.steady.values()):
         return None  # where none varies, no group has a signal, which F211 says
     values = [found.value for _, found in lasting]
-    cause = tr("The reward does not depend on the completion, or every completion earns the same.")
+    cause = tr(
+        "The reward does not depend on the completion, or all completions so far are alike in what it "
+        "measures."
+    )
     if max(values) <= 0:
-        cause = tr("No completion earns the reward, or it is a penalty that no completion gets.")
+        cause = tr("No completion has earned the reward, or it is a penalty that no completion has incurred.")
         if min(values) < 0:
             cause = tr(
                 "Every completion gets the same penalty, or the reward does not depend on the completion."
@@ -101,7 +104,11 @@ def always_same(h: History) -> Sign | None:
         cause=cause,
         fixes=(
             Fix(text=tr("call the reward with a right and a wrong completion: the scores must differ")),
-            Fix(text=tr("with the weight 0 in --reward_weights a reward is only measured")),
+            Fix(
+                text=tr(
+                    "to measure the reward without training on it, give it the weight 0 in --reward_weights"
+                )
+            ),
         ),
         badness=1.0,
     )

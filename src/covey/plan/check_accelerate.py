@@ -53,8 +53,8 @@ def _one_process(environment: Mapping[str, str], typed: Mapping[str, object]) ->
     if not is_of_accelerate or is_one_of_several or "nproc_per_node" in typed:
         return []
     seen = tr(
-        "MASTER_ADDR is set, as `accelerate launch` does for several processes, but RANK and WORLD_SIZE are "
-        "not: this is the only process that it has started."
+        "MASTER_ADDR is set, as `accelerate launch` sets it for several processes, but RANK and WORLD_SIZE "
+        "are not set: accelerate has started only this process."
     )
     own = Fix(text=tr("let covey start N processes: covey train ... --nproc_per_node N"))
     gpus = Fix(text=tr("on GPUs: accelerate launch --multi_gpu --num_processes N -m covey train ..."))

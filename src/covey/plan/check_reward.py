@@ -164,16 +164,14 @@ def _lists(found: OpenLists) -> Problem:
     any_fix = Fix(text=tr("one member is enough"), edits={"gold_lists": "any"})
     rows_fix = Fix(
         text=tr(
-            "if the rows differ: type --gold_lists any, and write parts as a list within the list, "
-            '[["A", "C"]]'
+            "if some lists are alternatives and others are parts: type --gold_lists any, and write parts "
+            'as a list within the list, [["A", "C"]]'
         )
     )
     if found.is_decided:
-        cause = tr("The other lists are alternatives, so one member of each list is taken to be enough.")
+        cause = tr("The other lists are alternatives, so for every list one member is enough.")
         return warning("W129", "gold_lists", seen, cause, any_fix, rows_fix)
-    cause = tr(
-        "They may be alternatives, of which one is enough, or the parts of one answer, which are all needed."
-    )
+    cause = tr("They may be alternatives, and one is enough, or the parts of one answer, and all are needed.")
     all_fix = Fix(text=tr("all members are needed, in any order"), edits={"gold_lists": "all"})
     return problem("E366", "gold_lists", seen, cause, any_fix, all_fix, rows_fix)
 

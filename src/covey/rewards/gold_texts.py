@@ -105,8 +105,8 @@ def _of_keys(gold: Mapping[Any, Any], *, is_any: bool) -> list[str]:
         known = ", ".join((*GOLD_KEYS, _ALIASES))
         raise UnreadableGold(
             tr(
-                "it is an object with the keys {keys}; an answer is read from the keys {known}, and text "
-                "beside answer_start",
+                "it is an object with the keys {keys}; covey reads an answer from the keys {known}, and "
+                "from text if there is also answer_start",
                 keys=keys,
                 known=known,
             )
