@@ -1,6 +1,6 @@
 """Signs of rewards that are the same for every completion of a run: F226 and F227.
 
-Beside a reward that moves such a reward gives no advantage, and nothing else speaks of it.
+Such a reward has no effect on the advantages. If another reward varies, no other rule reports it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from covey.types import Fix
 
 
 def weights_of(h: History) -> Mapping[str, float]:
-    """The weight of each reward by its name, where the options say so; ms-swift's metrics have names of their
-    own, in the order of the options."""
+    """The weight of each reward by its name, if the options are known; ms-swift's metrics have other names
+    than its options, in the same order."""
     entries = [*_texts(h.options.get("reward_funcs")), *_texts(h.options.get("reward_model"))]
     weights = h.options.get("reward_weights") or [1.0] * len(entries)
     if not isinstance(weights, Sequence) or len(weights) != len(entries):
@@ -37,7 +37,7 @@ def _texts(value: object) -> list[str]:
 
 
 def steady_rewards(h: History) -> Iterator[tuple[str, Steady, Standing]]:
-    """Each reward that counts and has not varied so far: its name, its value, and how good that is."""
+    """Each reward that has a weight and has not varied so far: its name, its value, and its standing."""
     weights, start = weights_of(h), h.sampled("rewards/")
     for name in h.parts():
         found, weight = h.steady.get(f"{start}{name}/mean"), weights.get(name, 1.0)
@@ -115,7 +115,7 @@ def always_same(h: History) -> Sign | None:
 
 
 def may_be_unearned(h: History) -> list[str]:
-    """In words: the rewards of an unknown kind that are at 0 or below for every completion of the run."""
+    """The rewards of an unknown kind that are 0 or less for every completion of the run, in words."""
     return [
         _words(h, name, found)
         for name, found, how in steady_rewards(h)
@@ -124,18 +124,18 @@ def may_be_unearned(h: History) -> list[str]:
 
 
 def steady_words(h: History, code: str) -> list[str]:
-    """The rewards that F226 or F227 speaks of, with their values now; of other codes none."""
+    """The rewards that F226 or F227 is about, with their current values; none for other codes."""
     standings: Mapping[str, Standing] = {"F226": "lowest", "F227": "unknown"}
     return [_words(h, *pair) for pair in _lasting(h, standings[code])] if code in standings else []
 
 
 def _lasting(h: History, standing: Standing) -> list[tuple[str, Steady]]:
-    """The rewards of this standing that have not varied for long enough to say so."""
+    """The rewards of this standing that have had one value for long enough to be reported."""
     return [(name, found) for name, found, how in steady_rewards(h) if how == standing and _is_long(h, found)]
 
 
 def _is_long(h: History, found: Steady) -> bool:
-    """Whether a value has lasted long enough to say so."""
+    """Whether a value has lasted long enough to be reported."""
     if found.num_rollouts >= limit("steady_rollouts_small"):
         return True
     is_much = not h.has_counts or found.num_completions >= limit("steady_completions")
@@ -143,7 +143,7 @@ def _is_long(h: History, found: Steady) -> bool:
 
 
 def _is_all_there_is(h: History) -> bool:
-    """Whether the run has one reward alone: that it never differs is a lack of signal."""
+    """Whether the run has only one reward: if that never varies, F211 reports the lack of signal."""
     return len(h.parts()) == 1 and h.compares_siblings
 
 
@@ -163,11 +163,11 @@ def _words(h: History, name: str, found: Steady) -> str:
 
 
 def _others(h: History) -> list[str]:
-    """What has varied beside them."""
+    """The rewards that did vary, in words."""
     varied = [name for name in h.parts() if h.steady.get(f"{h.sampled('rewards/')}{name}/mean") is None]
     return [tr("only {names} differs between completions", names=", ".join(varied))] if varied else []
 
 
 def constant_words(h: History) -> list[str]:
-    """Every reward that has not varied, with its value, in words: also those at their best."""
+    """Every reward that has not varied, with its value, in words; also those at their best value."""
     return [_words(h, name, found) for name, found, _ in steady_rewards(h) if found.num_rollouts > 1]

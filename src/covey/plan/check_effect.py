@@ -196,7 +196,7 @@ def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
 
 
 def _gold_lists(config: Config, facts: Facts) -> list[Problem]:
-    """What lists of golds are, where there are none."""
+    """W108: `gold_lists` is set, but no gold is a list of several members."""
     golds = facts.golds
     if config.gold_lists is None or config.streaming or golds is None:
         return []

@@ -144,7 +144,7 @@ def _better_column(rename: Mapping[str, str] | None) -> Fix:
 
 
 def _open_lists(config: Config, facts: Facts) -> list[Problem]:
-    """Lists of which nobody has said what they are, and which do not show it."""
+    """E366 and W129: lists that may be alternatives or parts of one answer, while `gold_lists` is not set."""
     if facts.golds is None or config.gold_lists is not None:
         return []
     return [_lists(found) for found in facts.golds.open_lists]
@@ -177,7 +177,7 @@ def _lists(found: OpenLists) -> Problem:
 
 
 def _where(found: OpenLists) -> str:
-    """Return in which set to evaluate on, and in which task, lists were found."""
+    """Return the evaluation set and the task in which lists were found, in words."""
     words = [tr(" (evaluation set {where})", where=found.where)] if found.where else []
     words += [tr(" (task {task})", task=found.task)] if found.task else []
     return joined("", words)

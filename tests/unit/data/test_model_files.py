@@ -167,7 +167,7 @@ def test_models_that_are_not_trained(config, expected, whole):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, and a model has 1 to 2,000"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, but must be from 1 to 2,000"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1, and"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, and"),
         ({"num_hidden_layers": 10**400}, "num_hidden_layers is 1000"),
