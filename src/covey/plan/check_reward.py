@@ -171,7 +171,10 @@ def _lists(found: OpenLists) -> Problem:
     if found.is_decided:
         cause = tr("The other lists are alternatives, so for every list one member is enough.")
         return warning("W129", "gold_lists", seen, cause, any_fix, rows_fix)
-    cause = tr("They may be alternatives, and one is enough, or the parts of one answer, and all are needed.")
+    cause = tr(
+        "They may be alternatives, and then one is enough, or the parts of one answer, and then all are "
+        "needed."
+    )
     all_fix = Fix(text=tr("all members are needed, in any order"), edits={"gold_lists": "all"})
     return problem("E366", "gold_lists", seen, cause, any_fix, all_fix, rows_fix)
 

@@ -129,8 +129,8 @@ def _refused(config: Config, facts: Facts, left_out: LeftOut) -> Problem:
 def _not_continued(config: Config, facts: Facts, left_out: LeftOut, option: str, rows: str) -> Problem:
     seen = tr(
         "The prompt of {rows} ends with an assistant message, which the completion should continue. The "
-        "chat template does not begin the assistant's turn with this message as it is written. In row "
-        "{first}: {detail}.",
+        "chat template does not write this message unchanged at the beginning of the assistant's turn. In "
+        "row {first}: {detail}.",
         rows=rows,
         first=left_out.rows[0],
         detail=left_out.detail,

@@ -49,8 +49,8 @@ def visible(text: str) -> str:
 
 def fitted(value: Any) -> Any:
     """Return a value as texts show it: a long one as its first `LONGEST` characters and its length, and
-    control characters spelled out. Numbers, short values without such characters, and `Path` objects are
-    returned in full."""
+    control characters spelled out. Numbers, and short values without such characters, are
+    returned as they are; a path object is cut only after `_LONGEST_WHOLE` characters."""
     if isinstance(value, Shown):
         return value
     if isinstance(value, Whole | os.PathLike):
