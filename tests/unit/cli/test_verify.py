@@ -253,9 +253,9 @@ def test_a_tokenizer_that_is_missing_is_said(tmp_path: Path, capsys: Any) -> Non
 def test_a_trainer_state_that_is_gone_leaves_a_whole_model(checkpoint: Path, capsys: Any) -> None:
     shutil.rmtree(checkpoint / "trainer")
     code, (found,) = verify(capsys, checkpoint)
-    assert code == 1 and not found["goes_on"] and "its model is whole" in "; ".join(found["notes"])
+    assert code == 1 and not found["goes_on"] and "the model in it is complete" in "; ".join(found["notes"])
     (checkpoint / "config.json").write_text("{")
-    assert "its model is whole" not in "; ".join(verify(capsys, checkpoint)[1][0]["notes"])
+    assert "the model in it is complete" not in "; ".join(verify(capsys, checkpoint)[1][0]["notes"])
 
 
 def test_an_adapter(tmp_path: Path, capsys: Any) -> None:
