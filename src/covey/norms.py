@@ -1,7 +1,8 @@
 """Norms of large tensors.
 
-torch adds the squares of a float32 tensor on a CPU one after the other in float32, and small ones are lost:
-the norm of 28 million Gaussian numbers is 0.15 % too low, that of 200 million 3 %. A GPU adds them as a tree.
+torch adds the squares of a float32 tensor on a CPU one after the other in float32, and small squares
+are lost: the norm of 28 million Gaussian numbers is 0.15 % too low, that of 200 million 3 %. A
+GPU adds them as a tree.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _ROW = 1 << 10
 
 
 def total_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """The 2-norm of all numbers of some tensors of one device: on a CPU in float64, from pieces of them; on a
-    GPU as torch computes it. Not finite where a number is not; 0 where there is none."""
+    """The 2-norm of all elements of tensors on one device: on a CPU in float64, piece by piece; on a GPU as
+    torch computes it. It is not finite if an element is not finite, and 0 without elements."""
     held = [tensor.detach() for tensor in tensors]
     if any(tensor.device.type != "cpu" for tensor in held):
         return nn.utils.get_total_norm(held)

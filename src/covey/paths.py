@@ -1,7 +1,7 @@
-"""Why a path that somebody typed cannot be read, in words, and what to type against it.
+"""Why a path that a user typed cannot be read, in words, and the command that makes it readable.
 
-Whether something is there is asked of `os.path`, whose functions answer False to whatever goes wrong; the
-methods of `Path` raise where a permission is missing or a name is too long. What went wrong is said here.
+The rest of covey asks `os.path` whether something exists: its functions return False for every error, where
+the methods of `Path` raise if a permission is missing or a name is too long. This module says which error.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _ENTER, _LIST, _READ = 0o1, 0o5, 0o4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why a path cannot be read: its kind, the words behind the path, the command that mends it, "" where
-    none is known, and who can type it, "" for whoever runs covey."""
+    """Why a path cannot be read: its kind; the words that follow the path in a message; the command that
+    makes it readable, or ""; and the user who can run that command, "" for the current one."""
 
     kind: PathFault
     words: str
@@ -39,9 +39,9 @@ class Trouble:
 
 
 def trouble(path: str | os.PathLike[str]) -> Trouble | None:
-    """Return why a file or directory cannot be read; None where it can be, and where nothing is there.
+    """Return why a file or directory cannot be read; None if it can be, or if nothing is there.
 
-    A directory can be read where its files can be listed and opened.
+    A directory can be read if its files can be listed and opened.
     """
     path = os.path.expanduser(os.fspath(path))
     try:
@@ -61,7 +61,8 @@ def trouble(path: str | os.PathLike[str]) -> Trouble | None:
 
 
 def trouble_of(error: OSError, path: str = "") -> Trouble:
-    """Return what an error of the file system says; `path` is what was asked for, else the error's own."""
+    """Return the trouble behind an error of the file system; `path` is the path that was used, by default the
+    error's own."""
     path = path or os.fspath(error.filename or "")
     match error.errno:
         case errno.EACCES | errno.EPERM:
@@ -94,7 +95,7 @@ def closed_file(directory: Path, patterns: Iterable[str]) -> tuple[str, Trouble]
 
 
 def closed_within(directory: Path) -> str:
-    """Return in words what cannot be read of all that lies below a directory; "" where all of it can be.
+    """Return in words what below a directory cannot be read; "" if all of it can be.
     Hidden files and directories are left out."""
 
     def fail(error: OSError) -> None:
@@ -113,13 +114,14 @@ def closed_within(directory: Path) -> str:
 
 
 def absence(path: str | os.PathLike[str]) -> str:
-    """Return why nothing can be had under a path, as it cannot be read or is missing."""
+    """Return why a path cannot be used: it cannot be read, or does not exist."""
     found = trouble(path)
     return tr("is missing") if found is None else found.words
 
 
 def _no_permission(path: str) -> Trouble:
-    """The directory on the way that may not be entered, else what may not be read itself."""
+    """The trouble of a missing permission: of the first parent directory that may not be entered, else of the
+    path itself."""
     for directory in _above(path):
         try:
             os.stat(os.path.join(directory, os.curdir))
@@ -152,7 +154,7 @@ def _denied(path: str, bits: int, words: str) -> Trouble:
 
 
 def _above(path: str) -> Iterator[str]:
-    """The directories on the way to a path, from the first one down, as it names them."""
+    """The parent directories of a path, outermost first, as the path spells them."""
     parts = path.rstrip(os.sep).split(os.sep)
     for number in range(1, len(parts)):
         yield os.sep.join(parts[:number]) or os.sep

@@ -1,6 +1,6 @@
-"""What a model directory holds beside config and weights: tokenizer, chat template, generation_config.json.
+"""The text files of a model directory: tokenizer, chat templates and generation_config.json.
 
-With these another program makes the prompts that the run made, and ends a completion where the run did.
+With these, another program makes the same prompts as the run and ends completions at the same tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OF_CONFIG = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFiles:
-    """The files of `origin`, which say in addition what a run was told.
+    """The text files of `origin`, with the changes that a run's options make to them.
 
-    `template` is a chat template that was typed, in the place of all that `origin` has; `stop_token_ids`
-    end completions, the template's own first; where there are none, those of `origin` stay.
+    `template` is a chat template that was typed; it replaces all templates of `origin`. `stop_token_ids` are
+    the tokens that end completions, the template's own first; if it is empty, those of `origin` stay.
     """
 
     origin: Path
@@ -40,7 +40,7 @@ class TextFiles:
     stop_token_ids: tuple[int, ...] = ()
 
     def write(self, directory: Path) -> None:
-        """Write them into a directory."""
+        """Write the files into a directory."""
         copy_text_files(self.origin, directory)
         if self.template is not None:
             _remove_templates(directory)
@@ -50,8 +50,8 @@ class TextFiles:
 
 
 def write_stops(directory: Path, stop_token_ids: Sequence[int], config: Mapping[str, Any]) -> None:
-    """Have generation_config.json of a directory list these end tokens in this order. Its other fields stay;
-    without one they are those of `config`, a config.json."""
+    """Write these end tokens, in this order, into generation_config.json of a directory. Its other fields
+    stay; if there is no such file, they are taken from `config`, the content of a config.json."""
     path = directory / GENERATION
     said = read_json(path) or {name: config[name] for name in _OF_CONFIG if config.get(name) is not None}
     now = list(stop_token_ids) if len(stop_token_ids) > 1 else stop_token_ids[0]
@@ -67,14 +67,14 @@ def stops_of(directory: Path) -> list[int]:
 
 
 def copy_text_files(source: Path, target: Path) -> None:
-    """Copy what a directory has of tokenizer, chat templates and generation_config.json."""
+    """Copy the tokenizer, chat templates and generation_config.json, as far as `source` has them."""
     copy_tokenizer(source, target)
     _copy(source / GENERATION, target / GENERATION)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files, and every chat template in the place of all that `target` has; those of
-    `target` stay where `source` has none."""
+    """Copy the tokenizer's files and the chat templates. Templates of `source` replace all of `target`; if
+    `source` has none, those of `target` stay."""
     held = own_template(target) if own_template(source) is None else None
     if held is None:
         _remove_templates(target)
@@ -88,7 +88,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def own_template(directory: Path) -> str | None:
-    """The chat template of a directory; None where it has none. Of several it is the one named default."""
+    """The chat template of a directory, or None. If there are several, it is the one named default."""
     file = directory / _TEMPLATE
     if isfile(file):
         return file.read_text(encoding="utf-8")
@@ -111,7 +111,7 @@ def _remove_templates(directory: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object's file; empty where there is no file or no object in it."""
+    """The JSON object in a file; empty if there is no file, or no object in it."""
     if not isfile(path):
         return {}
     value = json.loads(path.read_text(encoding="utf-8"))

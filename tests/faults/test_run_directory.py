@@ -190,7 +190,7 @@ LOST = {
         lambda run: (run / "metrics.jsonl").unlink(),
         "metrics.jsonl is gone, with the metrics of 4",
     ),
-    "lines of metrics": (without_lines, "lacks 3 steps, the first is step 1 and the last step 4"),
+    "lines of metrics": (without_lines, "lacks 3 steps; the first missing step is 1, the last 4"),
     "no rollouts": (drop("rollouts"), f"{ROLLOUT} is gone"),
     "an empty rollout": (lambda run: (run / ROLLOUT).write_text(""), f"{ROLLOUT} is empty"),
     "a torn rollout": (

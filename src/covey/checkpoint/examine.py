@@ -111,8 +111,8 @@ def _examine_checkpoint(path: Path) -> Examined:
         if of_trainer and not found:
             notes.append(
                 tr(
-                    "its model is whole: `covey export` copies it, and a new run can start from it; only a "
-                    "resume needs what is at fault"
+                    "the model in it is complete: `covey export` can copy it, and a new run can start "
+                    "from it; only a resume needs the missing or damaged files"
                 )
             )
     if len(by_manifest) < len(every_fault):
@@ -161,7 +161,7 @@ def _examine_plain(path: Path) -> Examined:
         return Examined(path=path, kind="checkpoint", faults=(fault,), step=checkpoint_step(path.name))
     faults, notes = _model_faults(path)
     if not isfile(path / ADAPTER_CONFIG) and (lacking := tokenizer_problem(path)) is not None:
-        notes.append(tr("{words}; no prompt can be made without one", words=lacking.words))
+        notes.append(tr("{words}; a tokenizer is needed to make prompts", words=lacking.words))
     files = [file for file in path.iterdir() if isfile(file)]
     return Examined(
         path=path,

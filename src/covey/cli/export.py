@@ -66,9 +66,9 @@ def export(argv: Sequence[str]) -> int:
         say(
             spoken(
                 tr(
-                    "note: the adapter was trained on a base quantized to {packed} and is merged into "
-                    "the model before quantization, so the logits differ a little from those of the run; "
-                    "`covey eval` scores the merged model",
+                    "note: the adapter was trained on a base quantized to {packed}, but is merged into "
+                    "the model that is not quantized, so the logits differ a little from those of the "
+                    "run; `covey eval` scores the merged model",
                     packed=result.packed,
                 )
             )

@@ -93,7 +93,7 @@ def _answered(common: Layer, words: list[str], language: Language) -> int:
 
 
 def _refused(error: ConfigError, words: list[str], language: Language) -> int:
-    """Say what is wrong: to people on standard error, and as JSON where that was asked for."""
+    """Print the problems: as text on standard error, and as JSON if `--json` was given."""
     if speaks():
         show.problems(error.problems, language)
         from covey.cli.refusal import as_json, asks_for_json

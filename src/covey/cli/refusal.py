@@ -1,4 +1,4 @@
-"""What is refused, as JSON: the same object for every verb that has `--json`."""
+"""The problems of a refused command as JSON: the same object for every verb that has `--json`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DECLARE: Mapping[str, tuple[type[Options], ...]] = {
 
 
 def asks_for_json(words: Sequence[str]) -> bool:
-    """Return whether a command asks for JSON, whatever else is wrong with its words."""
+    """Return whether a command line has `--json`, even if other parts of it are wrong."""
     verb, *argv = words or ("",)
     if verb not in _DECLARE:
         return False
@@ -30,7 +30,7 @@ def asks_for_json(words: Sequence[str]) -> bool:
 
 
 def as_json(error: ConfigError) -> dict[str, Any]:
-    """Return every problem with its parts, and beside them what the verb has found out all the same."""
+    """Return the problems with all their parts, and the results that the verb has in spite of them."""
     return {"exit_code": 2, "problems": [_problem(each) for each in error.problems], **error.beside}
 
 

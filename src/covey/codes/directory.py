@@ -53,9 +53,9 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
     (
         "W164",
         "Records of the stopped run are missing",
-        "The run continues as it would have: its state is in the checkpoint. But plots, the doctor and "
-        "trackers know only the steps that metrics.jsonl has, and a rollout without its file cannot be read "
-        "or replayed.",
+        "Training continues unchanged, because its state is in the checkpoint. But plots, the doctor and "
+        "trackers show only the steps in metrics.jsonl, and a rollout without its file cannot be read or "
+        "replayed.",
     ),
     (
         "W163",

@@ -150,8 +150,8 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "E366",
-        "Lists of gold answers that may be alternatives or parts",
-        "Of alternatives each is a right answer, of parts all are needed. Where one is taken for the other, "
-        "wrong answers are rewarded or right ones are not.",
+        "Gold lists that may be alternatives or parts of one answer",
+        "If the members are alternatives, each is a right answer. If they are the parts of one answer, "
+        "all are needed. Read the wrong way, a list rewards wrong answers or does not reward right ones.",
     ),
 )

@@ -37,8 +37,8 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "W129",
-        "Lists of gold answers that may be parts among lists of alternatives",
-        "Where such a list holds the parts of one answer, an answer with one of the parts is rewarded as a "
-        "right one.",
+        "Some gold lists may be parts of one answer",
+        "The lists are read as alternatives. If such a list holds the parts of one answer, a completion "
+        "that gives only one part is rewarded as right.",
     ),
 )

@@ -141,31 +141,32 @@ SIGNS: tuple[tuple[str, str, str], ...] = (
     (
         "F226",
         "Right answers were never rewarded",
-        "As long as no completion earns this reward, the model learns nothing of what it pays for, whatever "
-        "the other rewards do.",
+        "Until a completion earns this reward, the model cannot learn what it is for, whatever the other "
+        "rewards do.",
     ),
     (
         "F227",
         "A reward is the same for every completion",
-        "Such a reward gives no advantage: the run is as it would be without it.",
+        "A reward that never differs has no effect on the advantages: the model trains as if it were not "
+        "there.",
     ),
     (
         "F228",
         "Completions without a reward",
-        "They are left out of their groups: their sampling was in vain, and the step learns from fewer "
-        "completions than planned.",
+        "They are left out of their groups. The time spent on sampling them is lost, and the step learns "
+        "from fewer completions than planned.",
     ),
     (
         "F229",
         "The model collapsed",
-        "A model that is certain of every token samples the same completion again and again. Weights that "
-        "have changed this much rarely recover, whatever the later steps do.",
+        "A model that is certain of every token samples the same completion again and again. A model "
+        "that has changed this much rarely recovers in later steps.",
     ),
     (
         "F233",
         "Ids that the tokenizer does not have",
-        "Such an id is a row of the embedding without a token, most often padding of the vocabulary. It "
-        "decodes to no text, so rewards do not see it, and whoever runs the model reads nothing.",
+        "Such an id has a row in the embedding but no token; most often the row is padding of the "
+        "vocabulary. It decodes to no text, so neither the rewards nor the users of the model see it.",
     ),
 )
 

@@ -53,9 +53,9 @@ START: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "W192",
-        "One process where accelerate was asked for several",
-        "On CPUs `accelerate launch` starts one process, whatever num_processes says. A step then has that "
-        "many fewer completions than the options seem to ask for.",
+        "accelerate was asked for several processes and started one",
+        "On CPUs `accelerate launch` starts one process, whatever num_processes says. With one process "
+        "instead of N, each step has an Nth of the completions.",
     ),
     (
         "E380",

@@ -106,9 +106,9 @@ WARNINGS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "W123",
-        "Chat template without the token that begins a text",
-        "Many models were trained with a token (BOS) in front of everything they read, and write worse "
-        "without it. Prompts that a chat template has made are given no other tokens than those it writes.",
+        "Chat template that does not write the BOS token",
+        "Many models were trained with a BOS token in front of every text, and write worse without it. "
+        "covey adds no token to what a chat template writes, so the template has to write it.",
     ),
     (
         "W126",

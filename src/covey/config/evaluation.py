@@ -65,8 +65,8 @@ def eval_options(
 
 
 def _with_sets(typed: Mapping[str, Typed]) -> Mapping[str, Typed]:
-    """What is typed, with the data set as what to evaluate on where nothing else is: nothing is trained here.
-    It takes the place of the sets of a run."""
+    """The typed options, with `dataset` as the set to evaluate on if no other is named, because nothing is
+    trained here. It replaces the sets of the checkpoint's run."""
     if "dataset" not in typed or _are_held_out(typed):
         return typed
     dataset = typed["dataset"]

@@ -1,5 +1,4 @@
-"""Paths among the typed options that cannot be read: each is a problem, and has no say in what else is
-checked."""
+"""Typed options whose paths cannot be read: each is a problem, and the other checks run without it."""
 
 from __future__ import annotations
 
@@ -19,13 +18,14 @@ _WITH: Mapping[str, tuple[str, ...]] = {
     "resume_from_checkpoint": ("output_dir",),
     "val_dataset": ("eval_strategy", "load_best_model_at_end", "early_stopping_patience"),
 }
-"""Options that mean nothing without the path of another one; what is resumed is written where it lies."""
+"""Options that mean nothing without the path of another one; a resumed run goes on in the directory of
+its checkpoint."""
 
 
 def without_unreadable(
     typed: Mapping[str, Typed], declares: type[Options] = Config
 ) -> tuple[dict[str, Typed], list[Problem]]:
-    """Return the options whose paths can be read or are not there, and the problems of the others."""
+    """Return the options whose paths are readable or do not exist, and a problem for each of the others."""
     problems: list[Problem] = []
     for name, facts in facts_of(declares).items():
         if name in typed and facts.path is not None:
@@ -36,13 +36,13 @@ def without_unreadable(
 
 
 def fixes_of(found: Trouble, other: str) -> tuple[Fix, ...]:
-    """Return what can be done about a path: the command that mends it, and `other`."""
+    """Return the fixes for an unreadable path: the command that makes it readable, if known, and `other`."""
     return (*((Fix(text=_command(found)),) if found.command else ()), Fix(text=other))
 
 
 def _command(found: Trouble) -> str:
     if found.owner:
-        return tr("`{command}`, which its owner {owner} can type", command=found.command, owner=found.owner)
+        return tr("ask the owner, {owner}, to type `{command}`", command=found.command, owner=found.owner)
     return tr("`{command}`", command=found.command)
 
 
@@ -68,8 +68,8 @@ def _problems(name: str, typed: Typed, kind: PathKind) -> Iterator[Problem]:
 
 
 def _found(path: str, kind: PathKind) -> Trouble | None:
-    """What is wrong with a path. Where it may be a text, one that no path can be is one, and one of several
-    lines."""
+    """Why a path cannot be read. If the option also takes text, a value of several lines, or one that
+    cannot be a path, counts as text."""
     if not kind.or_text:
         return trouble(path)
     found = None if "\n" in path else trouble(path)
@@ -77,8 +77,8 @@ def _found(path: str, kind: PathKind) -> Trouble | None:
 
 
 def _readings(entry: str) -> Iterator[str]:
-    """The paths that an entry of a list may mean: all of it, or what is left without `NAME=` before it and
-    `#N`, `@SPLIT`, `:SUBSET` or `:FUNCTION` behind it. What is there needs no other reading."""
+    """The paths that an entry of a list may name: all of it, or the part between `NAME=` and `#N`, `@SPLIT`,
+    `:SUBSET` or `:FUNCTION`. If one of them exists, the rest are not needed."""
     for name in (entry, entry.partition("=")[2]):
         while name:
             yield name

@@ -1,4 +1,4 @@
-"""What the values of a model's config.json may be, before anything is built from them."""
+"""Limits on the sizes in a model's config.json, checked before anything is built from them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SIZES: Mapping[str, tuple[int, int]] = {
 
 
 def impossible_size(config: Mapping[str, Any]) -> str | None:
-    """The first size of a config.json that no model has, in words; None where there is none.
+    """The first size in a config.json that is out of range, in words; None if there is none.
 
     >>> str(impossible_size({"num_hidden_layers": 10**9}))
-    'num_hidden_layers is 1000000000, and a model has 1 to 2,000'
+    'num_hidden_layers is 1000000000, but must be from 1 to 2,000'
     """
     text = config.get("text_config")
     for part in (config, text) if isinstance(text, Mapping) else (config,):
@@ -39,7 +39,7 @@ def impossible_size(config: Mapping[str, Any]) -> str | None:
                     return tr("{name} is {size!r:.60}, which is no whole number", name=name, size=size)
                 if not least <= size <= most:
                     return tr(
-                        "{name} is {size!r:.60}, and a model has {least} to {most:,}",
+                        "{name} is {size!r:.60}, but must be from {least} to {most:,}",
                         name=name,
                         size=size,
                         least=least,

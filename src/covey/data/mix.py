@@ -130,8 +130,8 @@ def _with_names(rows: Sequence[Row], names: Mapping[str, str]) -> Sequence[Row]:
 
 
 def _names_that_work(rows: Sequence[Row], names: Mapping[str, str]) -> Mapping[str, str] | None:
-    """The same names with the nearest column in place of one that is not there, each new name once, and
-    without the columns that have a new name already; None where that does not work."""
+    """The renames, with the nearest column in place of one that does not exist. Each new name occurs once,
+    and columns that already have it are left out. None if that does not work."""
     there = columns_of(rows)
     near: dict[str, str] = {}
     for old, new in names.items():

@@ -134,14 +134,16 @@ def _continued(read: ReadRow, codec: TextCodec) -> tuple[str, str]:
 
 
 def _front(written: str, prompt: str, begun: str) -> tuple[str, str]:
-    """What the beginning of an answer stands behind: what the template has `written` there, or the prompt
-    that it makes without a beginning.
+    """The prompt that precedes the beginning of an answer: what the template has `written` there, or the
+    prompt that it makes without a beginning.
 
-    Both are the same for most templates. Where only one has thoughts, the policy shall not be given some that
-    stand in no completion: an empty thought in front of the beginning (Qwen 3) is left out; a thought that
-    the prompt opens is left out where the beginning opens it itself, or has none. One that the prompt closes
-    (thinking is off) stays. Beside it what else the template writes there, or the thought that is closed in
-    front of one that begins; "" where there is neither.
+    Most templates make both the same. If only one of them has a thought, the policy must not be given a
+    thought that no completion contains. An empty thought in front of the beginning (Qwen 3) is left out. A
+    thought that the prompt opens is left out if the beginning opens one itself, or has none. A thought that
+    the prompt also closes (thinking is off) stays.
+
+    The second value is other text that the template writes there, or a closed thought in front of a
+    beginning that thinks; "" if there is neither.
     """
     pairs = enumerate(zip(written, prompt, strict=False))
     both = written[: next((n for n, (a, b) in pairs if a != b), min(len(written), len(prompt)))]

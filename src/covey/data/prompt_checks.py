@@ -1,4 +1,4 @@
-"""What is odd about the prompts of a chat template, asked of the template itself."""
+"""Checks of a chat template: whether its prompts begin as its own conversations do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from covey.texts import tr
 
 @dataclass(frozen=True, slots=True)
 class PromptProblem:
-    """How prompts differ from conversations, in words, and what opens an answer in those alone, or ""."""
+    """How prompts differ from conversations, in words; `opening` is what the template writes in front of an
+    answer in conversations but not in prompts, or ""."""
 
     words: str
     opening: str = ""
@@ -21,7 +22,7 @@ class PromptProblem:
 def prompt_problem(codec: TextCodec) -> PromptProblem | None:
     """How a prompt of the template differs from the beginning of the template's own conversations.
 
-    None where it does not, and where there is no template or it refuses a bare conversation.
+    None if it does not differ, there is no template, or the template refuses a plain conversation.
     """
     turns = [{"role": "user", "content": "a"}]
     answered = [*turns, {"role": "assistant", "content": CLOSED}]

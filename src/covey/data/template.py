@@ -75,7 +75,7 @@ def compiled(template: str, whose: str) -> jinja2.Template:
 
 
 def in_words(error: Exception) -> str:
-    """What a template has raised: its own words, or the kind of the error too."""
+    """The error of a template in words: its own message, or the kind of the error with it."""
     return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
 
 

@@ -1,9 +1,9 @@
 """The trial of a chat template in a process with limits.
 
-A template is a program, which may run without end or take all memory, and neither can be stopped where it
-runs. `python -m covey.data.template_trial` is a process that can be ended: it reads one JSON object, the
-template and what it is to be rendered with, and says by its exit code how that went. What a template raises
-is raised again, and said, where the trial has passed.
+A template is a program. It may never end or use up all memory, and the process that renders it cannot stop
+it. `python -m covey.data.template_trial` is a separate process with limits: it reads one JSON object with the
+template and the arguments to render it with, and its exit code says whether a limit was exceeded. An error
+that the template raises is no fault of the trial; it comes again, and is reported, at the real rendering.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _GROWTH = 4
 
 
 class TemplateTrial:
-    """Holds back what a template has not been tried with: each kind of conversation, and each that is much
-    longer than those of its kind, is rendered in a process with limits first."""
+    """Renders new kinds of conversations in a process with limits before the template is used on them. A
+    conversation is new if no other has its shape, or if it is much longer than those that were tried."""
 
     def __init__(self, text: str, whose: str, given: Mapping[str, Any]) -> None:
         self._text = text
@@ -59,8 +59,8 @@ class TemplateTrial:
         self._largest: dict[tuple[Any, ...], int] = {}
 
     def start(self) -> None:
-        """Compile the template, and render it with conversations as most data has them; TemplateError where
-        that does not end within the limits."""
+        """Compile the template and render common kinds of conversations; TemplateError if that exceeds the
+        limits."""
         if hashlib.sha256(self._text.encode()).hexdigest() in _KNOWN:
             return
         self._run(
@@ -72,7 +72,7 @@ class TemplateTrial:
         )
 
     def ask(self, arguments: Mapping[str, Any]) -> None:
-        """Try what the template is about to be rendered with, unless the like has passed."""
+        """Try the arguments of the next rendering, unless similar ones have passed."""
         if not self._largest:
             return
         size = self._largest.get(_kind(arguments), 0)
@@ -115,21 +115,20 @@ def _size(arguments: Mapping[str, Any]) -> int:
 
 
 def _ending(code: int) -> str | None:
-    """Why the trial has not passed; None where it has, or where there was none: nothing speaks against a
-    template where the process could not be started."""
+    """Why the trial failed; None if it passed, or if its process could not be started."""
     if code == -signal.SIGXCPU:
-        return tr("it does not end within {seconds} s", seconds=_CPU_S)
+        return tr("it does not finish within {seconds} s of CPU time", seconds=_CPU_S)
     if code in (_OUT_OF_MEMORY, -signal.SIGKILL):
         return tr("it takes more than {gib:g} GiB of memory", gib=_MEMORY_BYTES / (1 << 30))
     if code == _TOO_LONG:
-        return tr("it writes more than {count:,} characters beside the messages", count=_MOST_ADDED)
+        return tr("it adds more than {count:,} characters to the messages", count=_MOST_ADDED)
     if code < 0:
-        return tr("the process that tried it was ended by {name}", name=signal.Signals(-code).name)
+        return tr("the process that rendered it was killed by {name}", name=signal.Signals(-code).name)
     return None
 
 
 def main() -> None:
-    """Compile and render what standard input asks for."""
+    """Compile and render the template that standard input holds."""
     asked = json.loads(sys.stdin.buffer.read())
     # The second number is what a process may raise the first one to.
     resource.setrlimit(resource.RLIMIT_CPU, (asked["cpu_s"], asked["cpu_s"] + 1))

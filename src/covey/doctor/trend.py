@@ -1,4 +1,4 @@
-"""Whether the mean reward rises or falls over a run, or neither."""
+"""The trend of the mean reward over a run: rising, falling or neither."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Trend:
 
     @property
     def words(self) -> tuple[str, str]:
-        """Both means, with as many digits as tell them apart."""
+        """Both means, with enough digits to tell them apart."""
         first, last = told(self.first, self.last)
         return first, last
 
@@ -34,9 +34,9 @@ class Trend:
 def reward_trend(log: Log) -> Trend | None:
     """The trend of the reward; None where there are fewer than 16 rollouts.
 
-    It is of everything that was sampled, where groups are chosen by their rewards. A rollout counts once,
-    however many steps learn from it: its reward stands in the record of each, and a value that is counted
-    four times looks twice as certain as it is.
+    If groups are selected by their rewards, the trend is that of everything that was sampled. A rollout
+    counts once, however many steps learn from it: the record of each step repeats its reward, and a value
+    that is counted four times looks twice as certain as it is.
     """
     is_selected = any(f"{SAMPLED}reward" in r.metrics for r in log.records)
     name = f"{SAMPLED}reward" if is_selected else "reward"
@@ -58,7 +58,7 @@ def reward_trend(log: Log) -> Trend | None:
 
 
 def _quantile(degrees: int) -> float:
-    """What this many standard errors of many values are where they are estimated from few: the quantile of
+    """The number of standard errors with the same probability for a small sample: the quantile of
     Student's t (Abramowitz and Stegun, 26.7.5), 3.0 of 28 degrees of freedom and 3.7 of 8."""
     z = _ERRORS
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)

@@ -1,4 +1,4 @@
-"""What the doctor calls a run, and by which findings."""
+"""The verdicts of the doctor, and the findings that lead to each."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ BY_CODE = (
     (tr("not learning"), ("F216", "F213", "F217", "F219", "F226", "F211", "F215")),
     (tr("unhealthy"), ("F225", "F228", "F212", "F214", "F220", "F233")),
 )
-"""What a run is called by the first of these findings that holds. Options that leave nothing to learn come
-first, as they cause the others; then what has become of the model, from which a lack of signal follows."""
+"""The first of these findings that holds decides the verdict. Options that leave nothing to learn come
+first, because they cause the others; then faults of the model, because a lack of signal follows from them."""
 
 ORDER = tuple(code for _, codes in BY_CODE for code in codes)
 
 NAMED = ("F227",)
-"""Findings that a run may have and be well: they are named in its line, whatever it is called."""
+"""Findings that do not decide the verdict; the line of the verdict names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What a verdict means, in the words of the documentation, and the exit code with it."""
+    """What a verdict means, as the documentation prints it, and its exit code."""
 
     word: str
     means: str
@@ -49,14 +49,14 @@ MEANINGS = (
     ),
     Meaning(
         word=WELL,
-        means="nothing unusual; too short, or too level, to say that it learns",
+        means="nothing unusual was found; the run is too short, or its reward too level, to call it learning",
         exit_code=str(HEALTHY),
     ),
     Meaning(
         word=UNCLEAR,
-        means="nothing is wrong by the rules yet, but a reward of an unknown kind is at 0 or below for every "
-        "completion and may never be earned; or the reward does not rise, and most of the newest completions "
-        "are truncated, or all completions of each prompt got the same reward",
+        means="no rule has found a fault yet. But a reward whose kind is not known is 0 or less for every "
+        "completion, so it may never be earned; or the reward does not rise, and most of the newest "
+        "completions are truncated or all completions of each prompt got the same reward",
         exit_code=str(HEALTHY),
     ),
     Meaning(
@@ -66,19 +66,29 @@ MEANINGS = (
     ),
     Meaning(
         word=UNFINISHED,
-        means="it ended without a word: killed, or it hangs. Written within two minutes, it may still run",
+        means="the log stops without saying why: the run was killed, or it hangs. If it wrote something in "
+        "the last two minutes, it may still run",
         exit_code=f"{WRONG}, or {HEALTHY}",
     ),
-    Meaning(word=tr("broken"), means="what the model writes, or its numbers, are of no use any more"),
-    Meaning(word=tr("reward hacking"), means="the reward rises for something else than was meant"),
+    Meaning(
+        word=tr("broken"), means="the model's completions, or the numbers of the run, are no longer usable"
+    ),
+    Meaning(
+        word=tr("reward hacking"),
+        means="the reward rises for something other than what it is meant to measure",
+    ),
     Meaning(word=tr("collapsed"), means="completions hardly differ any more"),
     Meaning(
         word=tr("getting worse"),
         means="the reward is far below its start, or its best, and completions look as before",
     ),
-    Meaning(word=tr("not learning"), means="no signal, no gradient, no learning rate, no movement"),
+    Meaning(
+        word=tr("not learning"),
+        means="the rewards, the gradient or the learning rate leave nothing to learn from, or the reward "
+        "does not rise",
+    ),
     Meaning(word=tr("unhealthy"), means="any other sign"),
     Meaning(word="stopped by guard CODE", means="a guard stopped it, and nothing was trained since"),
-    Meaning(word=HUNG, means="its processes stood still, and it said so"),
+    Meaning(word=HUNG, means="its processes stopped making progress, and the run recorded that"),
 )
 """Every verdict, in the order of the documentation."""

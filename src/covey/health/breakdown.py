@@ -164,7 +164,7 @@ def _best(h: History, step: int) -> Fix:
     return Fix(
         text=tr(
             "--load_best_model_at_end true keeps the checkpoint of the best evaluation, and "
-            "--early_stopping_patience ends a run there"
+            "--early_stopping_patience ends a run whose evaluations no longer improve"
         )
     )
 

@@ -137,8 +137,8 @@ def why_equal(h: History) -> str:
         return tr("{cut:.0%} of the completions are truncated before they end.", cut=cut)
     if stuck := never_earned(h):
         return tr(
-            "No completion so far has earned {names}: the prompts are too hard, or the reward does not find "
-            "what it looks for.",
+            "No completion so far has earned {names}: the prompts may be too hard, or the reward may not "
+            "find what it looks for.",
             names=", ".join(name for name, _ in stuck),
         )
     if _is_constant(h):
@@ -254,7 +254,7 @@ def unscored(h: History) -> Sign | None:
         return None
     return Sign(
         seen=tr(
-            "{lost:.0f} of {num} completions of {rollouts} have no reward, which is {share:.0%}",
+            "{lost:.0f} of {num} completions of {rollouts} ({share:.0%}) have no reward",
             lost=lost,
             num=num,
             rollouts=counted(len(newest), "rollout"),

@@ -1,6 +1,7 @@
-"""How large a level of a reward is, also where rewards have an offset.
+"""The size of a mean reward, against which a rise or fall is measured; it ignores a common offset.
 
-A reward of 1000 or 1001 is a reward of 0 or 1. A quarter of 1000 would be more than it can ever change.
+Rewards of 1000 and 1001 carry the same information as 0 and 1, but a fall by a quarter of 1000 could never
+happen.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from covey.health.thresholds import limit
 
 
 def size_of(value: float, spreads: Iterable[float], values: Iterable[float]) -> float:
-    """How large a level is, for comparisons with a share of it: its distance from 0, and no more than twice
-    the largest deviation of completions, or the range of the levels themselves, where that is larger."""
+    """The size of a mean reward: its distance from 0, but no more than twice the largest standard deviation
+    of completions or, if that is larger, the range of the means themselves."""
     seen = [value, *values]
     span = max(limit("level_spreads") * max(spreads, default=0.0), max(seen) - min(seen))
     return min(abs(value), span) if span > 0 else abs(value)
 
 
 def spread_name(h: History, name: str) -> str:
-    """The metric with the deviation of a mean reward: over all completions; of the total that within groups,
-    which is what is known of it."""
+    """The metric with the standard deviation of a mean reward: over all completions; for the total reward
+    within groups, as only that is recorded."""
     return h.sampled("reward_std") if name == h.sampled("reward") else f"{name.removesuffix('mean')}std"
 
 
 def level_size(h: History, name: str, value: float, beside: Sequence[float] = ()) -> float:
-    """`size_of` a value of the mean reward `name`, or of one that stands `beside` others."""
+    """`size_of` a value of the mean reward `name`, compared with the values `beside` it or, without these,
+    with those on record."""
     found = []
     for wanted in (spread_name(h, name), name):
         series = h.series.get(wanted)

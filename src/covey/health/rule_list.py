@@ -1,4 +1,4 @@
-"""Every rule over the records of a run, with when it holds in the words of the documentation."""
+"""Every rule over the records of a run. The documentation prints `when`, the condition of each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from covey.health.thresholds import limit
 class Rule:
     """One rule: it speaks when `check` holds `streak` times in a row.
 
-    It is asked once a rollout, a step or an evaluation. `when` says in the documentation's words when it
-    holds.
+    It is checked once per rollout, step or evaluation. `when` is its condition, as the documentation
+    prints it.
     """
 
     code: str
@@ -58,22 +58,23 @@ RULES: tuple[Rule, ...] = (
         check=collapse.entropy_surge,
         streak=_LASTING,
         when=f"the entropy is above {_n('entropy_high')} nat and {_n('entropy_high_share')} times its start; "
-        f"{_n('surge_of_better')} times as far, where the run is better",
+        f"if the run is better, above {limit('entropy_high') * limit('surge_of_better'):g} nats and "
+        f"{limit('entropy_high_share') * limit('surge_of_better'):g} times its start",
     ),
     Rule(
         code="F203",
         check=collapse.length_explosion,
         streak=_LASTING,
-        when=f"lengths are above {_n('length_long_share')} times their start and the run is no better; where "
-        f"it is, only within {_n('length_window')} rollouts, and not where the reward is known not to follow "
-        "the length",
+        when=f"completions are longer than {_n('length_long_share')} times their start and the run is no "
+        f"better; if it is better, only where they grew so within {_n('length_window')} rollouts and the "
+        "reward may depend on the length",
     ),
     Rule(
         code="F204",
         check=collapse.length_collapse,
         streak=_LASTING,
-        when=f"lengths are below {_n('length_short_share')} of their start; below "
-        f"{_n('length_nothing_share')}, where the run is better",
+        when=f"completions are shorter than {_n('length_short_share')} of their start; if the run is better, "
+        f"than {_n('length_nothing_share')}",
     ),
     Rule(
         code="F205",
@@ -105,9 +106,9 @@ RULES: tuple[Rule, ...] = (
         check=movement.kl_blow_up,
         streak=int(limit("kl_values")),
         each="step",
-        when=f"the KL is above {_n('kl_high')} nats a token; above {_n('kl_early')} within the first "
-        f"{_n('calibration_steps')} steps and still; above {_n('kl_growth_least')} and {_n('kl_growth')} "
-        "times that of 20 steps ago",
+        when=f"the KL is above {_n('kl_high')} nats a token; or it rose above {_n('kl_early')} within the "
+        f"first {_n('calibration_steps')} steps and is still above it; or it is above "
+        f"{_n('kl_growth_least')} and {_n('kl_growth')} times that of 20 steps ago",
     ),
     Rule(
         code="F210",
@@ -125,9 +126,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="F212",
         check=groups.little_signal,
-        when=f"{_p('little_signal')} of the groups of {_n('little_signal_rollouts')} rollouts have none, "
-        f"{100 * limit('little_signal_excess'):g} points above p^G + (1-p)^G; or siblings are the same text "
-        "from the start",
+        when=f"{_p('little_signal')} of the groups of {_n('little_signal_rollouts')} rollouts have no "
+        f"spread, {100 * limit('little_signal_excess'):g} points more than p^G + (1-p)^G; or the completions "
+        "of a prompt are the same text from the start",
     ),
     Rule(
         code="F213",
@@ -178,7 +179,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="F220",
         check=groups.short_of_signal,
-        when="groups without signal stay, after every further draw of `dynamic_sample`",
+        when="groups without signal remain in the batch after all further draws of `dynamic_sample`",
     ),
     Rule(
         code="F221",
@@ -190,8 +191,8 @@ RULES: tuple[Rule, ...] = (
         code="F222",
         check=breakdown.fell,
         streak=_LASTING,
-        when="the same by a quarter more, or a held-out reward a quarter below its best, and completions "
-        "look as before",
+        when="the reward has fallen by a quarter more than in F221, or a held-out reward is a quarter below "
+        "its best, and the completions look as before",
     ),
     Rule(
         code="F223",
@@ -223,8 +224,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="F227",
         check=unearned.always_same,
-        when="another reward has one value for every completion of the run, as long, and that is not known "
-        "to be its best",
+        when="another reward has the same value for every completion of the run, for as long as in F226, and "
+        "this value is not known to be its best",
     ),
     Rule(
         code="F228",
@@ -235,7 +236,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="F229",
         check=collapse.collapsed,
-        when=f"F211, and the entropy is below {_p('entropy_gone_share')} of its start",
+        when=f"F211 holds and the entropy is below {_p('entropy_gone_share')} of its start",
     ),
     Rule(
         code="F233",

@@ -114,8 +114,8 @@ class Rules:
         self.history.load_state(values["history"], values["step"])
 
     def advice(self, code: str) -> Sign | None:
-        """The sign of a rule that holds at the newest record, with the cause and the fixes of now: what it
-        said first knew less of the run."""
+        """The sign of a rule that still holds, with cause and fixes from the newest record, which
+        knows more of the run than the first."""
         (rule,) = (r for r in RULES if r.code == code)
         sign = rule.check(self.history)
         since = self._held[code].since

@@ -57,12 +57,14 @@ def unknown_ids(h: History) -> Sign | None:
             share=share,
             what=what,
         ),
-        cause=tr("The model wrote them from the start: it is not the model of this tokenizer, or is damaged.")
+        cause=tr(
+            "The model has sampled them from the start: it belongs to another tokenizer, or it is damaged."
+        )
         if first > limit("unknown_ids")
-        else tr("They have become likely in training: it was {first:.2%} at the start.", first=first),
+        else tr("Training has made them more likely: the share was {first:.2%} at the start.", first=first),
         fixes=(
             Fix(text=tr("use the tokenizer that the model was trained with: copy its tokenizer.json")),
-            Fix(text=tr("let a reward speak against them: its argument completion_ids has the ids")),
+            Fix(text=tr("add a reward that penalizes them: its argument completion_ids has the ids")),
         ),
         badness=share / limit("unknown_ids"),
     )

@@ -1,4 +1,4 @@
-"""Advice that names a checkpoint: only one that is there, from before the fault."""
+"""Fixes that name a checkpoint: it exists, and was saved before the fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covey.texts import tr
 from covey.types import Fix
 
 BACK = Fix(text=tr("resume from a checkpoint before this step: --resume_from_checkpoint DIR"))
-"""Weights that have diverged stay so. `possible` puts a checkpoint that is there in the place of this."""
+"""The general advice; `possible` replaces it by advice that names an existing checkpoint."""
 
 MENDED = Fix(text=tr("correct the reward, then resume with --resume_from_checkpoint latest"))
 NEWEST = Fix(text=tr("resume from the newest checkpoint with a smaller learning rate"))
@@ -27,7 +27,7 @@ _NO_NEWEST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint; `resumes` where it has the trainer's state too, `is_ours` where covey wrote it."""
+    """A checkpoint. `resumes`: it also has the trainer's state. `is_ours`: covey wrote it."""
 
     step: int
     path: Path
@@ -39,12 +39,12 @@ Checkpoints = Callable[[], Sequence[Saved]]
 
 
 def none_saved() -> Sequence[Saved]:
-    """The checkpoints of a run that has none."""
+    """Return no checkpoints."""
     return ()
 
 
 def checkpoints_of(output_dir: Path) -> list[Saved]:
-    """The checkpoints of a run that have a manifest, oldest first; their files are not read."""
+    """The checkpoints of a run that have a manifest, oldest first; the files that it lists are not read."""
     return [
         Saved(step=step, path=path, resumes=isdir(path / TRAINER))
         for path in list_checkpoints(output_dir)
@@ -53,8 +53,8 @@ def checkpoints_of(output_dir: Path) -> list[Saved]:
 
 
 def possible(fixes: Sequence[Fix], saved: Sequence[Saved], before: int, slower: Fix) -> tuple[Fix, ...]:
-    """The fixes, with the newest checkpoint of a step below `before` in the place of BACK, and the learning
-    rate of `slower`: a run that is resumed unchanged does the same again."""
+    """The fixes with BACK replaced: resume from the newest checkpoint of a step below `before`, with the
+    learning rate of `slower`, because a run that is resumed unchanged repeats the fault."""
     resumes = any(s.resumes for s in saved)
     found = []
     for fix in fixes:
@@ -71,8 +71,8 @@ def _back(saved: Sequence[Saved], before: int, slower: Fix) -> Fix:
     if not earlier:
         return Fix(
             text=tr(
-                "start the run again with a smaller learning rate: no checkpoint from before step {before} "
-                "is there",
+                "start the run again with a smaller learning rate: there is no checkpoint from before "
+                "step {before}",
                 before=before,
             )
         )

@@ -1,4 +1,4 @@
-"""Rewards that had one value for every completion since the run began."""
+"""Rewards with the same value for every completion since the run began."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Steady:
     num_completions: int
 
     def extended(self, value: float, spread: float, count: int) -> Steady | None:
-        """With one rollout more; None where that has another value."""
+        """The count with one more rollout; None if its value differs."""
         bound = _ROUNDING * abs(self.value)
         if abs(value - self.value) > bound or spread > bound:
             return None
@@ -38,7 +38,7 @@ Rewards = dict[str, Steady | None]
 
 
 def follow(rewards: Rewards, metrics: Mapping[str, Metric]) -> None:
-    """Take in the metrics of a rollout."""
+    """Update every reward with the metrics of a rollout."""
     for name, value, count in _means(metrics):
         std = metrics.get(f"{name.removesuffix(_MEAN)}{_STD}")
         # Of a single completion there is no deviation, and some logs have none at all.

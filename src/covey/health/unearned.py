@@ -1,6 +1,6 @@
 """Signs of rewards that are the same for every completion of a run: F226 and F227.
 
-Beside a reward that moves such a reward gives no advantage, and nothing else speaks of it.
+Such a reward has no effect on the advantages. If another reward varies, no other rule reports it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from covey.types import Fix
 
 
 def weights_of(h: History) -> Mapping[str, float]:
-    """The weight of each reward by its name, where the options say so; ms-swift's metrics have names of their
-    own, in the order of the options."""
+    """The weight of each reward by its name, if the options are known; ms-swift's metrics have other names
+    than its options, in the same order."""
     entries = [*_texts(h.options.get("reward_funcs")), *_texts(h.options.get("reward_model"))]
     weights = h.options.get("reward_weights") or [1.0] * len(entries)
     if not isinstance(weights, Sequence) or len(weights) != len(entries):
@@ -37,7 +37,7 @@ def _texts(value: object) -> list[str]:
 
 
 def steady_rewards(h: History) -> Iterator[tuple[str, Steady, Standing]]:
-    """Each reward that counts and has not varied so far: its name, its value, and how good that is."""
+    """Each reward that has a weight and has not varied so far: its name, its value, and its standing."""
     weights, start = weights_of(h), h.sampled("rewards/")
     for name in h.parts():
         found, weight = h.steady.get(f"{start}{name}/mean"), weights.get(name, 1.0)
@@ -57,8 +57,8 @@ def not_earned(h: History) -> Sign | None:
         return None
     cut, unparsed = h.value(CUT), h.value(UNPARSED)
     cause = tr(
-        "The gold answers have another form than the reward compares, a column that it reads is not the one "
-        "meant, or the prompts are too hard."
+        "The reward may not be able to compare gold answers of this form, it may read the wrong column, "
+        "or the prompts may be too hard."
     )
     if cut is not None and cut > 0.5:
         cause = tr("{cut:.0%} of the completions are truncated before they end.", cut=cut)
@@ -89,9 +89,12 @@ def always_same(h: History) -> Sign | None:
     if not lasting or _is_all_there_is(h) or all(f is not None for f in h.steady.values()):
         return None  # where none varies, no group has a signal, which F211 says
     values = [found.value for _, found in lasting]
-    cause = tr("The reward does not depend on the completion, or every completion earns the same.")
+    cause = tr(
+        "The reward does not depend on the completion, or all completions so far are alike in what it "
+        "measures."
+    )
     if max(values) <= 0:
-        cause = tr("No completion earns the reward, or it is a penalty that no completion gets.")
+        cause = tr("No completion has earned the reward, or it is a penalty that no completion has incurred.")
         if min(values) < 0:
             cause = tr(
                 "Every completion gets the same penalty, or the reward does not depend on the completion."
@@ -101,14 +104,18 @@ def always_same(h: History) -> Sign | None:
         cause=cause,
         fixes=(
             Fix(text=tr("call the reward with a right and a wrong completion: the scores must differ")),
-            Fix(text=tr("with the weight 0 in --reward_weights a reward is only measured")),
+            Fix(
+                text=tr(
+                    "to measure the reward without training on it, give it the weight 0 in --reward_weights"
+                )
+            ),
         ),
         badness=1.0,
     )
 
 
 def may_be_unearned(h: History) -> list[str]:
-    """In words: the rewards of an unknown kind that are at 0 or below for every completion of the run."""
+    """The rewards of an unknown kind that are 0 or less for every completion of the run, in words."""
     return [
         _words(h, name, found)
         for name, found, how in steady_rewards(h)
@@ -117,18 +124,18 @@ def may_be_unearned(h: History) -> list[str]:
 
 
 def steady_words(h: History, code: str) -> list[str]:
-    """The rewards that F226 or F227 speaks of, with their values now; of other codes none."""
+    """The rewards that F226 or F227 is about, with their current values; none for other codes."""
     standings: Mapping[str, Standing] = {"F226": "lowest", "F227": "unknown"}
     return [_words(h, *pair) for pair in _lasting(h, standings[code])] if code in standings else []
 
 
 def _lasting(h: History, standing: Standing) -> list[tuple[str, Steady]]:
-    """The rewards of this standing that have not varied for long enough to say so."""
+    """The rewards of this standing that have had one value for long enough to be reported."""
     return [(name, found) for name, found, how in steady_rewards(h) if how == standing and _is_long(h, found)]
 
 
 def _is_long(h: History, found: Steady) -> bool:
-    """Whether a value has lasted long enough to say so."""
+    """Whether a value has lasted long enough to be reported."""
     if found.num_rollouts >= limit("steady_rollouts_small"):
         return True
     is_much = not h.has_counts or found.num_completions >= limit("steady_completions")
@@ -136,7 +143,7 @@ def _is_long(h: History, found: Steady) -> bool:
 
 
 def _is_all_there_is(h: History) -> bool:
-    """Whether the run has one reward alone: that it never differs is a lack of signal."""
+    """Whether the run has only one reward: if that never varies, F211 reports the lack of signal."""
     return len(h.parts()) == 1 and h.compares_siblings
 
 
@@ -156,11 +163,11 @@ def _words(h: History, name: str, found: Steady) -> str:
 
 
 def _others(h: History) -> list[str]:
-    """What has varied beside them."""
+    """The rewards that did vary, in words."""
     varied = [name for name in h.parts() if h.steady.get(f"{h.sampled('rewards/')}{name}/mean") is None]
     return [tr("only {names} differs between completions", names=", ".join(varied))] if varied else []
 
 
 def constant_words(h: History) -> list[str]:
-    """Every reward that has not varied, with its value, in words: also those at their best."""
+    """Every reward that has not varied, with its value, in words; also those at their best value."""
     return [_words(h, name, found) for name, found, _ in steady_rewards(h) if found.num_rollouts > 1]

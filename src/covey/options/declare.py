@@ -115,9 +115,9 @@ def only_if_set(option: str) -> ReadIf:
 
 @dataclass(frozen=True, slots=True)
 class PathKind:
-    """That the values of an option are paths of files or directories, or may be: `code` is that of the
-    problem where one cannot be read. With `or_text` anything else is taken as text; in other options a value
-    that no path can be is at fault."""
+    """Marks an option whose values are, or may be, paths of files or directories. `code` is the code of the
+    problem if one cannot be read. With `or_text`, a value that cannot be a path is text; without it, it is a
+    problem."""
 
     code: str
     or_text: bool = False

@@ -85,8 +85,9 @@ class RewardOptions(Options):
     )
     gold_lists: Literal["any", "all"] | None = option(
         None,
-        "What the members of a gold answer that is a list are. any: alternatives, of which one is enough. "
-        "all: parts of one answer. Not set: alternatives, and lists that may be either are refused.",
+        "How a gold answer that is a list is read. any: each member is a right answer, and one is "
+        "enough. all: the members are the parts of one answer, and all are needed. Not set: as any, but "
+        "lists that may be parts of one answer are refused.",
     )
     unsafe_exec: bool = option(
         False,

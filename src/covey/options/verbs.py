@@ -46,8 +46,8 @@ class ExportOptions(VerbOptions):
     )
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "dtype of the merged model. auto: that of its base model. float32 keeps all of the adapter's update, "
-        "of which bfloat16 rounds small parts away.",
+        "dtype of the merged model. auto: the dtype of the base model. float32 keeps the whole update of "
+        "the adapter; bfloat16 rounds small parts of it away.",
         names=("dtype",),
     )
     base: str | None = option(

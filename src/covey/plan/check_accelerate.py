@@ -1,4 +1,4 @@
-"""What `accelerate launch` and its configuration file ask for, which reaches a process as variables alone."""
+"""Checks of what `accelerate launch` asks for; a process learns that only from environment variables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from covey.types import Fix, Problem
 
 
 def accelerate_problems(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:
-    """Return what accelerate was asked for and the run would not have; `typed` holds the values of the
-    options that were given."""
+    """Return a problem for each thing that accelerate was asked for and the run would not do; `typed` holds
+    the options that were given."""
     return [*_sharding(environment, typed), *_one_process(environment, typed)]
 
 
@@ -46,15 +46,15 @@ def _sharding(environment: Mapping[str, str], typed: Mapping[str, object]) -> li
 
 
 def _one_process(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:
-    """Without `--multi_gpu` accelerate says where the processes meet, as it is asked for several, and starts
-    one of them."""
+    """W192: asked for several processes without `--multi_gpu`, accelerate sets the address at which they
+    meet, but starts only one."""
     is_of_accelerate = environment.get("ACCELERATE_MIXED_PRECISION") and environment.get("MASTER_ADDR")
     is_one_of_several = any(environment.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NNODES"))
     if not is_of_accelerate or is_one_of_several or "nproc_per_node" in typed:
         return []
     seen = tr(
-        "MASTER_ADDR is set, as `accelerate launch` does for several processes, but RANK and WORLD_SIZE are "
-        "not: this is the only process that it has started."
+        "MASTER_ADDR is set, as `accelerate launch` sets it for several processes, but RANK and WORLD_SIZE "
+        "are not set: accelerate has started only this process."
     )
     own = Fix(text=tr("let covey start N processes: covey train ... --nproc_per_node N"))
     gpus = Fix(text=tr("on GPUs: accelerate launch --multi_gpu --num_processes N -m covey train ..."))

@@ -196,14 +196,14 @@ def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
 
 
 def _gold_lists(config: Config, facts: Facts) -> list[Problem]:
-    """What lists of golds are, where there are none."""
+    """W108: `gold_lists` is set, but no gold is a list of several members."""
     golds = facts.golds
     if config.gold_lists is None or config.streaming or golds is None:
         return []
     if golds.num_lists or not golds.num_checked:
         return []
     seen = tr("{set}, but no gold answer is a list of several members.", set=_set(config, ["gold_lists"]))
-    cause = tr("A text that is a list, such as {example}, is one answer.", example='"A, C"')
+    cause = tr("A list that is written as text, such as {example}, is read as one answer.", example='"A, C"')
     return [warning("W108", "gold_lists", seen, cause, _leave_out(["gold_lists"]))]
 
 

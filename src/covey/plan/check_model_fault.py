@@ -113,7 +113,7 @@ _CAUSES: Mapping[str, tuple[str, str]] = {
         _WHOLE_DIRECTORY,
     ),
     "headers": (
-        tr("Of other families covey plan reads the sizes from the headers of the weight files."),
+        tr("For other model families, covey plan reads the sizes from the headers of the weight files."),
         tr("download the weight files too: `hf download ID --local-dir {model}`"),
     ),
     "no_config": (

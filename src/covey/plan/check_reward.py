@@ -144,7 +144,7 @@ def _better_column(rename: Mapping[str, str] | None) -> Fix:
 
 
 def _open_lists(config: Config, facts: Facts) -> list[Problem]:
-    """Lists of which nobody has said what they are, and which do not show it."""
+    """E366 and W129: lists that may be alternatives or parts of one answer, while `gold_lists` is not set."""
     if facts.golds is None or config.gold_lists is not None:
         return []
     return [_lists(found) for found in facts.golds.open_lists]
@@ -164,22 +164,23 @@ def _lists(found: OpenLists) -> Problem:
     any_fix = Fix(text=tr("one member is enough"), edits={"gold_lists": "any"})
     rows_fix = Fix(
         text=tr(
-            "if the rows differ: type --gold_lists any, and write parts as a list within the list, "
-            '[["A", "C"]]'
+            "if some lists are alternatives and others are parts: type --gold_lists any, and write parts "
+            'as a list within the list, [["A", "C"]]'
         )
     )
     if found.is_decided:
-        cause = tr("The other lists are alternatives, so one member of each list is taken to be enough.")
+        cause = tr("The other lists are alternatives, so for every list one member is enough.")
         return warning("W129", "gold_lists", seen, cause, any_fix, rows_fix)
     cause = tr(
-        "They may be alternatives, of which one is enough, or the parts of one answer, which are all needed."
+        "They may be alternatives, and then one is enough, or the parts of one answer, and then all are "
+        "needed."
     )
     all_fix = Fix(text=tr("all members are needed, in any order"), edits={"gold_lists": "all"})
     return problem("E366", "gold_lists", seen, cause, any_fix, all_fix, rows_fix)
 
 
 def _where(found: OpenLists) -> str:
-    """Return in which set to evaluate on, and in which task, lists were found."""
+    """Return the evaluation set and the task in which lists were found, in words."""
     words = [tr(" (evaluation set {where})", where=found.where)] if found.where else []
     words += [tr(" (task {task})", task=found.task)] if found.task else []
     return joined("", words)

@@ -128,9 +128,9 @@ def _refused(config: Config, facts: Facts, left_out: LeftOut) -> Problem:
 
 def _not_continued(config: Config, facts: Facts, left_out: LeftOut, option: str, rows: str) -> Problem:
     seen = tr(
-        "The prompt of {rows} ends with a message of the assistant, which the completion would continue, but "
-        "the chat template does not write it unchanged at the beginning of its turn. In row {first}: "
-        "{detail}.",
+        "The prompt of {rows} ends with an assistant message, which the completion should continue. The "
+        "chat template does not write this message unchanged at the beginning of the assistant's turn. In "
+        "row {first}: {detail}.",
         rows=rows,
         first=left_out.rows[0],
         detail=left_out.detail,

@@ -281,7 +281,9 @@ def _not_compared(resume: ResumeFacts) -> Problem:
 
 
 def _lost(resume: ResumeFacts) -> Problem:
-    fix = Fix(text=tr("if there is a copy, put it back before the run is resumed; else no action is needed"))
+    fix = Fix(
+        text=tr("if you have a copy, put it back before you resume the run; otherwise there is nothing to do")
+    )
     return warning("W164", "resume_from_checkpoint", tr("{lost}.", lost=joined("; ", resume.lost)), "", fix)
 
 

@@ -62,14 +62,14 @@ def _prefix(config: Config, facts: Facts) -> list[Problem]:
             "W123",
             "chat_template",
             tr(
-                "The tokenizer puts {prefix} in front of every plain text, but a prompt of {chat_template} "
-                "does not begin with it.",
+                "The tokenizer puts {prefix} in front of every plain text, but prompts made with "
+                "{chat_template} do not begin with it.",
                 prefix=prefix,
                 chat_template=config.chat_template,
             ),
-            tr("The template was written for another model."),
+            tr("The template may have been written for another model."),
             Fix(text=tr("write {prefix} at the beginning of the template", prefix=prefix)),
-            Fix(text=tr("no action is needed if the model was trained without it")),
+            Fix(text=tr("if the model was trained without it, there is nothing to do")),
         )
     ]
 

@@ -1,4 +1,4 @@
-"""What the lists of a gold column are: alternatives, as their members show, or nothing that can be told."""
+"""Whether the lists of a gold column are alternatives, as far as their members or its name show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_FORMULAS = 20
 
 
 def names_alternatives(column: str) -> bool:
-    """Whether the lists of a column are alternatives by its name, as in data sets of questions."""
+    """Whether the name of a column says that its lists are alternatives, such as `aliases`."""
     return "_".join(column.lower().split()) in _NAMES
 
 
@@ -43,11 +43,11 @@ class ColumnLists:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the column's lists are alternatives: at least half of them show it."""
+        """Whether the column's lists are taken as alternatives: at least half of them show it."""
         return self.num_open <= self.num_shown
 
     def add(self, row: int, gold: Any) -> None:
-        """Count a gold, if it is one of these."""
+        """Count a gold, if it is a list of several members or an object with several answers."""
         try:
             texts = gold_texts(gold)
         except UnreadableGold:

@@ -1,8 +1,8 @@
-"""What the value of a gold column says: a text, alternatives of which one is enough, or parts of one answer.
+"""How the value of a gold column is read: as one text, as alternatives, or as the parts of one answer.
 
-A text is one answer, whatever stands in it. The members of a list are alternatives, or with `gold_lists`
-"all" the parts of one answer; a list within a list is one of parts. An object is what the first of its known
-keys holds, beside its aliases.
+A text is one answer, whatever it contains. The members of a list are alternatives or, with `gold_lists`
+"all", the parts of one answer; the members of a list within a list are always parts. Of an object the value
+of its first known key is read, and its aliases are further alternatives.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MOST_COMBINED = 100
 
 
 class UnreadableGold(CoveyError):
-    """A list or an object without an answer, in words."""
+    """A list or an object has no answer; the message says why."""
 
 
 def gold_texts(gold: Any, lists: GoldLists | None = None) -> tuple[str, ...]:
-    """The texts of a gold, each once, of which one is enough; UnreadableGold says why there are none.
+    """The alternatives of a gold as texts, without duplicates; raises UnreadableGold if there are none.
 
     `gold_texts(["Paris", "City of Paris"])` is those two, and with `lists="all"` the one text
     "Paris, City of Paris".
@@ -43,7 +43,7 @@ def gold_texts(gold: Any, lists: GoldLists | None = None) -> tuple[str, ...]:
 
 
 def has_several(gold: Any) -> bool:
-    """Whether a gold is a list of several members, of which `gold_lists` says what they are together."""
+    """Whether a gold is a list of several members, so that `gold_lists` decides how it is read."""
     if isinstance(gold, Mapping):
         held = _held(gold)
         key = _answer_key(held)
@@ -52,7 +52,7 @@ def has_several(gold: Any) -> bool:
 
 
 def shown(gold: Any) -> str:
-    """A gold as a message shows it."""
+    """A gold as messages show it."""
     try:
         return gold if isinstance(gold, str) else json.dumps(gold, ensure_ascii=False, default=str)
     except RecursionError:
@@ -105,8 +105,8 @@ def _of_keys(gold: Mapping[Any, Any], *, is_any: bool) -> list[str]:
         known = ", ".join((*GOLD_KEYS, _ALIASES))
         raise UnreadableGold(
             tr(
-                "it is an object with the keys {keys}; an answer is read from the keys {known}, and text "
-                "beside answer_start",
+                "it is an object with the keys {keys}; covey reads an answer from the keys {known}, and "
+                "from text if there is also answer_start",
                 keys=keys,
                 known=known,
             )
@@ -118,13 +118,13 @@ def _of_keys(gold: Mapping[Any, Any], *, is_any: bool) -> list[str]:
 
 
 def _held(gold: Mapping[Any, Any]) -> dict[str, Any]:
-    """What an object holds, by its keys in small letters, without what is empty."""
+    """The values of an object by lower-case key, without empty ones."""
     plain = {str(key).casefold(): _plain(value) for key, value in gold.items()}
     return {key: value for key, value in plain.items() if value not in (None, "", [], {})}
 
 
 def _plain(value: Any) -> Any:
-    """An array of numpy or torch as the list that it holds."""
+    """An array of numpy or torch as a list; other values unchanged."""
     tolist = getattr(value, "tolist", None)
     return tolist() if callable(tolist) else value
 
@@ -134,7 +134,7 @@ def _answer_key(held: Mapping[str, Any]) -> str | None:
 
 
 def _alternatives(gold: Mapping[Any, Any], held: Mapping[str, Any]) -> list[Any]:
-    """The lists of an object that hold alternatives whatever `gold_lists` says."""
+    """The lists of an object that are alternatives whatever `gold_lists` is."""
     is_beside = any(str(key).casefold() == _BESIDE for key in gold)
     names = (_ALIASES, _TEXT) if is_beside else (_ALIASES,)
     return [held[name] for name in names if name in held]

@@ -1,4 +1,4 @@
-"""What a reward pays for, told by its name: whether a value that never changes is its best or its lowest."""
+"""The kind of a reward, guessed from its name, and whether a value is its best or its lowest."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 
 
 def kind_of(name: str) -> Kind:
-    """What a reward of this name pays for: `kind_of("MathAccuracy")` is "answer".
+    """What a reward of this name scores: `kind_of("MathAccuracy")` is "answer".
 
-    "answer": right answers, from 0 or less for a wrong one up to 1; "form": the form of a completion, up to
-    1; "penalty": 0 at best; "other": not known.
+    "answer": right answers, from 0 or less (wrong) to 1 (right); "form": the form of a completion, at most
+    1; "penalty": at most 0; "other": not known.
     """
     if name in PENALTIES:
         return "penalty"
@@ -30,7 +30,7 @@ def kind_of(name: str) -> Kind:
 
 
 def standing(name: str, value: float, weight: float = 1.0) -> Standing:
-    """Whether `value` is the best or the lowest that a reward can give, as far as that is known.
+    """Whether `value` is the best or the lowest value of a reward, if that is known.
 
     With a negative weight a reward is a penalty, whatever its name.
     """

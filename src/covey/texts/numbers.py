@@ -1,4 +1,4 @@
-"""Numbers with as many digits as tell them apart."""
+"""Numbers for texts, with enough digits to tell them apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ _LEAST_DIGITS, _MOST_DIGITS = 3, 12
 
 
 def told(*values: float, digits: int = 4) -> tuple[str, ...]:
-    """Numbers with as many digits as tell them apart: `told(1000.2, 1001.4)` is ("1000.2", "1001.4")."""
+    """The numbers as texts, with enough digits to tell them apart.
+
+    `told(1000.2, 1001.4)` is ("1000.2", "1001.4").
+    """
     known = [v for v in values if math.isfinite(v)]
     span = max(known, default=0.0) - min(known, default=0.0)
     if span > 0:

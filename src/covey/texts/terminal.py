@@ -1,4 +1,4 @@
-"""What covey writes to a terminal: text in which nothing moves a cursor or colours, and JSON."""
+"""Output to a terminal: text without escape sequences, and JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def say_json(content: Any) -> None:
-    """Write an object as JSON, which holds every value as it is: what a terminal would obey is escaped."""
+    """Write an object as JSON. Values are complete, and control characters are escaped."""
     text = json.dumps(content, ensure_ascii=False, indent=2)
     sys.stdout.write(UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
     sys.stdout.flush()

@@ -1,5 +1,5 @@
-"""Values on their way into texts: of any length and with any characters, as they may come from a command line
-or from data."""
+"""How values are put into texts: long ones are cut, and control characters are spelled out. Values may come
+from a command line or from data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LONGEST_WHOLE = 4000
 
 
 class Whole(str):
-    """A value that texts show whole: a command to type, or what has been cut already."""
+    """A value that texts show in full: a command to type, or a value that was cut before."""
 
     __slots__ = ()
 
 
 class Shown(str):
-    """What is left of a value of another type: its text, and how `!r` writes it."""
+    """A value that is no text, kept as its `str` and its `repr`."""
 
     __slots__ = ("written",)
 
@@ -48,9 +48,9 @@ def visible(text: str) -> str:
 
 
 def fitted(value: Any) -> Any:
-    """Return a value as texts have it: its first `LONGEST` characters with its length, and nothing that a
-    terminal obeys. Numbers stay, and so does whatever is short and harmless; a path of a program's is
-    whole."""
+    """Return a value as texts show it: a long one as its first `LONGEST` characters and its length, and
+    control characters spelled out. Numbers, and short values without such characters, are
+    returned as they are; a path object is cut only after `_LONGEST_WHOLE` characters."""
     if isinstance(value, Shown):
         return value
     if isinstance(value, Whole | os.PathLike):

@@ -174,8 +174,8 @@ def not_in_files(config: Config, codec: TextCodec, origin: Path) -> list[str]:
         lines += coded(
             tr("prompts"),
             tr(
-                "the run wrote its prompts with {typed}; no file of a model can hold this, so give the same "
-                "wherever the model is used",
+                "the run made its prompts with {typed}; the files of a model cannot store this, so give "
+                "the same options wherever the model is used",
                 typed=typed,
             ),
         )
@@ -185,8 +185,8 @@ def not_in_files(config: Config, codec: TextCodec, origin: Path) -> list[str]:
             tr("ends"),
             tr(
                 "the adapter's generation_config.json lists the end tokens {stops}, but transformers and "
-                "peft read that of the base, which lists {base}: give generate the adapter's "
-                "(GenerationConfig.from_pretrained), or merge",
+                "peft read the file of the base model, which lists {base}; pass the adapter's file to "
+                "generate (GenerationConfig.from_pretrained), or merge the adapter",
                 stops=_ids(codec.stop_token_ids),
                 base=_ids(base) or tr("none"),
             ),

@@ -1,4 +1,4 @@
-"""How a run ends that a guard stops: what it saw goes on record, and the run is saved."""
+"""How a run ends when a guard stops it: the finding is recorded, and the run is saved."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from covey.types import Finding
 
 
 def stop(job: Job, stopped: GuardStop) -> None:
-    """Record what a guard saw, and save: what it saw was not applied, or is in the records. Collective.
+    """Record what a guard found, and save a checkpoint. Collective.
 
-    `stopped` gets the checkpoint from which the run can be resumed, and advice that names no other. Weights
-    that are not finite are not saved; that is recorded too.
+    `stopped` gets the checkpoint from which the run can be resumed, and its advice names no other. Weights
+    that are not finite are not saved, and the records say so.
     """
     code, unsaved, step = stopped.finding.code, _unsaved(job), job.progress.step
     if unsaved is None and not job.saver.plan.model_only:
@@ -39,7 +39,7 @@ def _unsaved(job: Job) -> Finding | None:
 
 
 def _advised(job: Job, finding: Finding, coming: Path | None) -> Finding:
-    """The finding with checkpoints in its advice that are there, or `coming`, which is saved next."""
+    """The finding; the checkpoints in its advice exist, or are `coming`, which is saved next."""
     step, history = job.progress.step, job.rules.history
     saved = list(history.saved())
     if coming is not None:

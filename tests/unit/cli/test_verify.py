@@ -199,16 +199,16 @@ def test_a_family_whose_shapes_are_not_known(tmp_path: Path, capsys: Any) -> Non
 IMPOSSIBLE = {
     "no family": ("{}", "does not name a model_type"),
     "a list": ("[]", "config.json is missing or cannot be read"),
-    "layers below 0": ({"n_layer": -1}, "n_layer is -1, and a model has 1 to 2,000"),
-    "no heads": ({"n_head": 0}, "n_head is 0, and a model has 1 to"),
+    "layers below 0": ({"n_layer": -1}, "n_layer is -1, but must be from 1 to 2,000"),
+    "no heads": ({"n_head": 0}, "n_head is 0, but must be from 1 to"),
     "a width that is a text": ({"n_embd": "64"}, "n_embd is '64', which is no whole number"),
     "a part of a vocabulary": ({"vocab_size": 0.5}, "vocab_size is 0.5, which is no whole number"),
     "a width of one layer": (
         {"num_key_value_heads": [2, -2]},
-        "num_key_value_heads is -2, and a model has 0 to",
+        "num_key_value_heads is -2, but must be from 0 to",
     ),
-    "a number inside": ({"text_config": {"hidden_size": -8}}, "hidden_size is -8, and a model has 1 to"),
-    "more layers than there is time": ({"n_layer": 10**12}, "n_layer is 1000000000000, and a model has"),
+    "a number inside": ({"text_config": {"hidden_size": -8}}, "hidden_size is -8, but must be from 1 to"),
+    "more layers than there is time": ({"n_layer": 10**12}, "n_layer is 1000000000000, but must be from"),
     "more layers than tensors": ({"n_layer": 900}, "900 layers, but the files contain"),
 }
 
@@ -253,9 +253,9 @@ def test_a_tokenizer_that_is_missing_is_said(tmp_path: Path, capsys: Any) -> Non
 def test_a_trainer_state_that_is_gone_leaves_a_whole_model(checkpoint: Path, capsys: Any) -> None:
     shutil.rmtree(checkpoint / "trainer")
     code, (found,) = verify(capsys, checkpoint)
-    assert code == 1 and not found["goes_on"] and "its model is whole" in "; ".join(found["notes"])
+    assert code == 1 and not found["goes_on"] and "the model in it is complete" in "; ".join(found["notes"])
     (checkpoint / "config.json").write_text("{")
-    assert "its model is whole" not in "; ".join(verify(capsys, checkpoint)[1][0]["notes"])
+    assert "the model in it is complete" not in "; ".join(verify(capsys, checkpoint)[1][0]["notes"])
 
 
 def test_an_adapter(tmp_path: Path, capsys: Any) -> None:

@@ -27,15 +27,15 @@ def _less_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (LOOPS, "does not end within 1 s"),
-        ("{{ 9 ** (9 ** 9) }}", "does not end within 1 s"),
+        (LOOPS, "does not finish within 1 s"),
+        ("{{ 9 ** (9 ** 9) }}", "does not finish within 1 s"),
         ("{{ 'a' * 3000000000 }}", "more than 1 GiB"),
         ("{{ messages[0].content * 3000000000 }}", "more than 1 GiB"),
         ("{{ messages[0].content.center(10 ** 10) }}", "more than 1 GiB"),
         ("{{ 'a' * 20000000 }}", "more than 1,000,000 characters"),
         # Nothing of this is done for a first short question.
         ("{% if messages[0].role == 'system' %}{{ 'a' * 3000000000 }}{% endif %}", "more than 1 GiB"),
-        ("{% if messages | length > 9 %}" + LOOPS + "{% endif %}", "does not end within 1 s"),
+        ("{% if messages | length > 9 %}" + LOOPS + "{% endif %}", "does not finish within 1 s"),
         ("{% for m in messages %}" * 30 + "{% endfor %}" * 30, "SyntaxError: too many statically nested"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "RecursionError"),
     ],

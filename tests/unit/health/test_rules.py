@@ -228,7 +228,7 @@ def test_ids_that_are_no_tokens(prefix: str) -> None:
     assert "from the start" in first.cause
     rules = Rules(OPTIONS)
     found = [f for s in (1, 2) for f in rules.check(record(s, {**HEALTHY, name: 0.25 * (s - 1)}))]
-    assert len(found) == 1 and "it was 0.00% at the start" in found[0].cause
+    assert len(found) == 1 and "the share was 0.00% at the start" in found[0].cause
 
 
 @pytest.mark.parametrize(("code", "change"), ALTHOUGH, ids=[c for c, _ in ALTHOUGH])

@@ -197,7 +197,7 @@ def test_completions_without_a_reward(lost: int, step: int | None) -> None:
     found = [f for s in range(1, 30) for f in rules.check(unscored(s, lost))]
     assert [(f.code, f.step) for f in found] == ([("F228", step)] if step else [])
     if step:
-        assert f"{lost} of 64 completions of 1 rollout have no reward" in found[0].seen
+        assert f"{lost} of 64 completions of 1 rollout ({lost / 64:.0%}) have no reward" in found[0].seen
 
 
 def test_two_completions_without_a_reward_are_a_small_sample() -> None:

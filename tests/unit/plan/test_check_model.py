@@ -35,7 +35,7 @@ CASES = [
         facts=facts(unstoppable_turn="<|im_end|>", stop_tokens="</s> (2; config)"),
     ),
     Case(code="W123", option="chat_template", words="The tokenizer puts <bos> in front of every plain "
-         "text, but a prompt of mine.jinja does not begin with it.",
+         "text, but prompts made with mine.jinja do not begin with it.",
          facts=facts(unwritten_prefix="<bos>"), options={"chat_template": "mine.jinja"}),
     Case(code="E115", option="trust_remote_code", words="model_revision is main",
          options={"model": "org/model", "trust_remote_code": True, "model_revision": "main"}),

@@ -107,7 +107,7 @@ def _lost_steps(path: Path, step: int) -> str:
     if not lost:
         return ""
     return tr(
-        "{path} lacks {steps}, the first is step {first} and the last step {last}",
+        "{path} lacks {steps}; the first missing step is {first}, the last {last}",
         path=path,
         steps=counted(len(lost), "step"),
         first=lost[0],

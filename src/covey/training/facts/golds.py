@@ -1,4 +1,4 @@
-"""Facts about the gold answers: which can be read, what their lists are, and which column has better ones."""
+"""Facts about gold answers: which can be read, how their lists are read, and which column has better ones."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def gold_of(columns: Mapping[str, Any]) -> Any:
 
 
 def gold_text(columns: Mapping[str, Any], config: Config) -> str:
-    """The gold answer of a row as a completion would give it, the first of its alternatives; "" without
-    one."""
+    """The gold answer of a row as a completion would write it: the first alternative, or ""."""
     gold = gold_of(columns)
     if gold is None:
         return ""
@@ -45,7 +44,7 @@ def gold_text(columns: Mapping[str, Any], config: Config) -> str:
 
 
 def with_golds(facts: Facts, config: Config, prompts: PromptTable | None, eval_sets: Sets) -> Facts:
-    """The facts with those of the golds that built-in rewards read as answers."""
+    """The facts, and with them those of the golds, if a built-in reward reads golds as answers."""
     readers = [n for n in config.reward_funcs if (found := built_in_of(n)) is not None and found.parses_gold]
     if prompts is None or not readers:
         return facts
@@ -86,7 +85,8 @@ def with_golds(facts: Facts, config: Config, prompts: PromptTable | None, eval_s
 
 
 def _asked(config: Config, readers: Sequence[str], prompts: PromptTable) -> PromptTable:
-    """The prompts whose golds are read: with rewards of tasks, those of the tasks that ask for it."""
+    """The prompts whose golds are read. With rewards for each task, only those of tasks with such a
+    reward."""
     if config.task_rewards is None:
         return prompts
     read = {i for name in readers for i in fields_of(rows_of(config, name, prompts).entries, "id")}
@@ -118,7 +118,7 @@ def _gold_column(columns: Mapping[str, Any]) -> str | None:
 
 
 def _name_in_data(config: Config, columns: Mapping[str, Any], column: str) -> str:
-    """What a gold column is called in the data: before it was renamed, or was read as one."""
+    """The name of a gold column in the data, before covey or `--columns` renamed it."""
     source = next((old for old, new in (config.columns or {}).items() if new == column), column)
     gold = columns[column]
     return next((n for n, value in columns.items() if names_alternatives(n) and value == gold), source)
@@ -127,7 +127,7 @@ def _name_in_data(config: Config, columns: Mapping[str, Any], column: str) -> st
 def _open_lists(
     config: Config, tables: Mapping[str, PromptTable], lists: Mapping[tuple[str, str, str], ColumnLists]
 ) -> tuple[OpenLists, ...]:
-    """The columns whose lists may be alternatives or parts."""
+    """The columns whose lists may be alternatives or the parts of one answer."""
     if config.gold_lists is not None:
         return ()
     found = (

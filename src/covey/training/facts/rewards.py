@@ -123,8 +123,8 @@ def _with_form(
 ) -> list[RewardFault]:
     """The faults of a trial, with the other form of completions where every function passes in that.
 
-    It is tried where a function fails on both answers to each row that it fails on: one that fails on some
-    answers reads them, whatever it does then.
+    The other form is tried only if a function fails on both answers of a row in each row where it fails: a
+    function that accepts one of them can read this form.
     """
     counts = Counter((fault.reward, fault.row) for fault in faults)
     read = {reward for (reward, _), count in counts.items() if count < _ANSWERS}
