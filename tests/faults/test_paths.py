@@ -194,6 +194,15 @@ def test_the_word_of_a_verb(verb: str, place: str, here: Path) -> None:
     assert words in said.text
 
 
+@pytest.mark.parametrize("place", ["in a closed directory", "a long name"])
+def test_the_results_of_an_evaluation_go_nowhere_else(place: str, here: Path) -> None:
+    path, words, *_ = (PLACES | NO_PATHS)[place]
+    rest = ["--val_dataset", "quickstart#4", "--reward_funcs", "accuracy", "--output_dir", path]
+    said = covey_as_nobody(["eval", "quickstart", *rest], here)
+    assert (said.code, said.raised, _heads(said.err)) == (2, "", [("E403", "output_dir")])
+    assert words in said.text
+
+
 @pytest.mark.parametrize("path", ["closed/run.yaml", "locked.jsonl", "x" * 300, "loop"])
 def test_a_file_of_options(path: str, here: Path) -> None:
     said = covey_as_nobody(["train", "--config", path], here)

@@ -36,6 +36,8 @@ from covey.weight_files import (
     weight_map,
 )
 
+# The head of a language model, and that of a classifier, whose rows are labels.
+_HEAD, _SCORE = "lm_head.weight", "score.weight"
 _CONFIG = "config.json"
 _OBJECTS = ("generation_config.json", "tokenizer_config.json")
 _NO_MANIFEST = tr(
@@ -275,7 +277,10 @@ def _held_to_config(config: dict[str, Any], tensors: dict[str, StoredTensor]) ->
                 family=family,
             )
         ]
-    missing = [name for name in expected.tensors if name not in tensors]
+    names = {*expected.tensors}
+    if any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or []):
+        names = names - {_HEAD} | {_SCORE}
+    missing = [name for name in names if name not in tensors]
     odd = [
         (n, tensors[n].shape, s)
         for n, s in expected.tensors.items()

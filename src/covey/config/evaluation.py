@@ -61,7 +61,12 @@ def eval_options(
         return replace(resolved, problems=(_nothing_to_evaluate_on(), *others))
     if options.get("eval_strategy", Typed("no", "")).value == "no":
         options["eval_strategy"] = Typed("steps", "covey eval")
-    return to_run(resolve(options, 1, all_problems))
+    resolved = to_run(resolve(options, 1, all_problems))
+    if "output_dir" in typed:
+        return resolved
+    # Where nobody typed it, it stands for the model, of which more is said.
+    kept = [p for p in resolved.problems if p.option != "output_dir" or p in problems]
+    return replace(resolved, problems=tuple(kept))
 
 
 def _with_sets(typed: Mapping[str, Typed]) -> Mapping[str, Typed]:

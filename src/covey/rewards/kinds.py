@@ -12,7 +12,12 @@ Standing = Literal["best", "lowest", "unknown"]
 
 # Parts of the names of built-in rewards, of TRL's and ms-swift's, and of what users call theirs.
 _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    ("penalty", re.compile("penal|punish|overlong|too_?long|too_?short|repetit|repeat", re.IGNORECASE)),
+    (
+        "penalty",
+        re.compile(
+            "penal|punish|overlong|too_?long|too_?short|repetit|repeat|wrong|incorrect|missing", re.IGNORECASE
+        ),
+    ),
     ("form", re.compile("format|tag_count|json|xml", re.IGNORECASE)),
     ("answer", re.compile("accura|correct|exact|answer|solv|math|toolbench|code_?reward", re.IGNORECASE)),
 )

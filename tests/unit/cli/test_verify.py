@@ -24,6 +24,7 @@ from covey.cli.main import main
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, save_policy
 from support.models import random_model, save_model
+from support.reward_models import write_reward_model
 from support.threads import on_ranks
 
 MOMENT = torch.arange(12.0).reshape(6, 2)
@@ -306,6 +307,17 @@ def test_an_older_format_is_whole_and_goes_on_nowhere(checkpoint: Path, capsys: 
     (checkpoint / "manifest.json").write_text(render_manifest(older))
     code, (found,) = verify(capsys, checkpoint)
     assert code == 0 and not found["goes_on"] and "format 1" in found["notes"][0]
+
+
+def test_a_reward_model_has_a_head_of_its_own(tmp_path: Path, capsys: Any) -> None:
+    directory = write_reward_model(tmp_path / "rm")
+    code, (found,) = verify(capsys, directory)
+    assert (code, found["faults"]) == (0, [])
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    code, (found,) = verify(capsys, directory)
+    assert code == 1 and "score.weight" in found["faults"][0]
 
 
 def test_no_torch_is_imported(checkpoint: Path) -> None:

@@ -11,10 +11,12 @@ from covey.errors import ConfigError
 from covey.plan.checks import checks
 from covey.training.facts.objects import NO_OBJECTS, Objects
 from covey.training.facts.survey import Survey, survey
-from covey.types import Fix, Severity
+from covey.types import Fix, Problem, Severity
 
 # Batch, output and the speed of training say nothing about an evaluation.
 _OF_TRAINING = ("E110", "E2", "E40", "E41", "E387")
+# That of the options: the directory of the results cannot be read.
+_UNREADABLE_OUTPUT = "E403"
 
 
 def survey_checked(resolved: Resolved, directory: Path, objects: Objects = NO_OBJECTS) -> Survey:
@@ -22,12 +24,17 @@ def survey_checked(resolved: Resolved, directory: Path, objects: Objects = NO_OB
     them, and closes what was opened."""
     adapter = directory if is_adapter(str(directory)) else None
     found = survey(resolved.config, 1, objects=objects, adapter=adapter)
-    problems = [*resolved.problems, *checks(resolved.config, found.facts)]
-    faults = [p for p in problems if p.severity is Severity.ERROR and not p.code.startswith(_OF_TRAINING)]
+    problems = [p for p in resolved.problems if _counts(p) or p.code == _UNREADABLE_OUTPUT]
+    problems += filter(_counts, checks(resolved.config, found.facts))
+    faults = [p for p in problems if p.severity is Severity.ERROR]
     if faults:
         found.close()
         raise ConfigError([replace(p, fixes=_for_this_model(p.fixes)) for p in faults])
     return found
+
+
+def _counts(problem: Problem) -> bool:
+    return not problem.code.startswith(_OF_TRAINING)
 
 
 def _for_this_model(fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
