@@ -18,7 +18,6 @@ from support.real_runs import check_logprobs, train
 VARIANTS: dict[str, dict[str, Any]] = {
     "all weights": {},
     "torch kernels": {"kernels": "torch"},
-    "generate of transformers": {"engine": "generate"},
     "reference and clipping": {"beta": 0.04, "num_iterations": 2, "steps_per_generation": 1},
     "LoRA": {"tuner_type": "lora", "learning_rate": 1e-3},
 }
