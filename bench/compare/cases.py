@@ -127,7 +127,7 @@ CASES = (
         gradient_accumulation_steps=4,
         max_completion_length=48,
         learning_rate=3e-5,
-        steps=5,
+        steps=3,
         warmup=1,
         most_runs=2,
     ),
