@@ -298,7 +298,7 @@ def _generation(model_dir: Path, adapter: Path | None) -> dict[str, Any]:
 
 
 def given_to_all(special_tokens: Mapping[str, str], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template is given for every conversation."""
+    """Return the arguments that a template gets for every conversation."""
     return {"tools": None, "documents": None, **special_tokens, **kwargs}
 
 

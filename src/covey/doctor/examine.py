@@ -135,7 +135,7 @@ def _recorded(log: Log, history: History) -> list[Finding]:
 
 
 def _advised(event: Mapping[str, Any], history: History, step: Any) -> tuple[Fix, ...]:
-    """What a recorded finding advised, as far as the checkpoints are still there."""
+    """Return the advice of a recorded finding whose checkpoints still exist."""
     saved = history.saved()
     places = {str(s.path) for s in saved}
     fixes = [f for f in fixes_of(event) if _is_there(f.edits.get("resume_from_checkpoint"), places)]
@@ -230,7 +230,7 @@ def _by_findings(present: Sequence[Finding], history: History) -> tuple[str, str
 def _of_a_calm_run(
     log: Log, present: Sequence[Finding], history: History, trend: Trend | None
 ) -> tuple[str, str, int]:
-    """What is said where nothing is wrong by the rules: learning, unclear or healthy."""
+    """Return the verdict if no rule speaks: learning, unclear or healthy."""
     unearned = may_be_unearned(history)
     doubts = [*unearned, *_doubts(history)]
     named = [_line(f, history) for f in present if f.code in NAMED]

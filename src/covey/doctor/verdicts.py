@@ -33,7 +33,7 @@ NAMED = ("F227",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What a verdict means, as the documentation prints it, and its exit code."""
+    """Holds the meaning of a verdict, as the documentation prints it, and its exit code."""
 
     word: str
     means: str

@@ -14,7 +14,7 @@ from covey.health.thresholds import limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule: it speaks when `check` holds `streak` times in a row.
+    """Declares a rule, which speaks when `check` holds `streak` times in a row.
 
     It is checked once per rollout, step or evaluation. `when` is its condition, as the documentation
     prints it.

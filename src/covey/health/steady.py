@@ -63,7 +63,7 @@ def as_json(rewards: Rewards) -> dict[str, list[float] | None]:
 
 
 def from_json(values: Mapping[str, Sequence[float] | None]) -> Rewards:
-    """What `as_json` has written."""
+    """Return the rewards that `as_json` has written."""
     return {
         n: None if v is None else Steady(value=v[0], num_rollouts=int(v[1]), num_completions=int(v[2]))
         for n, v in values.items()

@@ -245,7 +245,7 @@ def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards) 
 
 
 def _text_files(config: Config, found: Survey) -> TextFiles:
-    """What makes others prompt and stop the model as the run did."""
+    """Return the files by which other programs prompt and stop the model as the run did."""
     live, codec = found.live, found.codec
     assert codec is not None
     origin = model_dir(config) if live is None else live.directory

@@ -156,7 +156,7 @@ class _Trial:
         return missing
 
     def open_lists(self, found: Sequence[MissingColumn]) -> tuple[OpenLists, ...]:
-        """Those of the columns that were renamed to hold the golds."""
+        """Return the columns that were renamed to hold the golds."""
         renamed = {m.rename[1]: m.rename[0] for m in found if m.rename is not None}
         lists = {column: ColumnLists() for column in renamed if column in GOLD_COLUMNS}
         for number, row in enumerate(self._rows):
