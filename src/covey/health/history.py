@@ -202,7 +202,7 @@ class History:
         self.steady = from_json(values["steady"]) if "steady" in values else self._steady_of_series()
 
     def _steady_of_series(self) -> Rewards:
-        """What the series say of it: the state of an older version has nothing else."""
+        """Derive `steady` from the recorded series; a state saved by an older version holds no `steady`."""
         found: Rewards = {}
         steps: dict[int, dict[str, Metric]] = {}
         for name, series in self.series.items():

@@ -79,8 +79,8 @@ def records_problem(output_dir: Path) -> tuple[str, str] | None:
 
 
 def lost_records(output_dir: Path, step: int, rollout: int | None) -> tuple[str, ...]:
-    """What a run at `step` has recorded and its directory does not hold, in words: lines of metrics.jsonl,
-    and the file of `rollout` (None: it was not written)."""
+    """Describe the records that a run stopped at `step` should have and that its directory lacks: lines of
+    metrics.jsonl, and the file of `rollout` (None: it was not written)."""
     lost = [_lost_steps(output_dir / "metrics.jsonl", step)]
     if rollout is not None:
         directory = output_dir / "rollouts"
