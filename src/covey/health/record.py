@@ -13,8 +13,7 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def fields_of(finding: Finding) -> dict[str, Any]:
-    """Return a finding as it is recorded, without its reason, which its code has. `texts` holds templates with
-    their values."""
+    """Return a finding as it is recorded; its reason is its code's. `texts` holds templates with values."""
     fixes = [{"text": fix.text, "edits": dict(fix.edits)} for fix in finding.fixes]
     texts = {
         "seen": packed(finding.seen),
