@@ -12,7 +12,7 @@ from covey.health.names import CUT, ENTROPY, IDENTICAL, INVALID, NO_SPREAD, UNPA
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.health.unearned import never_earned
-from covey.texts import counted, tr
+from covey.texts import counted, joined, tr
 from covey.types import Fix
 
 
@@ -68,6 +68,23 @@ def entropy_gone(h: History) -> EntropyGone | None:
     )
 
 
+def lost_answers(h: History) -> str:
+    """The share of completions without a readable answer, in words, where it was small in the first rollout
+    and is most of them now: the updates did that, and no parser."""
+    series = h.get(UNPARSED)
+    if (
+        series is None
+        or series.begin > limit("unparsed_begin")
+        or series.last[-1].value < limit("unparsed_lost")
+    ):
+        return ""
+    return tr(
+        "Completions without a readable answer: {begin:.0%} in the first rollout, {now:.0%} now.",
+        begin=series.begin,
+        now=series.last[-1].value,
+    )
+
+
 def too_large(h: History) -> str:
     """The cause of a collapse, with the learning rate where it is known."""
     rate = h.option("learning_rate") or h.highest_rate
@@ -80,7 +97,7 @@ def too_large(h: History) -> str:
 
 
 def _fixes_of_equal(h: History) -> tuple[Fix, ...]:
-    if entropy_gone(h) is not None:
+    if entropy_gone(h) is not None or lost_answers(h):
         return (h.slower(by=10),)
     if fallen(h, total_of(h)) is not None:
         return h.slower(), other_prompts()
@@ -117,6 +134,8 @@ def why_equal(h: History) -> str:
     """The likely cause of equal rewards within groups."""
     if entropy_gone(h) is not None:
         return too_large(h)
+    if lost := lost_answers(h):
+        return joined(" ", [lost, too_large(h)])
     change = fallen(h, total_of(h))
     if change is not None:
         return tr(

@@ -54,6 +54,10 @@ THRESHOLDS: Mapping[str, Threshold] = {
         0.1, "chosen: 1.85 to 0.04 nats in 22 steps at 300 times the usual rate was seen"
     ),
     "entropy_gone_values": _t(3, "as no_signal_rollouts"),
+    "unparsed_begin": _t(
+        0.25, "chosen: 16% of the first rollout in a run that 300 times the usual rate broke"
+    ),
+    "unparsed_lost": _t(0.5, "chosen: that run had 81% at step 10"),
     "entropy_high": _t(1.0, "rllm#116: fine below 1 nat a token, trouble at 2"),
     "entropy_high_share": _t(2.0, "chosen: twice the entropy of the start"),
     "surge_of_better": _t(2.0, "rllm#116: trouble at 2 nats a token"),

@@ -508,3 +508,21 @@ def test_every_rule_has_a_code_and_every_threshold_a_source() -> None:
     assert len(set(codes)) == len(codes) and set(codes) <= CODES.keys()
     assert set(codes) == {code for code in CODES if code.startswith("F2")}
     assert all(t.source and len(t.date) == 7 for t in THRESHOLDS.values())
+
+
+def test_answers_that_are_no_longer_readable_name_the_learning_rate() -> None:
+    """A real model at 300 times the usual rate: its entropy bounces, and it no longer writes answers."""
+    changes: dict[str, Curve | float] = {
+        "reward": lambda step: [0.03, 0.05, 0.09, 0.05, 0.03, 0.05, 0.03][step - 1] if step < 8 else 0.0,
+        "frac_reward_zero_std": lambda step: 0.8 if step < 8 else 1.0,
+        "reward_std": lambda step: 0.1 if step < 8 else 0.0,
+        "entropy": lambda step: [1.5, 3.8, 2.4, 3.0, 3.9, 3.9, 4.9, 1.7, 0.8, 1.2][min(step, 10) - 1],
+        "completions/unparsed_ratio": lambda step: 0.16 if step == 1 else 0.81,
+    }
+    for begin, names_rate in ((0.16, True), (0.78, False)):
+        changes["completions/unparsed_ratio"] = lambda step, begin=begin: begin if step == 1 else 0.81
+        rules = Rules({**OPTIONS, "learning_rate": 3e-4})
+        found = [f for step in range(1, 12) for f in rules.check(record(step, {**HEALTHY, **changes}))]
+        (sign,) = [f for f in found if f.code == "F211"]
+        edits = [fix.edits for fix in sign.fixes]
+        assert ("0.0003" in sign.cause, edits[0].get("learning_rate") == 3e-5) == (names_rate, names_rate)
