@@ -42,7 +42,7 @@ def samples_from_a_copy(kind: Callable[..., CopyEngine] = CopyEngine) -> Callabl
             trust_remote_code=False,
             kernels=config.kernels,
         )
-        own.use_layout_of(policy)
+        own.use_layout(policy.layout)
         is_last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
         return (kind if is_last else CopyEngine)(own.to(compute_dtype(config, torch.device("cpu"))))
 

@@ -32,6 +32,8 @@ from covey.text_files import TextFiles
 from covey.texts import tr
 from covey.types import Fix
 
+Attention = Literal["auto"] | AttentionKind
+
 # What torch's own memory for a CPU begins at a multiple of.
 _ALIGNED = 64
 
@@ -226,7 +228,7 @@ def choose_liger(policy: Policy, asked: str) -> None:
         policy.has_liger = use_liger(policy.model) > 0
 
 
-def choose_stream(policy: Policy, attention: Literal["auto"] | AttentionKind = "sdpa") -> list[ProbeResult]:
+def choose_stream(policy: Policy, attention: Attention = "sdpa") -> list[ProbeResult]:
     """Put the policy on the best layout that it passes the probe with; returns what the probe measured.
 
     `auto` is flex attention where the kernels are not torch's alone, the device has it and this model

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +134,8 @@ def add_adapter(
         copies=tuple(m for m in model.modules() if hasattr(m, "modules_to_save")),
         quantization=quantization,
     )
-    reset_magnitudes(policy.adapter)
+    if settings.use_dora:
+        reset_magnitudes(policy.adapter.layers)
 
 
 def _is_linear(layer: Any) -> bool:
@@ -192,11 +193,13 @@ def adapter_parameters(policy: Policy) -> frozenset[str]:
     return frozenset(n for n, _ in policy.named_parameters() if ".lora_" in n)
 
 
-def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+def plain_weights(policy: Policy, among: Collection[str] | None = None) -> Named:
     """Weights under transformers' names, the update added where there is an adapter, one at a time; in
-    float32 where they are packed."""
+    float32 where they are packed. Where `among` is given, those of the policy's tensors of these names."""
     for name, parameter in policy.model.named_parameters():
         if ".lora_" in name or (policy.adapter is not None and ".original_module." in name):
+            continue
+        if among is not None and f"model.{name}" not in among:
             continue
         layer: Any = None
         if name.endswith(".base_layer.weight"):
@@ -343,6 +346,17 @@ def merge_into_base(policy: Policy) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
+def saved_name(name: str) -> str:
+    """The name that peft saves a tensor of an adapted model by; a tensor that the adapter trains has one."""
+    for part, saved in (
+        (f".modules_to_save.{_NAME}.", "."),
+        (f".lora_magnitude_vector.{_NAME}.weight", ".lora_magnitude_vector"),
+        (f".{_NAME}.", "."),
+    ):
+        name = name.replace(part, saved)
+    return _PEFT + name
+
+
 def adapter_tensors(adapter: Adapter) -> dict[str, Tensor]:
     """What an adapter is saved as, by peft's names; not copied."""
     from peft import get_peft_model_state_dict
@@ -369,9 +383,10 @@ def _refuse(facts: LoraFacts) -> None:
 
 
 @torch.no_grad()
-def reset_magnitudes(adapter: Adapter) -> None:
-    """DoRA's magnitudes are the norms of the weights as they compute, so that a new adapter is nothing."""
-    for layer in adapter.layers if adapter.settings.use_dora else ():
+def reset_magnitudes(layers: Iterable[Any]) -> None:
+    """Set DoRA's magnitudes of these layers to the norms of their weights as they compute, so that a new
+    adapter changes nothing."""
+    for layer in layers:
         layer.lora_magnitude_vector[_NAME].update_layer(
             base_layer=layer.get_base_layer(),
             lora_A=layer.lora_A[_NAME].weight,

@@ -6,9 +6,9 @@ A head outside the wrapped module leaves its gradient unsynchronised under DDP, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,28 @@ from covey.types import MicroBatch, SharedPrompt, StreamSegment, TokenStats
 
 if TYPE_CHECKING:
     from covey.models.lora import Adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLayout:
+    """How a policy lays rows out, as the probe has proven it; `no_flex` says why flex attention was given up,
+    where it was."""
+
+    stream: StreamKind
+    attention: AttentionKind
+    no_flex: str = ""
+    shares_prompts: bool
+
+
+def narrowest(layouts: Sequence[RowLayout]) -> RowLayout:
+    """The layout that holds where each of these does; their attention is the same."""
+    kinds: tuple[StreamKind, ...] = ("padded", "packed", "prefix")
+    return RowLayout(
+        stream=min((layout.stream for layout in layouts), key=kinds.index),
+        attention=layouts[0].attention,
+        no_flex=next((layout.no_flex for layout in layouts if layout.no_flex), ""),
+        shares_prompts=all(layout.shares_prompts for layout in layouts),
+    )
 
 
 class Policy(nn.Module):
@@ -74,14 +96,21 @@ class Policy(nn.Module):
         self.model.set_attn_implementation(wanted)  # type: ignore[operator]
         self.stream = stream
 
-    def use_layout_of(self, other: Policy) -> None:
-        """Choose the layout, and what computes its attention, that another policy was probed with."""
-        self.attention, self.no_flex, self.shares_prompts = (
-            other.attention,
-            other.no_flex,
-            other.shares_prompts,
+    @property
+    def layout(self) -> RowLayout:
+        """How rows are laid out now."""
+        return RowLayout(
+            stream=self.stream,
+            attention=self.attention,
+            no_flex=self.no_flex,
+            shares_prompts=self.shares_prompts,
         )
-        self.use_stream(other.stream)
+
+    def use_layout(self, layout: RowLayout) -> None:
+        """Choose the layout, and what computes its attention."""
+        self.attention, self.no_flex = layout.attention, layout.no_flex
+        self.shares_prompts = layout.shares_prompts
+        self.use_stream(layout.stream)
 
     def keep_activations(self, recompute: Recompute, *, offload: bool = False) -> None:
         """Choose which activations are computed again in the backward pass, and whether the others leave the

@@ -217,13 +217,8 @@ def _ready(policy: Policy, config: Config, dtype: torch.dtype) -> None:
 
 def sampling_engine(config: Config, facts: Facts, backend: Backend, comm: Comm) -> Engine:
     """The engine of a run, and the layout that its rows are on from now on. Collective."""
-    with backend.rollout_view() as sampler:
-        choose_stream(sampler, config.attn_impl)
-        backend.use_layout(sampler)
-        if not config.use_vllm or config.rollout_servers:
-            return engine_for(config, facts, sampler, comm)
-    # It has a copy of its own, which it is not given beside a gathered one.
-    return engine_for(config, facts, backend.policy, comm)
+    backend.choose_layout(config.attn_impl)
+    return engine_for(config, facts, backend.sampler, comm)
 
 
 def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engine:

@@ -14,6 +14,7 @@ from covey.algorithm.losses import LossOutput
 from covey.checkpoint.manifest import FileEntry
 from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.reference import MovingReference
+from covey.models.load import Attention
 from covey.models.lora import AdapterAlone
 from covey.models.policy import Policy
 from covey.text_files import TextFiles
@@ -51,8 +52,9 @@ class Backend(Protocol):
         """Whether a forward pass is collective: every rank then makes as many of them as the others."""
         ...
 
-    def use_layout(self, probed: Policy) -> None:
-        """Lay rows out as `probed` does, which is the sampler with its weights."""
+    def choose_layout(self, attention: Attention) -> None:
+        """Lay rows out from now on, those of the sampler too, as the probe proves that this model may.
+        Collective."""
         ...
 
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from covey.learner.backends.base import Advance, Annotation, Objective
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
 from covey.models.lora import adapter_off
-from covey.models.policy import Policy
+from covey.models.policy import Policy, RowLayout
 from covey.types import MicroBatch
 
 
@@ -24,12 +25,11 @@ class Passes:
     reference: Policy | None
     moving: MovingReference | None
 
-    def use_layout(self, probed: Policy) -> None:
+    def _use_layout(self, layout: RowLayout) -> None:
         """As probed; but each pass computes its own prompts: one that did not would run its layers less often
         than another rank's."""
         for policy in (self.policy, *([self.reference] if self.reference else [])):
-            policy.use_layout_of(probed)
-            policy.shares_prompts = False
+            policy.use_layout(replace(layout, shares_prompts=False))
 
     @torch.no_grad()
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:

@@ -16,7 +16,7 @@ from covey.learner.offload import Parked, own_memory
 from covey.learner.optimizer import Across, Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.models.lora import adapter_parameters
-from covey.models.policy import Policy
+from covey.models.policy import Policy, RowLayout
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
@@ -64,7 +64,7 @@ class SingleBackend(WholeModel):
             parked.leave()
         return parked
 
-    def use_layout(self, probed: Policy) -> None:
+    def _use_layout(self, layout: RowLayout) -> None:
         """The policy was probed itself."""
 
     def _model_of(self, which: Annotation) -> AbstractContextManager[Policy]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from covey.learner.optimizer import Across
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.protocol import Split
 from covey.learner.sharding.room import Room, computing_dtypes
+from covey.models.layers import only_layers, pairs_of_layers
+from covey.models.load import Attention, choose_stream
 from covey.models.lora import (
     AdapterAlone,
     Named,
@@ -29,8 +31,9 @@ from covey.models.lora import (
     merged,
     plain_weights,
     reset_magnitudes,
+    saved_name,
 )
-from covey.models.policy import Policy
+from covey.models.policy import Policy, RowLayout, narrowest
 from covey.text_files import TextFiles
 
 
@@ -68,11 +71,17 @@ class SplitModel(Passes):
         total = sum((t.abs().sum().cpu() for t in own.values()), torch.zeros(()))
         if not own or self.sampler.adapter is None or float(self._across.sum(total)):
             return
-        with self._room.held(self.split.whole()):
-            reset_magnitudes(self.sampler.adapter)
-            self.sampler.requires_grad_(False)
-            whole = dict(self.sampler.named_parameters())
-            self.split.refill({name: whole[name] for name in own})
+        adapted = {n: m for n, m in self.sampler.named_modules() if hasattr(m, "lora_A")}
+        values: dict[str, Tensor] = {}
+        for unit in self.split.units:
+            with self.split.unit(unit) as tensors, self._room.lent(tensors):
+                reset_magnitudes(m for n, m in adapted.items() if f"{n}.base_layer.weight" in tensors)
+                self.sampler.requires_grad_(False)
+                made = dict(self.sampler.named_parameters())
+                for name in own.keys() & tensors.keys():
+                    values[name] = made[name].data.clone()
+                    made[name].untyped_storage().resize_(0)
+        self.split.refill(values)
         if self.moving is not None:
             # It was made of the policy before.
             masters = self.split.masters()
@@ -83,6 +92,26 @@ class SplitModel(Passes):
         self.split.let_go()
         if self.split_reference is not None:
             self.split_reference.let_go()
+
+    def choose_layout(self, attention: Attention) -> None:
+        """The layout that layers of each kind pass the probe with, two at a time beside the embedding and the
+        head: no more is gathered."""
+        pairs = pairs_of_layers(self.sampler)
+        found = [self._probed(pair, attention) for pair in pairs]
+        if len({layout.attention for layout in found}) > 1:
+            # A layer could not run with flex attention, so none does.
+            found = [self._probed(pair, "sdpa") for pair in pairs]
+        self.sampler.use_layout(narrowest(found))
+        self._use_layout(self.sampler.layout)
+
+    def _probed(self, layers: Sequence[int], attention: Attention) -> RowLayout:
+        names = list(self.split.units)
+        with ExitStack() as stack:
+            for unit in ("", *(names[number] for number in layers)):
+                stack.enter_context(self._room.lent(stack.enter_context(self.split.unit(unit))))
+            stack.enter_context(only_layers(self.sampler, layers))
+            choose_stream(self.sampler, attention)
+        return self.sampler.layout
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
@@ -95,13 +124,15 @@ class SplitModel(Passes):
         return nullcontext()
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Gathered a layer at a time; with an adapter, all of them before the first."""
-        if self.policy.adapter is not None:
-            with nullcontext() if self._room.is_held else self._room.held(self.split.whole()):
-                yield from in_dtype(plain_weights(self.sampler), dtype)
-            return
-        whole = self.sampler.named_parameters() if self._room.is_held else self.split.whole()
-        yield from in_dtype(_of_model(whole), dtype)
+        """Gathered a unit at a time, where the sampler does not hold them all."""
+        if self._room.is_held:
+            yield from in_dtype(plain_weights(self.sampler), dtype)
+        elif self.policy.adapter is None:
+            yield from in_dtype(_of_model(self.split.whole()), dtype)
+        else:
+            for unit in self.split.units:
+                with self.split.unit(unit) as tensors, self._room.lent(tensors):
+                    yield from in_dtype(plain_weights(self.sampler, among=tensors), dtype)
 
     @property
     def adapter_alone(self) -> AdapterAlone | None:
@@ -140,8 +171,11 @@ class SplitModel(Passes):
         """Each rank keeps the tensors that it writes, on the CPU; the first one an adapter."""
         adapter = self.sampler.adapter
         if adapter is not None:
-            with self._room.held(self.split.whole()):
-                own = {n: t.to("cpu", copy=True) for n, t in adapter_tensors(adapter).items()}
+            own: dict[str, Tensor] = {}
+            for name, tensor in self.split.each_whole(list(self.trained())):
+                if self.dp_rank == 0:
+                    own[saved_name(name.removeprefix("model."))] = tensor.detach().to("cpu", copy=True)
+            assert self.dp_rank or own.keys() == adapter_tensors(adapter).keys(), "peft saves other tensors"
             return adapter_writer(adapter, own, text, base, self.dp_rank)
         files = ModelFiles(self.sampler.model, self.dp_rank, self.dp_world)
         for name, weight in self.split.whole():

@@ -15,6 +15,7 @@ from covey.learner.backends.passes import Passes
 from covey.learner.backends.writers import adapter_writer, model_writer
 from covey.learner.fingerprints import frozen_tensors
 from covey.models.live import fold_adapter
+from covey.models.load import Attention, choose_stream
 from covey.models.lora import (
     AdapterAlone,
     adapter_alone,
@@ -32,6 +33,12 @@ class WholeModel(Passes):
 
     dp_rank: int
     dp_world: int
+
+    def choose_layout(self, attention: Attention) -> None:
+        """The layout that the policy passes the probe with."""
+        with self.rollout_view() as sampler:
+            choose_stream(sampler, attention)
+        self._use_layout(sampler.layout)
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:

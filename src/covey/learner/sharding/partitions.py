@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.sharding.rows import ReadRows
-from covey.learner.sharding.units import decoder_layers
+from covey.models.layers import decoder_layers
 
 if TYPE_CHECKING:
     from covey.learner.backends.deepspeed import ZeroEngine
@@ -21,21 +22,32 @@ class Partitioned:
 
     def __init__(self, engine: ZeroEngine) -> None:
         self.engine, self.policy = engine, engine.policy
+        names = [n for n, _ in self.policy.named_parameters()]
+        self.units = {p: [n for n in names if n.startswith(f"{p}.")] for p in decoder_layers(self.policy)}
+        in_layers = {n for own in self.units.values() for n in own}
+        self.units[""] = [n for n in names if n not in in_layers]
 
     def let_go(self) -> None:
         """Free the weights that passes have left gathered."""
         self.engine.let_go()
 
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor whole and as it computes, by name, a decoder layer at a time. Collective."""
-        self.let_go()
+    @contextmanager
+    def unit(self, name: str) -> Iterator[dict[str, Tensor]]:
+        """The tensors of a unit whole and as they compute, by name, within it. Collective."""
         own = dict(self.policy.named_parameters())
-        groups = [[n for n in own if n.startswith(f"{prefix}.")] for prefix in decoder_layers(self.policy)]
-        in_layers = {name for names in groups for name in names}
-        for names in (*groups, *([n] for n in own if n not in in_layers)):
-            with self.engine.gathered([own[n] for n in names]):
-                for name in names:
-                    yield name, own[name].data
+        names = self.units[name]
+        with self.engine.gathered([own[n] for n in names]):
+            yield {n: own[n].data for n in names}
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor whole and as it computes, by name: a decoder layer at a time, and those outside of
+        layers one at a time. Collective."""
+        self.let_go()
+        for name in self.units:
+            if name:
+                with self.unit(name) as tensors:
+                    yield from tensors.items()
+        yield from self.each_whole(self.units[""])
 
     def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """These tensors whole and as they compute, one at a time. Collective."""

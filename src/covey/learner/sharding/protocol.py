@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
@@ -24,9 +25,18 @@ class Split(Protocol):
         """This rank's parts of the trained tensors in float32, not copied."""
         ...
 
+    @property
+    def units(self) -> Collection[str]:
+        """The names of the decoder layers, and "" for what is in none of them."""
+        ...
+
+    def unit(self, name: str) -> AbstractContextManager[Mapping[str, Tensor]]:
+        """The tensors of a unit whole and in the dtype that they compute in, within it. Collective."""
+        ...
+
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor whole and in the dtype that it computes in, a layer at a time; its memory is freed
-        with its layer. Collective."""
+        """Every tensor whole and in the dtype that it computes in, a unit at a time; its memory is freed
+        with its unit. Collective."""
         ...
 
     def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
@@ -50,3 +60,10 @@ class Split(Protocol):
     def own_parts(self, saved: SavedPieces) -> Mapping[str, Tensor]:
         """This rank's parts of what any number of ranks have saved so."""
         ...
+
+
+def by_unit(split: Split) -> Iterator[tuple[str, Tensor]]:
+    """Give every tensor of a policy whole, a unit at a time. Collective."""
+    for name in split.units:
+        with split.unit(name) as tensors:
+            yield from tensors.items()

@@ -65,6 +65,19 @@ class Room:
             for parameter in own.values():
                 parameter.untyped_storage().resize_(0)
 
+    @contextmanager
+    def lent(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within it the policy's tensors of these names are these, not copied."""
+        own = dict(self._policy.named_parameters())
+        empty = {name: own[name].data for name in weights}
+        try:
+            for name, weight in weights.items():
+                own[name].data = weight.detach()
+            yield
+        finally:
+            for name, data in empty.items():
+                own[name].data = data
+
 
 def computing_dtypes(parameters: Mapping[str, Tensor], compute_dtype: torch.dtype) -> dict[str, torch.dtype]:
     """The dtype that each parameter computes in: its own, but `compute_dtype` where it is trained and is no

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -23,7 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces, whole
 from covey.errors import ConfigError
+from covey.learner.sharding.protocol import by_unit
 from covey.learner.sharding.rows import OwnParts, ReadRows, parameter_of
+from covey.models.layers import decoder_layers
 from covey.models.policy import Policy
 from covey.plan.layout import Layout
 from covey.plan.problem import problem
@@ -182,14 +183,20 @@ class Sharded:
         for unit in self.units.values():
             unit.reshard()
 
-    def whole(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter whole and as it computes, by name, a unit at a time; its memory is freed with its
-        unit. Collective."""
-        for prefix, unit in self.units.items():
-            with _unsharded(unit):
-                for name, parameter in unit.named_parameters():
-                    if not isinstance(parameter, DTensor):
-                        yield (f"{prefix}.{name}" if prefix else name), parameter
+    @contextmanager
+    def unit(self, name: str) -> Iterator[dict[str, Tensor]]:
+        """The parameters of a unit whole and as they compute, by name, within it. Collective."""
+        unit = self.units[name]
+        unit.unshard()
+        try:
+            own = {n: p for n, p in unit.named_parameters() if not isinstance(p, DTensor)}
+            yield {(f"{name}.{n}" if name else n): p for n, p in own.items()}
+        finally:
+            unit.reshard()
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter whole and as it computes, by name, a unit at a time. Collective."""
+        return by_unit(self)
 
     def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """These parameters whole and in float32, one at a time. Collective."""
@@ -198,24 +205,6 @@ class Sharded:
         for name in names:
             # Offloaded shards are gathered over the GPUs.
             yield name, parameters[name].detach().to(self.sharding.device).full_tensor()  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _unsharded(unit: FSDPModule) -> Iterator[None]:
-    unit.unshard()
-    try:
-        yield
-    finally:
-        unit.reshard()
-
-
-def decoder_layers(policy: Policy) -> dict[str, nn.Module]:
-    """The layers of a model by their names in the policy: the longest list of modules of one kind."""
-    lists = [(n, m) for n, m in policy.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
-    if not lists:
-        return {}
-    name, layers = max(lists, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))
-    return {f"{name}.{number}": layer for number, layer in enumerate(layers)}
 
 
 def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
