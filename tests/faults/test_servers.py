@@ -7,8 +7,10 @@ import copy
 import json
 import os
 import re
+import resource
 import signal
 import socket
+import statistics
 import subprocess
 import threading
 import time
@@ -34,6 +36,7 @@ from covey.quickstart import task
 from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.publisher import Publisher
+from covey.rollout.server.call import Caller
 from covey.rollout.server.http import _Handler
 from covey.rollout.server.remote import State
 from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
@@ -564,6 +567,37 @@ def test_a_server_ends_with_its_run_where_that_was_typed(tmp_path: Path) -> None
         assert server.code is None
         engine.close()
         assert server.ends_with(20) == 0
+
+
+def test_hundreds_of_silent_connections_leave_a_server_with_few_files_to_its_run(tmp_path: Path) -> None:
+    with processes(tmp_path) as (server,):
+        pid = server.process.pid
+        assert pid is not None
+        caller = Caller(address=server.address, token=server.token, timeout_s=20.0)
+        num_open = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        # Fewer than the connections that it would grant to those without a token.
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (num_open + 40, num_open + 40))
+        silent = [socket.socket() for _ in range(400)]
+        for one in silent:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", server.port))
+        seconds = []
+        for _ in range(5):
+            started = time.monotonic()
+            assert caller.status().engine == "native"
+            seconds.append(time.monotonic() - started)
+        assert statistics.median(seconds) < 5.0, seconds
+        before, started = cpu_seconds(pid), time.monotonic()
+        time.sleep(1.0)
+        assert cpu_seconds(pid) - before < 0.5 * (time.monotonic() - started)
+        for one in silent:
+            one.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.needs("openssl")

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -35,6 +36,7 @@ from journeys.helpers import (
     write_jsonl,
 )
 from support.engines import CopyEngine
+from support.servers import processes
 
 
 @pytest.fixture(autouse=True)
@@ -343,19 +345,33 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_sample
         package.evaluate("quickstart", output_dir="file", **given)
 
 
-@pytest.mark.parametrize("engine", ["native", "generate"])
-def test_ids_that_the_tokenizer_does_not_have_are_said(engine: str, tmp_path: Path) -> None:
-    """A model with a padded vocabulary whose padding is likely."""
+def padded_model(directory: Path) -> None:
+    """Write a model with a padded vocabulary whose padding is likely."""
     model = AutoModelForCausalLM.from_pretrained(task.MODEL_DIR)
     model.resize_token_embeddings(384, mean_resizing=False)
     with torch.no_grad():
         model.get_input_embeddings().weight[320:] = 60 * model.get_input_embeddings().weight[:64]
-    padded = tmp_path / "padded"
-    shutil.copytree(task.MODEL_DIR, padded)
-    (padded / "model.safetensors").unlink()
-    model.save_pretrained(padded)
-    options = {**small("train.jsonl", "run"), "model": "padded", "engine": engine, "max_steps": 1}
-    done = succeed("train", *flags({**options, "val_dataset": ["held.jsonl"]}))
+    shutil.copytree(task.MODEL_DIR, directory)
+    (directory / "model.safetensors").unlink()
+    model.save_pretrained(directory)
+
+
+@contextmanager
+def sampled_by(engine: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """The options with which an engine samples from the model `padded` of a folder."""
+    if engine != "server":
+        yield {"engine": engine}
+        return
+    with processes(folder, model=str(folder / "padded")) as (server,):
+        yield {"rollout_servers": [server.address], "rollout_token_file": str(server.token_file)}
+
+
+@pytest.mark.parametrize("engine", ["native", "generate", "server"])
+def test_ids_that_the_tokenizer_does_not_have_are_said(engine: str, tmp_path: Path) -> None:
+    padded_model(tmp_path / "padded")
+    with sampled_by(engine, tmp_path) as how:
+        options = {**small("train.jsonl", "run"), "model": "padded", "max_steps": 1}
+        done = succeed("train", *flags({**options, **how, "val_dataset": ["held.jsonl"]}))
     name = "completions/unknown_ids_ratio"
     ids = [i for lines in rollouts(Path("run")) for line in lines for i in line["completion_ids"]]
     (step,) = metrics(Path("run"))
@@ -364,6 +380,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_said(engine: str, tmp_path: Pa
     assert "F233" in done.err + done.out
     report = covey("doctor", "run")
     assert "F233" in report.out and "ids that the tokenizer does not have" in " ".join(report.out.split())
-    healthy = {**options, "model": "quickstart", "output_dir": "other"}
+    own = {} if engine == "server" else how
+    healthy = {**options, **own, "model": "quickstart", "output_dir": "other"}
     done = succeed("train", *flags(healthy))
     assert metrics(Path("other"))[0][name] == 0.0 and "F233" not in done.err + done.out

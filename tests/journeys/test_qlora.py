@@ -4,14 +4,21 @@ it."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from covey.comm import LocalComm
+from covey.config.resolve import from_dict
 from covey.quickstart import task
+from covey.training.build import build_job
+from covey.training.facts import survey
+from covey.training.loop import run as run_job
 from journeys.helpers import flags, plan_of, succeed
 from support.runs import options, relative_difference, train_and_watch, train_in_processes, write_rollouts
 
@@ -60,6 +67,38 @@ def test_a_resumed_run_has_the_same_bits(run: Path, tmp_path: Path) -> None:
     train_and_watch({**part, "resume_from_checkpoint": "latest"})
     expected = files(run, 4)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in files(tmp_path / "run", 4).items())
+
+
+def steep_model(directory: Path) -> Path:
+    """A random Llama with the built-in tokenizer, whose weights are so large that roundings are seen."""
+    directory.mkdir()
+    described = json.loads((MODEL / "config.json").read_text())
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4}
+    own = {name: described[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+    torch.manual_seed(0)
+    config = LlamaConfig(initializer_range=0.5, tie_word_embeddings=True, **sizes, **own)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, directory)
+    return directory
+
+
+@pytest.mark.parametrize(("compute", "is_low"), [("auto", False), ("bfloat16", True)])
+def test_the_bounds_are_those_of_the_dtype_that_rounds_most(
+    tmp_path: Path, compute: str, is_low: bool
+) -> None:
+    """A run in float32 with the usual options of ms-swift keeps the native engine and is not stopped."""
+    given = {**PACKED, "bnb_4bit_compute_dtype": compute, "max_steps": 2, "max_completion_length": 8}
+    resolved = from_dict(options(steep_model(tmp_path / "model"), tmp_path / "run", **given), 1)
+    found = survey(resolved.config, 1)
+    job = build_job(resolved, found, LocalComm())
+    job.recorder.console = None
+    assert job.guards.is_low_precision == is_low
+    assert (job.backend.policy.stream, job.guards.engine) == ("prefix", "native")
+    run_job(job)
+    job.backend.close()
+    found.close()
+    assert job.progress.step == 2
 
 
 @pytest.mark.multi

@@ -162,12 +162,14 @@ class Process:
 
 
 @contextmanager
-def processes(folder: Path, count: int = 1, *words: str, port: int = 0) -> Iterator[list[Process]]:
-    """Servers of the embedded model with one token, ready to be used; they end with the block."""
+def processes(
+    folder: Path, count: int = 1, *words: str, port: int = 0, model: str = "quickstart"
+) -> Iterator[list[Process]]:
+    """Servers of a model with one token, ready to be used; they end with the block."""
     token_file, started = folder / "servers.token", []
     try:
         for number in range(count):
-            given = ["--model", "quickstart", "--port", str(port), "--token_file", str(token_file), *words]
+            given = ["--model", model, "--port", str(port), "--token_file", str(token_file), *words]
             started.append(_process(folder, token_file, given))
             if number == 0:
                 # The first one writes the token that the others read.

@@ -30,6 +30,9 @@ from covey.texts.language import spoken
 from covey.texts.terminal import say
 from covey.types import Fix, Problem
 
+# Connections that wait to be accepted. Where they are full, the next one tries again after a second.
+_BACKLOG = 1024
+
 
 def rollout(argv: Sequence[str]) -> int:
     """Serve until a signal ends it; ConfigError carries what is wrong with the words."""
@@ -159,7 +162,7 @@ def _listen(options: RolloutOptions) -> socket.socket:
     """A socket that has the address, before seconds go into loading the model."""
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((options.host, options.port), family=family, backlog=128)
+        return socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         fix = Fix(text=tr("use another port, or --port 0 for a free one"))
         seen = tr(

@@ -56,7 +56,7 @@ SERVERS: tuple[tuple[str, str, str], ...] = (
         "E429",
         "vLLM server that was started with unsuitable options",
         "The server must accept new weights at every step and return the log-probabilities with which it "
-        "samples. `covey rollout --engine vllm` does both and requires a token on every route.",
+        "samples. `covey rollout --engine vllm` does both and requires a token on every route but /health.",
     ),
     (
         "F140",

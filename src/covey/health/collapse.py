@@ -69,6 +69,9 @@ def _wider(h: History) -> Fix:
     high = h.option("epsilon_high")
     if high is not None and high >= 0.28:
         if h.option("num_iterations") == 1:
+            if bonus := h.option("entropy_coef"):
+                text = tr("use a larger bonus for entropy")
+                return Fix(text=text, edits={"entropy_coef": float(f"{2 * bonus:.2g}")})
             return Fix(text=tr("add a bonus for entropy"), edits={"entropy_coef": 0.001})
         return Fix(text=tr("make fewer passes over each rollout"), edits={"num_iterations": 1})
     return Fix(text=tr("allow unlikely tokens to grow more"), edits={"epsilon_high": 0.28})
@@ -90,10 +93,17 @@ def entropy_surge(h: History) -> Sign | None:
         cause=tr("The updates are too large, or the reward does not tell good completions from bad ones."),
         fixes=(
             h.slower(),
-            Fix(text=tr("add a KL term that pulls towards the initial model"), edits={"beta": 0.04}),
+            _pull(h),
         ),
         badness=series.now / bound,
     )
+
+
+def _pull(h: History) -> Fix:
+    if beta := h.option("beta"):
+        text = tr("use a larger beta, which pulls back more strongly")
+        return Fix(text=text, edits={"beta": float(f"{2 * beta:.2g}")})
+    return Fix(text=tr("add a KL term that pulls towards the initial model"), edits={"beta": 0.04})
 
 
 def length_explosion(h: History) -> Sign | None:

@@ -188,10 +188,11 @@ def little_signal(h: History) -> Sign | None:
         same is not None and value is not None and value * same.last[-1].count >= limit("repetitive_least")
     )
     if early and is_some and value is not None and value > limit("identical_groups"):
+        sample = Fix(text="sample", edits={"temperature": 1.0})
         return Sign(
             seen=tr("in {value:.0%} of the groups all completions are the same text", value=value),
             cause=tr("Sampling is greedy, or every completion gets the same seed."),
-            fixes=(Fix(text="sample", edits={"temperature": 1.0}),),
+            fixes=(other_prompts() if (h.option("temperature") or 0.0) >= 1.0 else sample,),
             badness=1.0,
         )
     series, size = h.get(h.sampled(NO_SPREAD)), h.option("num_generations")

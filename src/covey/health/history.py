@@ -226,6 +226,14 @@ class History:
         """A numeric option, where it is known."""
         return number(self.options.get(name))
 
+    def changing(self, fixes: Sequence[Fix]) -> tuple[Fix, ...]:
+        """The fixes without those that ask for what the run has already."""
+        return tuple(
+            fix
+            for fix in fixes
+            if not fix.edits or any(self.options.get(name) != value for name, value in fix.edits.items())
+        )
+
     @property
     def compares_siblings(self) -> bool:
         """Whether advantages come from the spread within groups alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from covey.comm import Comm
 from covey.health.words import broken
@@ -20,6 +21,10 @@ _FULL = 0.5
 _NEAR = 0.02
 
 
+EngineName = Literal["native", "generate", "vllm", "servers"]
+"""What samples: the built-in engine, `generate` of transformers, vLLM in the processes, or servers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
     """What a step is held to.
@@ -31,7 +36,8 @@ class StepFacts:
     of a gradient that rounding explains. `peak_rate`: the learning rate that was asked for. `may_lack`: parts
     of the names of trained tensors that may have no gradient in this step. `loss`: the loss that the
     advantages of all rows give, and the sum of its terms' sizes; None where they alone do not give it.
-    `may_be_silent`: advantages may leave no gradient, because of what the loss weighs them with.
+    `may_be_silent`: advantages may leave no gradient, because of what the loss weighs them with. `engine` is
+    what has sampled.
     """
 
     step: int
@@ -43,6 +49,7 @@ class StepFacts:
     may_lack: tuple[str, ...]
     loss: tuple[float, float] | None = None
     may_be_silent: bool = False
+    engine: EngineName = "native"
 
 
 def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
@@ -130,6 +137,7 @@ def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None
     # During a warm-up a rate may be too small for a while; float32 holds every step of the rate itself.
     is_full = stats.learning_rate >= _FULL * facts.peak_rate and stats.frac_moved is not None
     if asked and (stats.frac_params_changed == 0.0 or (is_full and stats.frac_moved < _FEW)):  # type: ignore[operator]
+        larger = Fix(text=tr("use a larger learning rate"), edits={"learning_rate": 1e-6})
         share = stats.frac_params_changed if stats.frac_moved is None else stats.frac_moved
         raise broken(
             "F103",
@@ -145,7 +153,7 @@ def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None
                 "The learning rate is too small for the precision of the weights, or the optimizer "
                 "does not update the float32 master weights."
             ),
-            Fix(text=tr("use a larger learning rate"), edits={"learning_rate": 1e-6}),
+            *([larger] if facts.peak_rate < larger.edits["learning_rate"] else []),
         )
     lost = [n for n in stats.untouched if not any(part in n for part in facts.may_lack)]
     if has_signal and stats.grad_norm > 0.0 and lost:
@@ -161,6 +169,21 @@ def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None
             ),
             tr("They are frozen, not used in the forward pass, or a hook clears their gradient."),
         )
+
+
+def _another_engine(engine: EngineName) -> tuple[Fix, ...]:
+    """How to sample with another engine than the one that sampled, if there is a plainer one."""
+    match engine:
+        case "native":
+            text = tr("sample with the generic engine, to see which of the two is wrong")
+            return (Fix(text=text, edits={"engine": "generate"}),)
+        case "vllm":
+            text = tr("sample with covey's own engine, to see which of the two is wrong")
+            return (Fix(text=text, edits={"use_vllm": False}),)
+        case "servers":
+            text = tr("leave out --rollout_servers, to see whether the servers or the run are wrong")
+            return (Fix(text=text),)
+    return ()
 
 
 def _check_fresh(result: StepResult, facts: StepFacts) -> None:
@@ -203,10 +226,7 @@ def _check_fresh(result: StepResult, facts: StepFacts) -> None:
                 sampler_gap=facts.sampler_gap,
             ),
             tr("One of them uses another temperature, other weights, or a wrong mask or position."),
-            Fix(
-                text=tr("sample with the generic engine, to see which of the two is wrong"),
-                edits={"engine": "generate"},
-            ),
+            *_another_engine(facts.engine),
         )
     kl = result.metrics["kl"].value
     if facts.is_start and kl is not None and not abs(kl) <= _SAME:

@@ -77,11 +77,8 @@ class Rules:
             # A rollout that is unusual was sampled by the weights of the step before.
             before = since - 1 if rule.each == "rollout" else since
         history = self.history
-        return (
-            possible(sign.fixes, history.saved(), before, history.slower())
-            if BACK in sign.fixes
-            else sign.fixes
-        )
+        fixes = history.changing(sign.fixes)
+        return possible(fixes, history.saved(), before, history.slower()) if BACK in fixes else fixes
 
     def _applies_now(self, rule: Rule) -> bool:
         match rule.each:

@@ -18,6 +18,7 @@ from torch import Tensor
 from covey.models.attention import LayoutLostError
 from covey.models.policy import Policy
 from covey.models.prefix import share_prompt
+from covey.models.quantized import coarsest_dtype
 from covey.norms import total_norm
 from covey.token_streams import Row, StreamKind, build_stream
 from covey.types import MicroBatch
@@ -219,7 +220,8 @@ def probe(
     for row, (_, row_gradient), index in zip(rows, oracle.alone, _token_index(rows, kind), strict=True):
         expected_gradient.index_add_(0, index.to(policy.device), row_gradient[: len(row.token_ids) - 1])
     gradient_difference = _relative(gradient - expected_gradient, expected_gradient)
-    limit = _TOLERANCE.get(next(policy.parameters()).dtype, 0.05)
+    dtype = coarsest_dtype(policy, next(policy.parameters()).dtype)
+    limit = _TOLERANCE.get(dtype, 0.05)
     return ProbeResult(
         stream=kind,
         value_difference=value_difference,

@@ -110,6 +110,14 @@ def compute_in(model: nn.Module, quantization: Quantization, dtype: torch.dtype)
             weight.CB = None
 
 
+def coarsest_dtype(model: nn.Module, dtype: torch.dtype) -> torch.dtype:
+    """The dtype that rounds most of those that a model computes in: `dtype`, and those in which its packed
+    layers multiply."""
+    own = (getattr(layer, "compute_dtype", None) for layer in model.modules())
+    found = [dtype, *(one for one in own if isinstance(one, torch.dtype))]
+    return max(found, key=lambda one: torch.finfo(one).eps)
+
+
 @functools.cache
 def _layers() -> tuple[type[nn.Module], type[nn.Module]]:
     """The layers of 4 and of 8 bits, which peft takes for those of bitsandbytes."""

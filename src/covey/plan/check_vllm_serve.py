@@ -103,5 +103,7 @@ def _front(config: Config, facts: Facts, server: ServerFacts) -> Fix:
     length = config.vllm_max_model_len or server.max_len or None
     line = start_line(config, server.address, facts, vllm_max_model_len=length)
     return Fix(
-        text=tr("start vLLM through covey, which requires a token on every route: `{line}`", line=line)
+        text=tr(
+            "start vLLM through covey, which requires a token on every route but /health: `{line}`", line=line
+        )
     )

@@ -17,12 +17,14 @@ from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.start import starts_at_reference
 from covey.config.write import to_yaml
+from covey.health.invariants import EngineName
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.health.saved import checkpoints_of
 from covey.health.weights import WeightWatch
 from covey.learner.backends.base import Backend
 from covey.models.dropout import dropouts
+from covey.models.quantized import coarsest_dtype
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
@@ -31,6 +33,8 @@ from covey.plan.facts import Facts
 from covey.plan.memory import memory_plan
 from covey.plan.report import report_json
 from covey.rewards.registry import build
+from covey.rollout.engine import Engine
+from covey.rollout.generate import GenerateEngine
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.owner import Lock
@@ -90,7 +94,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     total_steps = scoring.total_steps = total_steps_of(plan, source)
     objective = settings.objective(config, total_steps)
     source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found, objective)
-    health = _health(config, plan, backend, comm, scoring.rewards.tasks)
+    health = _health(config, plan, backend, engine, comm, scoring.rewards.tasks)
     states = (progress, buffer, RandomState(comm), best, objective.bonus)
     registry = _registry(states, backend, health, source, comm)
     with writing(Path(config.output_dir), lock, 0):
@@ -147,11 +151,19 @@ def _scoring(config: Config, found: Survey, plan: BatchPlan, progress: Progress)
 
 
 def _health(
-    config: Config, plan: BatchPlan, backend: Backend, comm: Comm, tasks: Mapping[str, Collection[str]]
+    config: Config,
+    plan: BatchPlan,
+    backend: Backend,
+    engine: Engine,
+    comm: Comm,
+    tasks: Mapping[str, Collection[str]],
 ) -> Health:
-    guards = _guards(config, plan, backend, comm)
+    guards = _guards(config, plan, backend, engine, comm)
     watch = RewardWatch(comm.world, tasks)
-    rules = Rules(config.model_dump(), saved=partial(checkpoints_of, Path(config.output_dir)))
+    # Advice is held against what the run computes with, whatever was typed.
+    dtype = str(settings.compute_dtype(config, backend.policy.device)).removeprefix("torch.")
+    options = config.model_dump() | {"torch_dtype": dtype}
+    rules = Rules(options, saved=partial(checkpoints_of, Path(config.output_dir)))
     return Health(rules=rules, watch=watch, guards=guards)
 
 
@@ -173,9 +185,10 @@ def _registry(
     return registry
 
 
-def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Guards:
+def _guards(config: Config, plan: BatchPlan, backend: Backend, engine: Engine, comm: Comm) -> Guards:
     moving = backend.moving
     is_whole = backend.policy.adapter is None
+    compute_dtype = settings.compute_dtype(config, backend.policy.device)
     return Guards(
         is_on=config.guards,
         step_refusals=step_refusals(config),
@@ -192,9 +205,19 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, comm: Comm) -> Gu
         has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
         starts_at_reference=starts_at_reference(config),
         sync_every=config.ref_model_sync_steps if config.sync_ref_model else 0,
-        is_low_precision=settings.compute_dtype(config, backend.policy.device) != torch.float32,
+        engine=_engine_name(config, engine),
+        is_low_precision=coarsest_dtype(backend.policy, compute_dtype) != torch.float32,
         weights=WeightWatch(backend, dict if moving is None else moving.tensors),
     )
+
+
+def _engine_name(config: Config, engine: Engine) -> EngineName:
+    """What samples, which is not always what was asked for."""
+    if config.rollout_servers:
+        return "servers"
+    if config.use_vllm:
+        return "vllm"
+    return "generate" if isinstance(engine, GenerateEngine) else "native"
 
 
 def _restore(

@@ -11,7 +11,7 @@ from covey.batching.pack import PackPlan, step_slices
 from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import GuardStop
 from covey.health.batch import check_batches, planned_loss
-from covey.health.invariants import StepFacts, check_step
+from covey.health.invariants import EngineName, StepFacts, check_step
 from covey.health.rollout import RolloutFacts, check_rollout
 from covey.health.steps import check_steps
 from covey.health.weights import WeightWatch
@@ -46,6 +46,7 @@ class Guards:
     plain_loss: LossType | None
     is_comparable: bool
     is_low_precision: bool
+    engine: EngineName
     peak_rate: float
     weights: WeightWatch
     sync_every: int = 0
@@ -128,6 +129,7 @@ class Guards:
             may_lack=_UNROUTED if self._has_moved else (*_UNROUTED, *_AFTER_B),
             loss=self._planned_loss,
             may_be_silent=self.may_be_silent,
+            engine=self.engine,
         )
         if self.is_on:
             self._on_all_ranks(lambda: check_step(batch, result, facts, self.comm))

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from covey.comm import Comm
@@ -44,6 +45,7 @@ from covey.training.process import (
     world_size,
 )
 from covey.training.recorder import Recorder
+from covey.training.settings import compute_dtype
 from covey.training.stopping import stop as save_stopped
 from covey.training.together import Together, together
 from covey.training.watch import watched
@@ -101,7 +103,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         verb = "rlhf" if any(p.code == "W113" for p in resolved.problems) else "train"
         recorder.say(*closing(job, verb, is_command=others.owns_process))
         recorder.say(*_not_in_files(resolved.config, found))
-        recorder.say(*(_rounded_update(job) if found.live is not None else []))
+        recorder.say(*(_rounded_update(job, resolved.config) if found.live is not None else []))
         if recorder.files is not None and job.progress.step:
             _plot(recorder)
     best = job.saver.best_path if resolved.config.load_best_model_at_end else None
@@ -173,9 +175,10 @@ def _give_back(job: Job, model: nn.Module, kind: type[BaseException] | None, *er
         job.backend.give_back(model)
 
 
-def _rounded_update(job: Job) -> list[str]:
+def _rounded_update(job: Job, config: Config) -> list[str]:
     """What is said where the update of an adapter is added in a dtype that rounds most of it away."""
-    if job.backend.policy.adapter is None or not job.guards.is_low_precision:
+    policy = job.backend.policy
+    if policy.adapter is None or compute_dtype(config, policy.device) == torch.float32:
         return []
     return [
         tr("object    the update of the adapter is added to the model in bfloat16, which rounds small"),

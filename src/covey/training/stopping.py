@@ -7,6 +7,7 @@ from pathlib import Path
 
 from covey.errors import GuardStop
 from covey.health.saved import Saved, possible
+from covey.health.words import REPORT
 from covey.training.job import Job
 from covey.types import Finding
 
@@ -44,5 +45,6 @@ def _advised(job: Job, finding: Finding, coming: Path | None) -> Finding:
     saved = list(history.saved())
     if coming is not None:
         saved.append(Saved(step=step, path=coming, resumes=True))
-    fixes = possible(finding.fixes, saved, finding.step or step, history.slower())
+    open_fixes = history.changing(finding.fixes) or (REPORT,)
+    fixes = possible(open_fixes, saved, finding.step or step, history.slower())
     return replace(finding, fixes=fixes)

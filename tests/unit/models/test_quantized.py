@@ -17,14 +17,16 @@ from bitsandbytes.functional import dequantize_4bit
 from covey.algorithm.losses import LossOutput
 from covey.checksums import checksum
 from covey.config.quantization import Quantization, adapter_quantization
+from covey.kernels.torch_.attention import attend_masked
 from covey.learner.backends.single import SingleBackend
 from covey.learner.fingerprints import frozen_tensors
 from covey.learner.optimizer import OptimizerConfig
+from covey.models import attention
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import choose_stream, load_adapted, load_policy, save_policy
 from covey.models.lora import adapter_off, merge_into_base, merged, plain_weights
-from covey.models.probe import micro_of
-from covey.models.quantized import is_packed
+from covey.models.probe import micro_of, widest_stream
+from covey.models.quantized import coarsest_dtype, is_packed
 from support.models import random_model
 from support.rows import random_rows
 
@@ -288,3 +290,50 @@ def test_a_model_that_is_stored_packed(bases, tmp_path, quantization):
     weights = dict(plain_weights(sampler))
     plain = dict(random_model("llama").named_parameters())
     assert {n: w.shape for n, w in weights.items()} == {n: p.shape for n, p in plain.items()}
+
+
+# The usual options of ms-swift beside a run that computes in float32.
+IN_BF16 = replace(NF4, compute_dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype", "coarsest"),
+    [
+        (NF4, FP32, FP32),
+        (NF4, BF16, BF16),
+        (IN_BF16, FP32, BF16),
+        (replace(NF4, compute_dtype="float32"), BF16, BF16),
+        (replace(NF4, compute_dtype="float16"), FP32, torch.float16),
+        (replace(NF4, compute_dtype="float16"), BF16, BF16),
+        (EIGHT, FP32, FP32),
+    ],
+)
+def test_the_coarsest_of_the_dtypes_of_run_and_packed_layers_counts(tmp_path, quantization, dtype, coarsest):
+    random_model("llama").save_pretrained(tmp_path)
+    assert coarsest_dtype(adapted(tmp_path, quantization, dtype=dtype), dtype) == coarsest
+
+
+def steep_model(directory):
+    """A Llama whose weights are large enough that the roundings of its layers are seen at the end."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=320, initializer_range=0.3, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def test_packed_layers_that_multiply_in_bfloat16_keep_the_best_layout(tmp_path):
+    """They round by far more than float32; that is no leak from row to row."""
+    stream, shares_prompts, results = widest_stream(adapted(steep_model(tmp_path), IN_BF16))
+    assert (stream, shares_prompts) == ("prefix", True)
+    # Beyond what a run in float32 allows itself.
+    assert max(max(r.value_difference, r.gradient_difference) for r in results) > 1e-3
+
+
+def test_a_leak_between_rows_is_found_beside_such_layers(tmp_path, monkeypatch):
+    def ignores_segments(layout, layer, query, key, value, options):
+        return attend_masked(query, key, value, None, options)
+
+    policy = adapted(steep_model(tmp_path), IN_BF16)
+    monkeypatch.setattr(attention.StreamLayout, "attend", ignores_segments)
+    assert widest_stream(policy)[:2] == ("padded", False)

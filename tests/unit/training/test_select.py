@@ -274,6 +274,7 @@ def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | N
         plain_loss=None,
         is_comparable=True,
         is_low_precision=False,
+        engine="native",
         peak_rate=1.0,
         weights=WeightWatch(Held()),
     )

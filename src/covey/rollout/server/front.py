@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from covey.models.lora import is_of_adapter
 from covey.rollout.engine import ServedEngine
+from covey.rollout.server.metrics import Counts, metrics_text
 from covey.rollout.server.transfer import Transfer, TransferEnded
 from covey.rollout.server.wire import ADAPTER, NO_VERSION, ServerStatus
 from covey.types import Completion, GenerationRequest, Receipt
@@ -79,6 +81,7 @@ class Front:
         self._running: dict[str, Call] = {}
         self._number_of: dict[str, int] = {}
         self._id_of: dict[int, str] = {}
+        self._counts = Counts()
         self._is_closed = False
 
     # -- by the threads of HTTP
@@ -89,6 +92,18 @@ class Front:
             name = self._user.name if self._user is not None else ""
             is_receiving = self._transfer is not None and not self._transfer.has_failed
             return replace(self._about, run=name, is_receiving=is_receiving)
+
+    def metrics(self) -> str:
+        """What it has done and what it does now, for Prometheus."""
+        with self._changed:
+            return metrics_text(
+                self._counts,
+                unfinished=len(self._running),
+                rows=self._about.rows,
+                computed=self._engine.num_computed,
+                version=self._about.version,
+                processes=0 if self._user is None else self._user.processes,
+            )
 
     def attend(self, run: str, name: str) -> None:
         """Be one of the processes of a run, which has the server to itself from then on."""
@@ -148,6 +163,7 @@ class Front:
                 raise Refusal(409, f"{twice[0]} is running already", ids=twice)
             call = Call(requests, version)
             self._running.update(dict.fromkeys(requests, call))
+            self._counts.requests += len(requests)
             self._post(lambda: self._submit(call))
             return call
 
@@ -271,6 +287,7 @@ class Front:
         with self._changed:
             rid = self._id_of.pop(completion.request_id)
             del self._number_of[rid]
+            self._counts.count_completion(completion)
             self._running.pop(rid).ended.put((rid, completion))
             self._changed.notify_all()
 
@@ -292,6 +309,7 @@ class Front:
 
     def _close_transfer(self, transfer: Transfer, version: int) -> None:
         with self._changed:
+            self._counts.count_publish(time.monotonic() - transfer.begun, is_whole=version != NO_VERSION)
             self._about = replace(self._about, base=self._engine.held_base())
             if self._transfer is transfer:
                 self._about = replace(self._about, version=version)

@@ -1,7 +1,7 @@
 """The routes of a rollout server: HTTP/1.1 of the standard library in front of a `Front`.
 
-Every route asks for the token before it looks at anything else, and a body is read only where its length is
-said and within its bound.
+Every route but `/health` asks for the token before it looks at anything else, and a body is read only where
+its length is said and within its bound. Connections that have not shown the token are few and short.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
@@ -27,6 +28,8 @@ from safetensors.torch import load, load_file
 from covey.rollout.server.call import keep_alive
 from covey.rollout.server.front import Call, Front, Refusal
 from covey.rollout.server.group import GLOO, NCCL, GroupHost
+from covey.rollout.server.metrics import CONTENT_TYPE
+from covey.rollout.server.unproven import Unproven, is_full
 from covey.rollout.server.wire import (
     ADAPTER,
     HEADER_BYTES,
@@ -40,11 +43,13 @@ from covey.rollout.server.wire import (
     specs_of,
 )
 
-# A client that says nothing, or takes nothing, for so long is gone.
+# A client with the token that says nothing, or takes nothing, for so long is gone.
 _SILENT_S = 60.0
 _ALIVE_S = 1.0
 # How soon it is seen that the server closes.
 _LOOK_S = 0.1
+# Between two tries to accept a connection where no files are left for it.
+_FULL_S = 0.05
 _NAME_LENGTH = 500
 # Where a process group may wait, and for how long.
 _PORTS, _LONGEST_S = (1024, 65535), 86400.0
@@ -73,6 +78,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
     ) -> None:
         self.front, self.access = front, access
         self.group = GroupHost(access.device)
+        self.unproven = Unproven()
         super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
@@ -83,6 +89,28 @@ class HttpServer(ThreadingMixIn, TCPServer):
     def start(self) -> None:
         """Answer from a thread of its own."""
         threading.Thread(target=self.serve_forever, args=(_LOOK_S,), name="http", daemon=True).start()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection. Where no files are left for it, older ones without the token make room."""
+        try:
+            connection, address = self.socket.accept()
+        except OSError as error:
+            if is_full(error):
+                self.unproven.make_room()
+                # The connection goes on waiting, so the next try would come at once.
+                time.sleep(_FULL_S)
+            raise
+        self.unproven.add(connection)
+        return connection, address
+
+    def service_actions(self) -> None:
+        """Called by the loop that accepts, again and again."""
+        self.unproven.end_late()
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection, whose number may be another file's from then on."""
+        self.unproven.remove(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is no news; every other error is printed as it is."""
@@ -112,6 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, method: str) -> None:
         path = urlsplit(self.path).path
         try:
+            if (method, path) == HEALTH:
+                self.health()
+                return
             self._check_token()
             route = _ROUTES.get((method, path))
             if route is None:
@@ -126,6 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self.server.access.token}".encode()):
             raise Refusal(401, "a token is asked for: Authorization: Bearer TOKEN")
+        self.server.unproven.remove(self.connection)
 
     @property
     def _run(self) -> str:
@@ -149,11 +181,13 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _say(self, status: int, body: Mapping[str, Any]) -> None:
-        data = json.dumps(body).encode()
+        self._send(status, "application/json", json.dumps(body).encode())
+
+    def _send(self, status: int, kind: str, data: bytes) -> None:
         # A body that was not read would be taken for the next call.
         self.close_connection = self.close_connection or status >= 400
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         if status == 401:
             self.send_header("WWW-Authenticate", "Bearer")
@@ -163,6 +197,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     # -- routes
+
+    def health(self) -> None:
+        """Alive, and not a word more: whoever reaches the port may ask."""
+        self.close_connection = True
+        self._say(200, {"status": "ok"})
+
+    def metrics(self) -> None:
+        self._send(200, CONTENT_TYPE, self.server.front.metrics().encode())
 
     def status(self) -> None:
         self._say(200, self.server.front.status().body())
@@ -299,6 +341,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _ROUTES: Mapping[tuple[str, str], Callable[[_Handler], None]] = {
+    ("GET", "/metrics"): _Handler.metrics,
     ("GET", "/v1/status"): _Handler.status,
     ("POST", "/v1/attend"): _Handler.attend,
     ("POST", "/v1/generate"): _Handler.generate,
@@ -312,4 +355,6 @@ _ROUTES: Mapping[tuple[str, str], Callable[[_Handler], None]] = {
 }
 
 ROUTES: tuple[tuple[str, str], ...] = tuple(_ROUTES)
-"""Every route, as method and path."""
+"""Every route that asks for the token, as method and path."""
+HEALTH = ("GET", "/health")
+"""The one route that does not."""

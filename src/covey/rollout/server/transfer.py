@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
@@ -24,6 +25,7 @@ class Transfer:
 
     def __init__(self, run: str, version: int, form: str) -> None:
         self.id = secrets.token_hex(8)
+        self.begun = time.monotonic()
         self.run, self.version, self.form = run, version, form
         self._changed = threading.Condition()
         self._bucket: Mapping[str, Tensor] | None = None
