@@ -121,7 +121,10 @@ def main(runs: Path, folder: Path) -> int:
 
     def begun(resolved: Any, found: Any, *arguments: Any, **named: Any) -> Any:
         phases = memory_plan(resolved.config, found.facts).phases
-        told[name] = {"forecast": {phase.name: dict(phase.parts) for phase in phases}, "measured": meter.begin()}
+        told[name] = {
+            "forecast": {phase.name: dict(phase.parts) for phase in phases},
+            "measured": meter.begin(),
+        }
         return build(resolved, found, *arguments, **named)
 
     SplitModel.choose_layout = chosen  # type: ignore[method-assign]

@@ -131,7 +131,8 @@ class Layout:
         """What one GPU holds of so many bytes."""
         if self.is_offloaded(held):
             return 0
-        sharded = self.zero_stage >= _FIRST_STAGE[held]
+        # FSDP splits the weights in stage 2 as well, and gathers them for as long as a step computes.
+        sharded = self.zero_stage >= (2 if self.fsdp and held == "weights" else _FIRST_STAGE[held])
         return math.ceil(num_bytes * Fraction(1, (self.shard_gpus or self.num_gpus) if sharded else 1))
 
     def is_offloaded(self, held: Held) -> bool:

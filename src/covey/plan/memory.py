@@ -8,7 +8,7 @@ is counted at its longest, so a run whose completions end earlier takes less.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.config.quantization import quantization_of
@@ -18,18 +18,21 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.plan.layout import computes_low
 from covey.plan.levers import REFERENCE, moment_bytes, parts_away
+from covey.plan.memory_gathered import (
+    LOW,
+    bucket_parts,
+    computing_parts,
+    gathering_of,
+    loading_parts,
+    publish_parts,
+)
 from covey.plan.memory_rollout import planned_layout, rollout_parts, row_bytes
 from covey.plan.memory_training import (
-    LOW,
     annotation_parts,
-    bucket_parts,
-    gathered_layer,
     has_kl,
     held_parts,
     host_bytes_of,
     lever_bytes,
-    load_parts,
-    publish_parts,
     step_parts,
     update_parts,
     weights_of,
@@ -41,7 +44,7 @@ LIBRARIES = 500_000_000
 """Python, torch and transformers in one process."""
 
 STATES = (
-    *("weights", "gathered weights", "adapters", "masters", "moments", "gradients"),
+    *("weights", "gathered weights", "adapters", "masters", "moments", "gradients", "copy while loading"),
     *("optimizer state of some layers", *REFERENCE),
 )
 """Parts that a run holds whatever its batch and its lengths are."""
@@ -51,11 +54,11 @@ PARTS: Mapping[str, str] = {
     for text in (
         *(tr("weights"), tr("gathered weights"), tr("adapters"), tr("masters"), tr("moments")),
         *(tr("gradients"), tr("optimizer state of some layers"), tr("reference"), tr("reference adapter")),
-        *(tr("reference in float32"), tr("gathered layer"), tr("gathered layers"), tr("gathered tensor")),
+        *(tr("reference in float32"), tr("gathered layers"), tr("gathered tensor")),
         *(tr("KV cache"), tr("KV cache of one row"), tr("sampling"), tr("merged weights"), tr("engine")),
         *(tr("communication"), tr("copies in CPU memory"), tr("activations"), tr("gradient of the head")),
         *(tr("forward pass"), tr("DDP buckets"), tr("reduce buckets"), tr("reduced layer")),
-        tr("reward models"),
+        *(tr("reward models"), tr("copy while loading")),
     )
 }
 """The parts of all phases, as people are told of them."""
@@ -275,17 +278,21 @@ def _phases(
     if model is None or prompt is None:
         return ()
     layout = planned_layout(facts)
+    if not how.cuda:
+        # What is offloaded from a CPU lies in the same memory.
+        layout = replace(layout, offload="none")
     weights = weights_of(model, how)
     beside = _beside(facts)
     held = held_parts(config, model, how, weights, layout) | beside
-    phases = [Phase(name="load", parts=load_parts(model, how, held, layout) | beside)]
+    gathering = gathering_of(config, facts, model, how, layout)
+    loaded = loading_parts(gathering, how, held, weights.trained, FLOAT * model.parameters)
+    phases = [Phase(name="load", parts=loaded)]
     if not facts.layout.is_here and facts.num_processes > 1:
         held["communication"] = _COMMUNICATION
     cache, rollout = rollout_parts(config, facts, how, model, prompt, sum(held.values()))
     held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
     copies = 0 if how.cuda else lever_bytes(config, model, how, layout)
     if copies:
-        # What is offloaded from a CPU lies in the same memory.
         held["copies in CPU memory"] = copies
 
     def add(phase: str, *work: Mapping[str, int]) -> None:
@@ -301,16 +308,16 @@ def _phases(
         add("rollout", cache, rollout)
     if (config.engine == "native" and not rests) or layout.engine != "own":
         held |= cache
-    gathered = gathered_layer(model, how, layout)
+    gathered = computing_parts(gathering)
     fullest = fullest_pass(config, facts, prompt)
     if has_kl(config) or _steps_per_rollout(config) > 1:
         add("annotate", gathered, annotation_parts(model, fullest, how))
-    if facts.num_processes > 1:
-        held |= bucket_parts(model, how, weights, layout)
-    add("update", gathered, update_parts(model, fullest, how, weights, layout, adds_up=adds_up))
+    buckets = bucket_parts(gathering, how, weights.trained) if facts.num_processes > 1 else {}
+    update = update_parts(model, fullest, how, weights, layout, adds_up=adds_up)
+    add("update", gathered, buckets, update)
     add("step", step_parts(config, model, how, held, layout))
     if layout.engine != "own" or not facts.layout.is_here:
-        add("publish", publish_parts(model, how, layout))
+        add("publish", publish_parts(gathering, model))
     return tuple(phases)
 
 

@@ -27,11 +27,6 @@ from covey.plan.layout import Layout
 from covey.plan.levers import REFERENCE, group_share, moment_bytes, optimizer_parts, parts_away
 from covey.plan.memory_rollout import planned_layout
 
-LOW = 2
-"""Bytes of a number of lower precision."""
-
-# DeepSpeed's reduce_bucket_size, twice, since the next one fills while one is reduced.
-_BUCKET, _BUCKETS = 500_000_000, 2
 # What goes with the weights where these are offloaded.
 _OFFLOADED = ("weights", "adapters", *REFERENCE)
 
@@ -60,11 +55,18 @@ def held_parts(
 ) -> dict[str, int]:
     """What stays from the load to the end, but for the moments."""
     held = {"weights": layout.on_gpu(weight_bytes(model, how), "weights")}
+    trained = FLOAT * weights.trained
     if not how.full:
         adapters = FLOAT * model.adapter_parameters + how.element * model.saved_parameters
         held["adapters"] = layout.on_gpu(adapters, "weights")
-    if weights.low:
-        held["masters"] = layout.on_gpu(FLOAT * weights.low, "optimizer")
+    if weights.low or layout.by_deepspeed:
+        # DeepSpeed has masters of what computes in float32, too.
+        held["masters"] = layout.on_gpu(trained if layout.by_deepspeed else FLOAT * weights.low, "optimizer")
+    if layout.by_deepspeed and layout.zero_stage == 3:
+        # It keeps the memory of the gradients from one step to the next.
+        held["gradients"] = layout.on_gpu(trained, "gradients")
+    if layout.num_gpus > 1 and not layout.zero_stage:
+        held["DDP buckets"] = how.element * weights.low + FLOAT * weights.single
     if layout.fsdp and how.full and weights.low:
         # FSDP holds the masters alone, and makes a layer of them as it computes.
         del held["weights"]
@@ -90,59 +92,6 @@ def _moving(how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
         return {"reference in float32": layout.on_gpu(low, "weights")} if low else {}
     adapters = FLOAT * weights.trained + how.element * weights.low
     return {"reference adapter": layout.on_gpu(adapters, "weights")}
-
-
-def load_parts(model: ModelSizes, how: Training, held: Mapping[str, int], layout: Layout) -> dict[str, int]:
-    """The fullest moment of the load. Of FSDP's shards a whole copy is made to prove the layout of rows; on a
-    CPU the base of an adapter is read in float32."""
-    if layout.fsdp:
-        return (
-            dict(held)
-            | gathered_layer(model, how, layout)
-            | {"gathered weights": how.element * model.parameters}
-        )
-    if how.full or how.cuda or how.packed_bits or layout.zero_stage:
-        return dict(held)
-    return dict(held) | {"weights": FLOAT * model.parameters}
-
-
-def gathered_layer(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
-    """The layer that stage 3 puts together to compute it, with its gradient: the largest one. FSDP keeps the
-    embedding and the head from forward to backward, and puts a layer together while the one before it
-    computes."""
-    ends, inner = _units(model)
-    if layout.fsdp:
-        whole = model.parameters - max(0, model.layers - 2) * inner
-        return {"gathered layers": how.element * (whole if layout.zero_stage == 3 else model.parameters)}
-    if layout.zero_stage < 3:
-        return {}
-    return {"gathered layer": 2 * how.element * max(ends, inner)}
-
-
-def _units(model: ModelSizes) -> tuple[int, int]:
-    """The weights of the embedding, and of a layer."""
-    ends = model.vocabulary * model.hidden
-    return ends, (model.parameters - ends * (1 if model.tied else 2)) // model.layers
-
-
-def bucket_parts(model: ModelSizes, how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
-    """What gradients travel between the processes in; FSDP reduces those of a layer at a time, in float32."""
-    if layout.fsdp:
-        ends, inner = _units(model)
-        return {"reduced layer": FLOAT * min(max(ends, inner), weights.trained)}
-    if not layout.zero_stage:
-        return {"DDP buckets": how.element * weights.low + FLOAT * weights.single}
-    return {"reduce buckets": _BUCKETS * how.element * min(_BUCKET, weights.trained)}
-
-
-def publish_parts(model: ModelSizes, how: Training, layout: Layout) -> dict[str, int]:
-    """What brings new weights to the engine, one tensor after the other: vLLM is awake for it."""
-    if layout.engine == "own":
-        return {}
-    parts = {"gathered tensor": how.element * model.vocabulary * model.hidden}
-    if layout.engine_sleeps:
-        parts["engine"] = LOW * model.parameters // layout.engine_parallel
-    return parts
 
 
 def host_bytes_of(config: Config, facts: Facts, how: Training) -> int:

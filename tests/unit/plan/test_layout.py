@@ -81,11 +81,15 @@ def test_adapters_leave_little_to_cut() -> None:
 
 
 def test_stage_3_gathers_what_it_works_with() -> None:
-    """All weights to sample with them; of a pass the largest layer, here the head, and its gradient."""
+    """All weights to sample with them; in a pass what DeepSpeed may keep, and the gradient of the head."""
     assert parts(SHARDED, "rollout")["gathered weights"] == 2 * P - parts(SHARDED, "rollout")["weights"]
-    assert parts(SHARDED, "update")["gathered layer"] == 2 * 2 * WORDS * HIDDEN
+    layer = (P - 2 * WORDS * HIDDEN) // MODEL.layers
+    live = P - (MODEL.layers - 2) * layer
+    assert live > 1_000_000_000
+    assert parts(SHARDED, "update")["gathered layers"] == 2 * (live + WORDS * HIDDEN)
+    assert parts(SHARDED, "load")["gathered layers"] == 2 * (live + WORDS * HIDDEN)
     assert "gathered weights" not in parts(replace(EIGHT, zero_stage=2), "rollout")
-    assert "gathered layer" not in parts(replace(EIGHT, zero_stage=2), "update")
+    assert "gathered layers" not in parts(replace(EIGHT, zero_stage=2), "update")
 
 
 def test_a_colocated_engine_holds_its_share_until_it_sleeps() -> None:
@@ -99,7 +103,7 @@ def test_a_colocated_engine_holds_its_share_until_it_sleeps() -> None:
     assert "engine" not in parts(asleep, "update")
     # Awake for its weights alone, a quarter of them on each GPU.
     assert parts(asleep, "publish")["engine"] == 2 * P // 4
-    assert parts(asleep, "publish")["gathered tensor"] == 2 * WORDS * HIDDEN
+    assert parts(asleep, "publish")["gathered tensor"] == 2 * 2 * WORDS * HIDDEN
 
 
 def test_a_server_takes_nothing_of_these_gpus() -> None:

@@ -197,7 +197,7 @@ def test_json() -> None:
 
 
 def test_states_that_are_all_offloaded() -> None:
-    """In words, and not as 0 kB; what is left of them is given in bytes."""
+    """In words, and not as 0 kB; what is left of them is given in bytes. Layers are gathered in any case."""
     options = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "generation_batch_size": 64}
     asked = config(**options)
     for layout, words in (
@@ -206,7 +206,7 @@ def test_states_that_are_all_offloaded() -> None:
     ):
         text = "\n".join(report_lines(asked, elsewhere(layout), batch_plan(asked, 8, 1000)))
         assert words in text
-        assert "0 kB" not in text and ("load nothing, rollout " in text) == (layout is OFFLOADED)
+        assert "0 kB" not in text
 
 
 def test_what_takes_the_place_of_groups_without_signal() -> None:
