@@ -3,9 +3,9 @@ each phase of each run held.
 
 RUNS.json holds the words of `covey` by the name of each run. FOLDER gets RANK.json: by run and phase the most
 bytes that were allocated and the most that were resident at a time, above what was there before the model was
-loaded, and the parts of the forecast. Both are read every half millisecond; a file that is mapped counts in
-neither. The environment has to hold ENVIRONMENT, so that what is freed goes back to the system. In a run whose
-name begins with "gathers" a whole copy of the model is gathered at the load, which the reader has to see.
+loaded, and the parts of the forecast. Both are read every half millisecond; a mapped file counts in neither.
+The environment has to hold ENVIRONMENT, so that what is freed goes back to the system. In a run whose name
+begins with "gathers" a whole copy of the model is gathered at the load, which the reader has to see.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ _OWN = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
 
 
 def spread(completions: Any, **kwargs: Any) -> list[float]:
-    """A reward that differs within every group, so that every row has a gradient."""
-    return [float(i) for i, _ in enumerate(completions)]
+    """A reward that differs within every group, wherever its rows are, so that they have a gradient."""
+    return [float(zlib.crc32(str(completion).encode()) % 97) for completion in completions]
 
 
 class _MallInfo(ctypes.Structure):

@@ -77,6 +77,12 @@ def _begin() -> None:
         forkserver.ensure_running()
 
 
+def rank_environment(processes: int) -> list[dict[str, str]]:
+    """What torchrun would tell each rank of a run on this machine."""
+    port = _free_port()
+    return [_rank(rank, processes, port) for rank in range(processes)]
+
+
 def _rank(rank: int, processes: int, port: int) -> dict[str, str]:
     """What torchrun would tell a rank."""
     if processes == 1:

@@ -29,6 +29,7 @@ from covey.plan.memory_gathered import (
 from covey.plan.memory_rollout import planned_layout, rollout_parts, row_bytes
 from covey.plan.memory_training import (
     annotation_parts,
+    copies_of_deepspeed,
     has_kl,
     held_parts,
     host_bytes_of,
@@ -277,23 +278,25 @@ def _phases(
         prompt = config.max_length
     if model is None or prompt is None:
         return ()
-    layout = planned_layout(facts)
+    layout, away = planned_layout(facts), {}
+    weights = weights_of(model, how)
     if not how.cuda:
         # What is offloaded from a CPU lies in the same memory.
+        away = copies_of_deepspeed(model, how, weights, layout)
         layout = replace(layout, offload="none")
-    weights = weights_of(model, how)
+    moments = {"moments": layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")}
     beside = _beside(facts)
-    held = held_parts(config, model, how, weights, layout) | beside
+    held = held_parts(config, model, how, weights, layout) | away | (moments if away else {}) | beside
     gathering = gathering_of(config, facts, model, how, layout)
     loaded = loading_parts(gathering, how, held, weights.trained, FLOAT * model.parameters)
     phases = [Phase(name="load", parts=loaded)]
     if not facts.layout.is_here and facts.num_processes > 1:
         held["communication"] = _COMMUNICATION
     cache, rollout = rollout_parts(config, facts, how, model, prompt, sum(held.values()))
-    held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
+    held |= moments
     copies = 0 if how.cuda else lever_bytes(config, model, how, layout)
     if copies:
-        held["copies in CPU memory"] = copies
+        held["copies in CPU memory"] = held.get("copies in CPU memory", 0) + copies
 
     def add(phase: str, *work: Mapping[str, int]) -> None:
         """Add a phase: what is held and not in CPU memory during it, and what it works with."""

@@ -79,6 +79,16 @@ def held_parts(
     return held
 
 
+def copies_of_deepspeed(model: ModelSizes, how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
+    """What DeepSpeed holds from the load on for an optimizer that it offloads: the gradients, those that it
+    adds up, and in stage 2 two tensors of them on their way."""
+    if not layout.by_deepspeed or layout.offload == "none":
+        return {}
+    gradients = replace(layout, offload="none").on_gpu(FLOAT * weights.trained, "gradients")
+    moving = 2 * how.element * model.vocabulary * model.hidden if layout.zero_stage == 2 and how.full else 0
+    return {"gradients": gradients, "copies in CPU memory": gradients + moving}
+
+
 def has_kl(config: Config) -> bool:
     """Return whether the loss or the rewards compare with a reference."""
     return bool(config.beta or config.beta_end)

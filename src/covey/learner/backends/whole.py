@@ -36,9 +36,8 @@ class WholeModel(Passes):
 
     def choose_layout(self, attention: Attention) -> None:
         """The layout that the policy passes the probe with."""
-        with self.rollout_view() as sampler:
-            choose_stream(sampler, attention)
-        self._use_layout(sampler.layout)
+        choose_stream(self.policy, attention)
+        self._use_layout(self.policy.layout)
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:

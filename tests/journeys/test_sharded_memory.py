@@ -1,0 +1,173 @@
+"""What four ranks hold of a model of 400 MB: no rank of a split one ever holds all of it, and the forecast
+counts what is held.
+
+Nine tenths of the model are in its layers. What is allocated and what is resident is read by each rank itself
+(support/held.py), in float32 on a CPU, with torch's kernels: those in C keep memory that they free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from covey.quickstart.task import MODEL_DIR
+from covey.rollout.server.wire import BUCKET_BYTES
+from support import held
+from support.processes import rank_environment
+from support.servers import covey
+
+pytestmark = pytest.mark.whole
+
+RANKS = 4
+_SIZES = {
+    "vocab_size": 9600,
+    "hidden_size": 1024,
+    "intermediate_size": 768,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+_LORA = ("--tuner_type", "lora")
+# DeepSpeed may keep 100 million weights whole between layers, which is all of this model.
+_FEW_LIVE = json.dumps(
+    {
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_max_live_parameters": 10_000_000,
+            "stage3_max_reuse_distance": 10_000_000,
+            "stage3_prefetch_bucket_size": 1_000_000,
+            "stage3_param_persistence_threshold": 10_000,
+            "reduce_bucket_size": 1_000_000,
+        }
+    }
+)
+_SPLIT = {
+    "fsdp": ("--fsdp", "full_shard"),
+    "fsdp lora": ("--fsdp", "full_shard", *_LORA),
+    "zero3 few live": ("--deepspeed", _FEW_LIVE),
+    "zero3 few live lora": ("--deepspeed", _FEW_LIVE, *_LORA),
+}
+LAYOUTS = {
+    "ddp": (),
+    "ddp lora": _LORA,
+    **_SPLIT,
+    "zero1": ("--deepspeed", "zero1"),
+    "zero2": ("--deepspeed", "zero2"),
+    "zero3": ("--deepspeed", "zero3"),
+    "zero3 offload": ("--deepspeed", "zero3_offload"),
+    "shard_grad_op": ("--fsdp", "shard_grad_op"),
+    "fsdp offload": ("--fsdp", "full_shard", "--fsdp_offload", "true"),
+}
+_PLANTED = {"gathers fsdp": (*_SPLIT["fsdp"], "--max_steps", "1")}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank tells of each run; all of them sample on one server."""
+    folder = tmp_path_factory.mktemp("held")
+    model = _saved(folder / "model")
+    token = folder / "servers.token"
+    server, log = covey(folder, "rollout", "--model", str(model), "--port", "0", "--token_file", str(token))
+    try:
+        end = time.monotonic() + 180
+        while not (log.is_file() and (ready := re.search(r"^ready +(\S+)$", log.read_text(), re.MULTILINE))):
+            assert server.exitcode is None and time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+        words = f"train --model {model} --dataset quickstart --reward_funcs {held.__file__}:spread "
+        words += (
+            f"--rollout_servers {ready[1]} --rollout_token_file {token} --num_generations 4 --guards false "
+        )
+        words += "--per_device_train_batch_size 1 --max_completion_length 6 --max_steps 2 --kernels torch"
+        runs = {
+            name: [*words.split(), "--output_dir", str(folder / name.replace(" ", "-")), *more]
+            for name, more in {**LAYOUTS, **_PLANTED}.items()
+        }
+        (folder / "runs.json").write_text(json.dumps(runs))
+        started = [
+            subprocess.Popen(
+                [sys.executable, held.__file__, str(folder / "runs.json"), str(folder)],
+                env={**os.environ, **own, **held.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdout=(folder / f"{rank}.log").open("w"),
+                stderr=subprocess.STDOUT,
+            )
+            for rank, own in enumerate(rank_environment(RANKS))
+        ]
+        codes = [process.wait(1500) for process in started]
+    finally:
+        server.kill()
+    assert not any(codes), (codes, (folder / "0.log").read_text()[-4000:])
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def _saved(target: Path) -> Path:
+    own = json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))
+    ends = {name: own[name] for name in ("eos_token_id", "pad_token_id")}
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES, **ends)).save_pretrained(target)
+    for file in MODEL_DIR.iterdir():
+        if not (target / file.name).exists():
+            (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def _model_bytes() -> tuple[int, int, int]:
+    """Of the whole model, of what is outside of its layers, and of a layer."""
+    with torch.device("meta"):
+        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES))
+    layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    total = sum(p.numel() for p in model.parameters())
+    return 4 * total, 4 * (total - _SIZES["num_hidden_layers"] * layer), 4 * layer
+
+
+def _allowed(name: str, phase: str, rank: int) -> int:
+    """A rank's shards of weights, masters, moments and gradients, the embedding and two layers; what is
+    gathered is there up to three times, as it arrives and as it computes."""
+    total, ends, layer = _model_bytes()
+    shards = {"fsdp": 1, "zero3": 3}[name.split()[0]]
+    if phase != "load":
+        shards += 2
+    if phase in ("update", "save"):
+        # Gradients of FSDP, and what each rank writes of the model.
+        shards += 1
+    if "lora" in name:
+        shards = 1
+    sent = 5 * BUCKET_BYTES if phase == "publish" and rank == 0 else 0
+    return shards * total // RANKS + ends + 2 * layer + 3 * max(ends, layer) + sent
+
+
+@pytest.mark.parametrize("name", _SPLIT)
+def test_no_rank_holds_the_whole_model(name: str, ranks: list[dict[str, Any]]) -> None:
+    for rank, told in enumerate(ranks):
+        measured = told[name]["measured"]
+        assert measured.keys() >= {"load", "publish", "update", "save"}
+        for phase, (allocated, resident) in measured.items():
+            allowed = _allowed(name, phase, rank)
+            assert allocated <= allowed, (phase, rank)
+            assert resident <= 1.15 * allowed, (phase, rank)
+
+
+def test_a_whole_copy_would_be_seen(ranks: list[dict[str, Any]]) -> None:
+    for rank, told in enumerate(ranks):
+        allocated, resident = told["gathers fsdp"]["measured"]["load"]
+        assert min(allocated, resident) > 1.15 * _allowed("fsdp", "load", rank)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_forecast_is_what_is_held(name: str, ranks: list[dict[str, Any]]) -> None:
+    """Within a fifth, in each phase that the plan has; the first rank also holds what it sends."""
+    for told in ranks[1:]:
+        for phase, (allocated, _) in told[name]["measured"].items():
+            if forecast := sum(told[name]["forecast"].get(phase, {}).values()):
+                assert 0.8 <= forecast / allocated <= 1.2, (phase, told[name]["forecast"][phase], allocated)
