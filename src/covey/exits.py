@@ -70,8 +70,8 @@ def leave(code: int) -> int:
 
 
 def leave_early(code: int) -> int:
-    """Return what this process exits with where a signal ends it without a save. No code is left: the launching
-    process knows which signals it got."""
+    """Return what this process exits with where a signal ends it without a save. No code is left: the
+    launching process knows which signals it got."""
     place = meeting()
     if place is not None:
         place.go()

@@ -1,5 +1,5 @@
-"""The end of a run that a signal asked for: the launching process waits for the step and the save, and ends the
-ranks that do not come to it.
+"""The end of a run that a signal asked for: the launching process waits for the step and the save, and ends
+the ranks that do not come to it.
 
 No clock counts from the signal: a step and a save take what they take. Ranks are ended where the user asks
 for that (a second Ctrl-C), where one has ended and others stay, and where none makes progress.
@@ -130,8 +130,8 @@ def code_after_signal(number: int, codes: Iterable[int]) -> int:
 
 
 def killed(ranks: Sequence[int], ending: Ending) -> Finding:
-    """F133 of ranks that were killed and could not say so; after a signal it says that no checkpoint was saved
-    for it."""
+    """F133 of ranks that were killed and could not say so; after a signal it also says that no checkpoint was
+    saved for it."""
     finding = of_others("F133", ranks_word(ranks), None, ending.output_dir)
     if not ending.received:
         return finding

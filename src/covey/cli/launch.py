@@ -22,6 +22,7 @@ from covey.exits import LAUNCHER, launcher_words
 from covey.meeting import EXIT_FILE, is_stopped, started
 from covey.plan.check_launch import Machines
 from covey.plan.launchers import RANK_NAMES
+from covey.texts import tr
 from covey.texts.language import language_of
 from covey.training import failure
 
@@ -138,6 +139,9 @@ class _RanksHere:
         are_stopped = bool(pids) and all(is_stopped(pid) for pid in pids)
         self._stopped_for = self._stopped_for + passed if are_stopped else 0.0
         if self._stopped_for > _STOPPED_S:
+            self.ending.why = tr(
+                "All of them had been stopped for {seconds:.0f} s (SIGSTOP).", seconds=self._stopped_for
+            )
             _send(pids, signal.SIGKILL)
 
 

@@ -32,11 +32,10 @@ def main() -> int:
     # What stops and what signals the ranks have loggers of their own.
     for each in (logger, logging.getLogger(SignalException.__module__)):
         each.addFilter(_is_report)
-    # torch 2.13 has an option for it.
-    has_option = "shutdown_timeout" in {field.name for field in dataclasses.fields(LaunchConfig)}
-    codes = _wait_after_signals(PContext, SignalException, waits=not has_option)
+    option = _option(LaunchConfig)
+    codes = _wait_after_signals(PContext, SignalException, waits=not option)
     try:
-        torchrun([*(["--shutdown_timeout", str(_WAIT_S)] if has_option else []), *sys.argv[1:]])
+        torchrun([*option, *sys.argv[1:]])
     except SignalException as ended:
         return code_after_signal(int(ended.sigval), codes)
     except ChildFailedError as failed:
@@ -45,6 +44,12 @@ def main() -> int:
             raise
         return 128 + killed[0] if killed else 1
     return 0
+
+
+def _option(config: Any) -> list[str]:
+    """What has torchrun itself wait after a signal; torch has had it since 2.13."""
+    names = {field.name for field in dataclasses.fields(config)}
+    return ["--shutdown_timeout", str(_WAIT_S)] if "shutdown_timeout" in names else []
 
 
 def _wait_after_signals(context: Any, of_signal: type[BaseException], *, waits: bool) -> list[int]:
