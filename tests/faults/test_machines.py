@@ -123,7 +123,6 @@ def test_a_signal_on_one_machine_saves_on_both(nodes: tuple[Machine, Machine], t
     while not metrics.is_file() or metrics.read_text().count("\n") < 2:
         assert started[0].poll() is None and time.monotonic() < until, said[0].read_text(errors="replace")
         time.sleep(0.1)
-    # The command is a child of what made the machine.
     started[1].send_signal(signal.SIGTERM)
     codes, texts, _ = wait_for(started, said, LIMIT_S)
     assert codes == [143, 143], texts

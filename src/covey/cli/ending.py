@@ -37,7 +37,7 @@ _KILLING_INTERRUPT = 3
 class Ending:
     """The signals that a launching process has got, and whether its ranks still have time to end.
 
-    Where ranks had to be ended, `why` says what for.
+    Where ranks had to be ended that the user had not given up, `why` says what for.
     """
 
     output_dir: Path
@@ -75,8 +75,8 @@ class Ending:
         if has_one_ended and self._one_ended_at is None:
             self._one_ended_at = now
         if self._hurries_at is not None and now - self._hurries_at > _AT_ONCE_S:
-            self.why = tr("Ctrl-C was pressed a second time.")
-        elif self._one_ended_at is not None and now - self._one_ended_at > _OTHERS_S:
+            return True
+        if self._one_ended_at is not None and now - self._one_ended_at > _OTHERS_S:
             self.why = tr("It had not ended {seconds:.0f} s after another rank.", seconds=_OTHERS_S)
         elif idle_s > _GRACE_S:
             self.why = tr(
