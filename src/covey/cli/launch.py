@@ -27,6 +27,8 @@ from covey.texts.language import language_of
 from covey.training import failure
 
 _POLL_S = 1.0
+# A rank that has said that it ends is there for a moment more.
+_POLLS_UNTIL_GONE = 3
 # A shell's exit code of a process that a signal ended is this and the number of the signal.
 _OF_SIGNAL = 128
 # Longer than the 40 seconds for which the other machines wait for a sign.
@@ -93,6 +95,9 @@ def launch(verb: str, argv: Sequence[str], start: Start) -> int:
                 ranks.end_stopped()
             if ending.received:
                 ranks.end_overdue()
+            elif ranks.have_saved_for_another():
+                # torchrun would wait five minutes for that of the machine that got the signal.
+                child.send_signal(signal.SIGTERM)
         return _code_of(path, child.returncode, ending, start.machines)
 
 
@@ -119,6 +124,13 @@ class _RanksHere:
     _looked_at: float = 0.0
     _stopped_for: float = 0.0
     _seen: dict[int, int | None] = field(default_factory=dict)
+    _polls_without_ranks: int = 0
+
+    def have_saved_for_another(self) -> bool:
+        """Whether the ranks have ended for a signal that another machine got; True once."""
+        left = left_code(str(self.directory / "exit"))
+        self._polls_without_ranks += left in CODES.values() and not _pids(self.directory)
+        return self._polls_without_ranks == _POLLS_UNTIL_GONE
 
     def end_overdue(self) -> None:
         """After a signal: end the ranks that do not end by themselves."""

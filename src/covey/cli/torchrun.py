@@ -16,7 +16,7 @@ from covey.cli.ending import code_after_signal
 from covey.cli.ranks import left_code
 from covey.meeting import EXIT_FILE
 
-_OF_SIGNALS = ("death signal", "closing signal", "failed (exitcode")
+_OF_SIGNALS = ("death signal", "closing signal", "termination signal", "failed (exitcode")
 # Whoever started this process ends the ranks where they do not end by themselves.
 _WAIT_S = 10 * 365 * 24 * 3600
 
@@ -24,9 +24,8 @@ _WAIT_S = 10 * 365 * 24 * 3600
 def main() -> int:
     """Run torchrun on the words of this process and return its exit code."""
     from torch.distributed.elastic.agent.server.api import SignalException, logger
-    from torch.distributed.elastic.multiprocessing.api import PContext
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig
+    from torch.distributed.elastic.agent.server.local_elastic_agent import PContext
+    from torch.distributed.launcher.api import ChildFailedError, LaunchConfig
     from torch.distributed.run import main as torchrun
 
     # What stops and what signals the ranks have loggers of their own.
