@@ -38,7 +38,7 @@ def exit_code(path: str, returncode: int, ending: Ending) -> int:
     """
     left = left_code(path)
     if ending.is_hurried:
-        return left if left in CODES.values() else CODES[signal.SIGINT]
+        return left if left is not None and left in CODES.values() else CODES[signal.SIGINT]
     if left is None:
         are_killed = returncode not in {0, *CODES.values(), *(-number for number in CODES)}
         if ending.received and not are_killed:
