@@ -14,6 +14,7 @@ from typing import Any
 
 from covey.cli.ending import code_after_signal
 from covey.cli.ranks import left_code
+from covey.cli.signals import CODES
 from covey.meeting import EXIT_FILE
 
 _OF_SIGNALS = ("death signal", "closing signal", "termination signal", "failed (exitcode")
@@ -38,10 +39,11 @@ def main() -> int:
     except SignalException as ended:
         return code_after_signal(int(ended.sigval), codes)
     except ChildFailedError as failed:
-        killed = [-each.exitcode for each in failed.failures.values() if each.exitcode < 0]
-        if left_code(os.environ.get(EXIT_FILE, "")) is None and not killed:
+        # torchrun itself sends SIGTERM to those that had not failed.
+        by_signal = {-each.exitcode for each in failed.failures.values() if each.exitcode < 0} - {*CODES}
+        if left_code(os.environ.get(EXIT_FILE, "")) is None and not by_signal:
             raise
-        return 128 + killed[0] if killed else 1
+        return 128 + max(by_signal) if by_signal else 1
     return 0
 
 
