@@ -2,8 +2,8 @@
 
 torchrun ends with 1 whatever its processes end with, and prints a long report when one of them fails. So
 the first process of a machine leaves its exit code in a file that the launching process reads, and endings
-that every rank agrees on (a configuration at fault, a guard) look like success to torchrun, which starts no
-process again for them. What the processes know of each other is in covey.meeting.
+that every rank agrees on (a configuration at fault, a guard, a save for a signal) look like success to
+torchrun, which starts no process again for them. What the processes know of each other is in covey.meeting.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ AT_FAULT, GUARDED = 2, 3
 RESTARTED = ("F131", "F133", "F134", "F136")
 """What may not come again where the processes are started again: one of them failed, is gone or stopped."""
 
-_AGREED = (0, AT_FAULT, GUARDED)
+# After a signal a run ends with the signal's code once it has saved.
+_AGREED = (0, AT_FAULT, GUARDED, 130, 143)
 _PATIENCE_S = 10.0
 # A first rank that saves a large model before it comes to a guard's words.
 _PATIENCE_OF_ALL_S = 30 * 60.0
@@ -54,7 +55,7 @@ def leave(code: int) -> int:
     has_spoken = place is not None and place.has(place.rank, SPOKE)
     if place is not None:
         place.go()
-    if code in (*_AGREED, 130, 143) or is_last_start():
+    if code in _AGREED or is_last_start():
         forget_run()
     path = exit_file()
     if path is None:
@@ -66,6 +67,16 @@ def leave(code: int) -> int:
         write_code(path, code)
         return code
     return 0 if code in _AGREED and (code == 0 or _first_has_ended(path, place)) else code
+
+
+def leave_early(code: int) -> int:
+    """Return what this process exits with where a signal ends it without a save. No code is left: the
+    launching process knows which signals it got."""
+    place = meeting()
+    if place is not None:
+        place.go()
+    forget_run()
+    return code
 
 
 def leave_stuck(*, leads: bool, all_leave: bool) -> NoReturn:

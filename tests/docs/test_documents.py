@@ -42,10 +42,11 @@ OTHER_COMMANDS = (
     *("make", "pip", "git", "hf", "source", "torchrun", "swift", "trl", "accelerate", "python"),
     *("deepspeed", "srun", "mpirun", "export", "kubectl", "sbatch"),
 )
-# Those of torchrun, accelerate, deepspeed and srun, on the page about launchers.
+# Those of torchrun, accelerate, deepspeed and Slurm, on the page about launchers.
 LAUNCHER_FLAGS = {
     *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_id", "rdzv_endpoint"),
     *("multi_gpu", "num_processes", "num_gpus", "module", "local_rank", "kill-on-bad-exit"),
+    *("shutdown_timeout", "signal", "requeue", "open-mode", "cpus-per-task"),
 }
 # Those of vLLM, on the page about servers.
 VLLM_FLAGS = {"api-key", "hf-overrides", "load-format", "logprobs-mode"}
@@ -165,7 +166,9 @@ def test_blocks_are_of_known_kinds(document: str) -> None:
     assert {b.language for b in found} <= LANGUAGES
     # A file that no command reads would be shown and never tried.
     assert [b.line for b in found if b.language in ("yaml", "json") and b.mark != "write"] == []
-    for command in (c for b in found if b.language in ("bash", "console") for c in commands(b)):
+    # Scripts of Slurm are run by tests/docs/test_clusters_page.py.
+    shell = [b for b in found if b.language in ("bash", "console") and not b.value.endswith(".sbatch")]
+    for command in (c for b in shell for c in commands(b)):
         assert command.words[0] in ("covey", *OTHER_COMMANDS), command.words
         if command.words[0] == "covey":
             assert command.words[1] in VERBS or command.words[1] == "--help"

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,14 @@ from covey import train
 from covey.checkpoint.read import find_latest, verify
 from covey.comm import LocalComm
 from covey.errors import CONTINUE, GuardStop
+from covey.health.hang import read_status
 from covey.health.rules import Rules
 from covey.learner import update
 from covey.learner.optimizer import Masters
 from covey.learner.update import _Sums
 from covey.training.evaluate import Evaluator
 from covey.types import StepStats
+from support.machines import plain_environment
 
 WORDS = [
     *("--model", "quickstart", "--dataset", "quickstart#512", "--reward_funcs", "accuracy", "format"),
@@ -89,6 +93,78 @@ def test_a_signal_saves_and_the_run_goes_on(number: signal.Signals, processes: i
     )
     assert done.returncode == 0, done.stderr
     assert steps(run) == list(range(1, int(more) + 1))
+
+
+@pytest.fixture
+def long_step(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Two processes in the middle of a step that takes longer than torchrun waits by itself."""
+    words = ["--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "160"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "covey", "train", *WORDS, *words, "--nproc_per_node", "2"],
+        cwd=tmp_path,
+        env={**plain_environment(), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    try:
+        while (status := read_status(tmp_path / "run" / "status-rank-0.json")) is None or not status.micro:
+            assert child.poll() is None, child.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        yield child
+    finally:
+        # Its processes end with it.
+        child.kill()
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
+def test_several_processes_end_their_step_and_save(
+    long_step: subprocess.Popen[str], number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    long_step.send_signal(number)
+    out, err = long_step.communicate(timeout=300)
+    assert long_step.returncode == code, err
+    assert steps(tmp_path / "run") == [1]
+    assert verify(tmp_path / "run" / "checkpoint-1").trainer
+    assert "--resume_from_checkpoint latest" in out and "Traceback" not in err
+
+
+@pytest.mark.multi
+def test_a_second_interrupt_ends_several_processes(long_step: subprocess.Popen[str], tmp_path: Path) -> None:
+    for _ in range(2):
+        long_step.send_signal(signal.SIGINT)
+        time.sleep(1)
+    _, err = long_step.communicate(timeout=60)
+    assert long_step.returncode == 130, err
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+    assert err.count("press Ctrl-C again") == 1 and "Traceback" not in err
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("killed", [[1], pytest.param([0, 1], marks=pytest.mark.slow)], ids=str)
+def test_killed_before_the_save(long_step: subprocess.Popen[str], killed: list[int], tmp_path: Path) -> None:
+    """Exit code 143 would say that the work is saved; the last lines say what happened, in covey's words."""
+    run = tmp_path / "run"
+    pids = [status.pid for rank in killed if (status := read_status(run / f"status-rank-{rank}.json"))]
+    assert len(pids) == len(killed)
+    long_step.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    _, err = long_step.communicate(timeout=60)
+    assert long_step.returncode == 1, err
+    assert not list(run.glob("checkpoint-*"))
+    codes = [event["code"] for event in events(run) if event["kind"] == "finding"]
+    assert codes == ["F133"]
+    said = err[err.index("F133") :]
+    assert err.count("F133") == 1 and ("rank 1" in said or "ranks 0, 1" in said)
+    assert "--resume_from_checkpoint auto" in "\n".join(said.splitlines()[-2:])
+    assert not any(words in err for words in ("Traceback", "ChildFailedError", "exitcode"))
 
 
 def test_no_collective_loses_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

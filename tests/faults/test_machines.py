@@ -103,6 +103,33 @@ def test_a_fault_on_one_machine_ends_both(
     assert [e["code"] for e in events if e["kind"] == "finding" and e["code"] == name] == [name]
 
 
+def test_a_signal_on_one_machine_saves_on_both(nodes: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """Each machine's command ends with 143, the one that was sent nothing too, and nothing starts again."""
+    (tmp_path / "mine.py").write_text(REWARD)
+    said = [tmp_path / f"said-{number}" for number in range(2)]
+    asked = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29521"}
+    words = [*WORDS, "--max_steps", "2000", "--save_steps", "2000", "--max_restarts", "1"]
+    started = [
+        node.start(
+            [sys.executable, "-m", "covey", "train", *words],
+            tmp_path,
+            said[number],
+            {**asked, "NODE_RANK": str(number)},
+        )
+        for number, node in enumerate(nodes)
+    ]
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    until = time.monotonic() + LIMIT_S
+    while not metrics.is_file() or metrics.read_text().count("\n") < 2:
+        assert started[0].poll() is None and time.monotonic() < until, said[0].read_text(errors="replace")
+        time.sleep(0.1)
+    started[1].send_signal(signal.SIGTERM)
+    codes, texts, _ = wait_for(started, said, LIMIT_S)
+    assert codes == [143, 143], texts
+    assert verify(max((tmp_path / "run").glob("checkpoint-*"))).trainer
+    assert not any("Traceback" in text or "restart 1" in text for text in texts), texts
+
+
 @pytest.mark.slow
 def test_a_machine_that_is_stopped(nodes: tuple[Machine, Machine], tmp_path: Path) -> None:
     """Its only rank cannot be ended from another machine; it ends as soon as it goes on."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from covey.cli.ending import Ending
 from covey.cli.ranks import exit_code
 from covey.meeting import EXIT_FILE
 from support import processes
@@ -52,7 +53,7 @@ def run_ranks(file: str, *arguments: object, folder: Path, world: int = 2, limit
         failed_at = _wait(started, time.monotonic() + limit_s)
         seconds = time.monotonic() - failed_at
         codes = [process.exitcode or 0 for process in started]
-        code = exit_code(exit_file, max(map(abs, codes)), set())
+        code = exit_code(exit_file, max(map(abs, codes)), Ending(Path(work)))
         said = "".join(path.read_text() for path in sorted(Path(work).glob("said-*")))
     return Ended(code, said, seconds, left(mark))
 

@@ -14,18 +14,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from covey.cli.ranks import exit_code
+from covey.cli import show
+from covey.cli.ending import Ending, killed
+from covey.cli.ranks import exit_code, last_start, left_code
 from covey.cli.signals import CODES
 from covey.exits import LAUNCHER, launcher_words
 from covey.meeting import EXIT_FILE, is_stopped, started
 from covey.plan.check_launch import Machines
 from covey.plan.launchers import RANK_NAMES
+from covey.texts import tr
+from covey.texts.language import language_of
+from covey.training import failure
 
 _POLL_S = 1.0
+# A rank that has said that it ends is there for a moment more.
+_POLLS_UNTIL_GONE = 3
+# A shell's exit code of a process that a signal ended is this and the number of the signal.
+_OF_SIGNAL = 128
 # Longer than the 40 seconds for which the other machines wait for a sign.
 _STOPPED_S = 60.0
-# The second Ctrl-C ends a run without a save, and the third one a process that does not react.
-_KILLING_SIGNAL = 3
 
 OUTPUT_DIR = "COVEY_OUTPUT_DIR"
 """The environment variable with the output_dir that the launching process counted up, so that all ranks
@@ -63,8 +70,9 @@ def command(verb: str, argv: Sequence[str], start: Start) -> list[str]:
 
 def launch(verb: str, argv: Sequence[str], start: Start) -> int:
     """Run the verb in several processes and return the exit code of the run; SIGINT and SIGTERM are passed
-    on."""
-    with tempfile.TemporaryDirectory(prefix="covey-") as directory, _PassedOn() as passed_on:
+    on, and the ranks have the time that they need to save."""
+    ending = Ending(Path(start.output_dir))
+    with tempfile.TemporaryDirectory(prefix="covey-") as directory, _PassedOn(ending) as passed_on:
         path = os.path.join(directory, "exit")
         own = {EXIT_FILE: path, OUTPUT_DIR: start.output_dir, LAUNCHER: launcher_words()}
         environment = {**os.environ, **own}
@@ -79,28 +87,62 @@ def launch(verb: str, argv: Sequence[str], start: Start) -> int:
         child = subprocess.Popen(command(verb, argv, start), env=environment, start_new_session=True)
         passed_on.to(child)
         passed_on.ranks = Path(directory)
-        stopped = _StoppedRanks(Path(directory))
-        while start.machines.count > 1 and child.poll() is None:
+        ranks = _RanksHere(Path(directory), ending)
+        while child.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_POLL_S)
-            stopped.check()
-        child.wait()
-        return exit_code(path, child.returncode, {CODES[number] for number in passed_on.received})
+            if ending.received or start.machines.count > 1:
+                ranks.end_stopped()
+            if ending.received:
+                ranks.end_overdue()
+            elif ranks.have_saved_for_another():
+                # torchrun would wait five minutes for that of the machine that got the signal.
+                child.send_signal(signal.SIGTERM)
+        return _code_of(path, child.returncode, ending, start.machines)
+
+
+def _code_of(path: str, returncode: int, ending: Ending, machines: Machines) -> int:
+    """The exit code of a run that has ended; where its ranks were killed, and none was left to say so, this
+    process does."""
+    by_signal = -returncode if returncode < 0 else returncode - _OF_SIGNAL
+    are_killed = by_signal > 0 and by_signal not in CODES and not ending.is_hurried
+    if are_killed and left_code(path) is None and (lost := _gone(path)):
+        finding = killed(lost, ending)
+        if machines.count == 1:
+            # The ranks of other machines record it.
+            failure.record(finding, ending.output_dir, None)
+        show.finding(finding, language_of(os.environ))
+    return exit_code(path, returncode, ending)
 
 
 @dataclass(slots=True)
-class _StoppedRanks:
-    """The ranks of this machine: where all of them are stopped, none is left that could end them.
-
-    The other machines end the run then, as they get no sign from here.
-    """
+class _RanksHere:
+    """The ranks of this machine, as the process that launched them sees them."""
 
     directory: Path
+    ending: Ending
     _looked_at: float = 0.0
     _stopped_for: float = 0.0
+    _seen: dict[int, int | None] = field(default_factory=dict)
+    _polls_without_ranks: int = 0
 
-    def check(self) -> None:
-        """End the ranks once all of them have been stopped for longer than the other machines wait."""
+    def have_saved_for_another(self) -> bool:
+        """Whether the ranks have ended for a signal that another machine got; True once."""
+        left = left_code(str(self.directory / "exit"))
+        self._polls_without_ranks += left in CODES.values() and not _pids(self.directory)
+        return self._polls_without_ranks == _POLLS_UNTIL_GONE
+
+    def end_overdue(self) -> None:
+        """After a signal: end the ranks that do not end by themselves."""
+        self._seen |= {pid: started(pid) for pid in _pids(self.directory)}
+        # A rank that ends by itself says so first, and may still hang after that.
+        left = [pid for pid, start in self._seen.items() if start is not None and started(pid) == start]
+        if left and self.ending.is_overdue(has_one_ended=len(left) < len(self._seen)):
+            _send(left, signal.SIGKILL)
+
+    def end_stopped(self) -> None:
+        """End the ranks once all of them have been stopped for longer than the other machines wait: none is
+        left that could end them, and the other machines, without a sign from here, have ended the run."""
         now = time.monotonic()
         # This process may have been stopped too, by a scheduler that suspends the job; that time is left out.
         passed = min(now - self._looked_at, 2 * _POLL_S)
@@ -109,6 +151,9 @@ class _StoppedRanks:
         are_stopped = bool(pids) and all(is_stopped(pid) for pid in pids)
         self._stopped_for = self._stopped_for + passed if are_stopped else 0.0
         if self._stopped_for > _STOPPED_S:
+            self.ending.why = tr(
+                "All of them had been stopped for {seconds:.0f} s (SIGSTOP).", seconds=self._stopped_for
+            )
             _send(pids, signal.SIGKILL)
 
 
@@ -128,31 +173,42 @@ def _send(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def _gone(path: str) -> list[int]:
+    """The ranks of the last start that are not there any more and have not said that they end."""
+    found = []
+    for file in Path(path).parent.glob(f"ranks{last_start(path)}/rank-*-process"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, start = file.read_text(encoding="ascii").split()
+            found += [int(file.name.split("-")[1])] if str(started(int(pid))) != start else []
+    return sorted(found)
+
+
 class _PassedOn:
     """While it is open, signals go to the child; one that comes before the child is there goes to it too.
 
     torchrun passes the first one on and hears no other while it waits for the ranks to end, so a second one
-    goes to the ranks themselves, and the third one ends them.
+    goes to the ranks themselves.
     """
 
-    def __init__(self) -> None:
-        self.received: list[signal.Signals] = []
+    def __init__(self, ending: Ending) -> None:
+        self.ending = ending
         self.ranks: Path | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
     def to(self, child: subprocess.Popen[bytes]) -> None:
         """Pass on what was received and what comes."""
         self._child = child
-        for number in self.received[:1]:
+        for number in self.ending.received[:1]:
             child.send_signal(number)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(signal.Signals(number))
+        for_ranks = self.ending.receive(number)
         if self._child is None:
             return
-        pids = _pids(self.ranks) if self.ranks is not None and len(self.received) > 1 else []
+        is_first = len(self.ending.received) == 1
+        pids = [] if is_first or self.ranks is None else _pids(self.ranks)
         if pids:
-            _send(pids, number if len(self.received) < _KILLING_SIGNAL else signal.SIGKILL)
+            _send(pids, for_ranks)
         else:
             self._child.send_signal(number)
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from covey.cli import show
-from covey.cli.ranks import leave, speaks
+from covey.cli.ranks import leave, leave_early, speaks
 from covey.cli.signals import Terminated, ends_on_signals
 from covey.cli.verbs import VERBS, overview, unknown_verb
 from covey.environment import settle
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         language = common.typed["lang"].value or language
     with ends_on_signals(), passed_on(language):
         try:
-            return leave(_run(common, words, language))
+            return _run(common, words, language)
         except KeyboardInterrupt:
             return INTERRUPTED
         except Terminated:
@@ -65,13 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(common: Layer, words: list[str], language: Language) -> int:
-    """Run the verb; a signal may come at any time, also while a rank waits for the one that says why."""
+    """Run the verb and leave its exit code; a signal may come at any time, also while a rank waits for the
+    one that says why."""
     try:
-        return _answered(common, words, language)
+        return leave(_answered(common, words, language))
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return leave_early(INTERRUPTED)
     except Terminated:
-        return TERMINATED
+        return leave_early(TERMINATED)
 
 
 def _answered(common: Layer, words: list[str], language: Language) -> int:

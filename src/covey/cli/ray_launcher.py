@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.cli import show
+from covey.cli.ending import Ending, code_after_signal, killed
 from covey.cli.launch import OUTPUT_DIR
 from covey.cli.listening import listening
 from covey.cli.ray_actors import Actor, ActorGone, Cluster, Following, connected
@@ -39,12 +40,10 @@ from covey.training import failure
 from covey.training.facts.ray_cluster import find_ray
 from covey.types import Fix
 
-# After SIGTERM the ranks have as long as torchrun gives them, until SIGKILL.
+# Where a rank has failed the others have as long as torchrun gives them, from SIGTERM to SIGKILL.
 _KILL_AFTER_S = 30.0
 # Where an actor has died its rank ends soon, and the other ranks need a moment to find out and to say so.
 _ACTOR_GONE_S = 6.0
-# The second Ctrl-C ends a run without a save, and the third one a process that does not react.
-_KILLING_SIGNAL = 3
 
 
 @dataclass(slots=True)
@@ -67,14 +66,16 @@ class Rank:
 class _Run:
     """A command as it was typed, in how many ranks it runs, and its environment.
 
-    `received` are the signals that this process got, `failed` is the first rank that has failed.
+    `ending` has the signals that this process got, `for_ranks` what the ranks get for them; `failed` is the
+    first rank that has failed.
     """
 
     num_ranks: int
     words: list[str]
     environment: dict[str, str]
+    ending: Ending
     machine: str = field(default_factory=own_machine)
-    received: list[int] = field(default_factory=list)
+    for_ranks: list[int] = field(default_factory=list)
     failed: int | None = None
     ends_others_at: float = 0.0
 
@@ -86,20 +87,23 @@ class _Run:
     def take_signals(self) -> None:
         """Note each signal that comes, instead of ending."""
         for number in CODES:
-            signal.signal(number, lambda number, frame: self.received.append(number))
+            signal.signal(number, lambda number, frame: self.for_ranks.append(self.ending.receive(number)))
 
 
 def main(words: Sequence[str]) -> int:
     """Run the command and return what a launcher returns: 0 where every rank did."""
     follow_launcher()
-    run = _Run(int(words[0]), list(words[1:]), dict(os.environ))
+    ending = Ending(Path(os.environ[OUTPUT_DIR]))
+    run = _Run(int(words[0]), list(words[1:]), dict(os.environ), ending)
     run.take_signals()
     try:
         with connected(find_ray(run.environment), run.num_ranks) as cluster:
             # Ray has put handlers of its own in place.
             run.take_signals()
-            with cluster.placed(run.num_ranks, run.received) as actors:
-                return _ranks(run, cluster, actors) if actors and not run.received else 1
+            with cluster.placed(run.num_ranks, ending.received) as actors:
+                if actors and not ending.received:
+                    return _ranks(run, cluster, actors)
+                return code_after_signal(ending.received[0], ())
     except ConfigError as error:
         show.problems(error.problems, language_of(run.environment))
         leave_code(AT_FAULT)
@@ -117,7 +121,10 @@ def _ranks(run: _Run, cluster: Cluster, actors: Sequence[Actor]) -> int:
         # Where the machine is gone there is nothing to clean.
         with contextlib.suppress(ActorGone):
             rank.actor.ask("clean")
-    return int(any(rank.code for rank in ranks))
+    codes = [rank.code or 0 for rank in ranks]
+    if run.ending.received:
+        return code_after_signal(run.ending.received[0], codes)
+    return int(any(codes))
 
 
 def _described(run: _Run, actors: Sequence[Actor]) -> list[Rank]:
@@ -199,9 +206,12 @@ def _follow(run: _Run, ranks: Sequence[Rank]) -> None:
     while any(rank.code is None for rank in ranks):
         for number, news in following.news():
             _take(run, ranks, number, news)
-        for received in run.received[passed_on:]:
+        for number in run.for_ranks[passed_on:]:
             passed_on += 1
-            _signal(ranks, signal.SIGKILL if passed_on >= _KILLING_SIGNAL else received)
+            _signal(ranks, number)
+        have_ended = [rank.code is not None for rank in ranks]
+        if run.ending.received and run.ending.is_overdue(has_one_ended=any(have_ended)):
+            _signal(ranks, signal.SIGKILL)
         now = time.monotonic()
         if run.failed is not None and now > run.ends_others_at:
             _signal(ranks, signal.SIGKILL if is_told else signal.SIGTERM)
@@ -235,15 +245,21 @@ def _take(run: _Run, ranks: Sequence[Rank], number: int, news: Mapping[str, Any]
 
 def _say_gone(run: _Run, ranks: Sequence[Rank]) -> None:
     """Say F133 where no rank was left to say that one of them was killed."""
-    if run.failed is None or exists(run.exit_file) or run.received:
+    if run.failed is None or exists(run.exit_file) or run.ending.is_hurried:
         return
-    rank = ranks[run.failed]
-    if (rank.code or 0) > 0:
-        # It has said why itself; one that was killed has a code below 0.
-        return
-    output_dir = Path(run.environment[OUTPUT_DIR])
-    who = tr("rank {failed} (process {pid} on {host})", failed=run.failed, pid=rank.pid, host=rank.host)
-    finding = failure.of_others("F133", who, None, output_dir)
+    output_dir = run.ending.output_dir
+    if run.ending.received:
+        lost = [n for n, rank in enumerate(ranks) if (rank.code or 0) < 0 and -(rank.code or 0) not in CODES]
+        if not lost:
+            return
+        finding = killed(lost, run.ending)
+    else:
+        rank = ranks[run.failed]
+        if (rank.code or 0) > 0:
+            # It has said why itself; one that was killed has a code below 0.
+            return
+        who = tr("rank {failed} (process {pid} on {host})", failed=run.failed, pid=rank.pid, host=rank.host)
+        finding = failure.of_others("F133", who, None, output_dir)
     failure.record(finding, output_dir, None)
     show.finding(finding, language_of(run.environment))
     leave_code(1)

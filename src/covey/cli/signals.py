@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from covey.exits import leave
+from covey.exits import leave_early
 from covey.meeting import meeting
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -85,7 +85,7 @@ class _SignalHandlers:
             # torchrun tells every rank to end as soon as one of them is gone, and why is to be said first.
             is_busy = self._handler_ran.is_set() or _a_rank_is_gone()
             if time.monotonic() - asked > (_CLEANUP_S if is_busy else _NO_HANDLER_S):
-                os._exit(leave(code))
+                os._exit(leave_early(code))
 
 
 def _a_rank_is_gone() -> bool:

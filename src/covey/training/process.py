@@ -241,11 +241,11 @@ def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
     def ask(number: int, frame: FrameType | None) -> None:
         if activity.is_interruptible or (signals.received and number == signal.SIGINT):
             raise KeyboardInterrupt
-        signals.received = number
+        is_repeated, signals.received = bool(signals.received), number
         activity.is_asked_to_stop = True
         drops = activity.may_stop
         activity.may_stop = False
-        if is_first():
+        if is_first() and not is_repeated:
             sys.stderr.write(spoken(_acknowledged(number, drops=drops)))
         if drops:
             raise Stopped

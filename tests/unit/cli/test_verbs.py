@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from covey.cli import launch, ranks
+from covey.cli.ending import Ending
 from covey.cli.main import main
 from covey.cli.signals import Terminated
 from covey.errors import CheckpointError, ConfigError, GuardStop
@@ -107,23 +108,26 @@ def test_a_rank_that_waits_for_another_to_speak_ends_quietly(
     assert main(["train", "--model", "m", "--num_generations", "x"]) == code
 
 
-def test_a_second_signal_goes_to_the_ranks_and_a_third_ends_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("number", "last"), [(signal.SIGINT, signal.SIGKILL), (signal.SIGTERM, signal.SIGTERM)], ids=str
+)
+def test_a_second_signal_goes_to_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals, last: signal.Signals
 ) -> None:
-    """torchrun passes on the first one alone."""
+    """torchrun passes on the first one alone; the third Ctrl-C ends the ranks, and no SIGTERM does."""
     sent: list[tuple[str, int]] = []
     child = SimpleNamespace(send_signal=lambda number: sent.append(("torchrun", number)))
     monkeypatch.setattr(launch.os, "kill", lambda pid, number: sent.append((str(pid), number)))
     place = tmp_path / "ranks"
     place.mkdir()
     (place / "rank-0-process").write_text(f"{os.getpid()} {started(os.getpid())}")
-    passed_on = launch._PassedOn()
+    passed_on = launch._PassedOn(Ending(tmp_path))
     passed_on.to(child)  # type: ignore[arg-type]
     passed_on.ranks = tmp_path
     for _ in range(3):
-        passed_on._forward(signal.SIGINT, None)
+        passed_on._forward(number, None)
     me = str(os.getpid())
-    assert sent == [("torchrun", signal.SIGINT), (me, signal.SIGINT), (me, signal.SIGKILL)]
+    assert sent == [("torchrun", number), (me, number), (me, last)]
 
 
 def launched_program(monkeypatch: pytest.MonkeyPatch, program: str) -> int:
@@ -148,7 +152,7 @@ LEAVE = "open(os.environ['COVEY_EXIT_FILE'], 'w').write('{0}'); sys.exit({1})"
         (LEAVE.format(0, 1), 1),
         # What the first start left, and the second.
         (f"open(os.environ['COVEY_EXIT_FILE'] + '.1', 'w').write('0')\n{LEAVE.format(1, 0)}", 0),
-        (LEAVE.format(143, 1), 1),  # ended by torchrun, not by a signal to the command
+        (LEAVE.format(143, 0), 143),  # the signal came to another machine
         (f"os.kill(os.getppid(), signal.SIGTERM); time.sleep(30)\n{LEAVE.format(0, 0)}", 143),
         ("signal.signal(2, lambda *a: (open(os.environ['COVEY_EXIT_FILE'], 'w').write('130'), os._exit(1)))\n"
          "os.kill(os.getppid(), signal.SIGINT); time.sleep(30)", 130),
@@ -165,7 +169,8 @@ def test_the_exit_code_of_several_processes(monkeypatch: pytest.MonkeyPatch, pro
         ("0", 2, None, 0, "2"),
         ("0", 3, None, 0, "3"),
         ("0", 0, None, 0, "0"),
-        ("0", 143, None, 143, "143"),
+        ("0", 143, None, 0, "143"),
+        ("1", 130, "130", 0, "130"),
         ("1", 0, None, 0, None),
         ("1", 3, "3", 0, "3"),
         ("1", 3, None, 3, None),
@@ -183,6 +188,35 @@ def test_what_a_rank_leaves(
     monkeypatch.setattr("covey.exits._PATIENCE_S", 0.0)
     assert ranks.leave(code) == exits
     assert (path.read_text() if path.exists() else None) == written
+
+
+def test_a_rank_that_did_not_save_leaves_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """143 in that file means that the run saved."""
+
+    def terminated(*_: object, **__: object) -> int:
+        raise Terminated
+
+    monkeypatch.setenv(ranks.EXIT_FILE, str(tmp_path / "exit"))
+    monkeypatch.setattr("covey.cli.main._answered", terminated)
+    assert main(["train", *WORDS]) == 143
+    assert not (tmp_path / "exit").exists()
+
+
+def test_killed_ranks_are_named_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody else is left to say it."""
+    program = (
+        "place = os.path.dirname(os.environ['COVEY_EXIT_FILE']) + '/ranks'; os.mkdir(place)\n"
+        "open(place + '/rank-0-process', 'w').write('999999999 1')\n"
+        "signal.signal(15, lambda *a: os._exit({code}))\n"
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(30)"
+    )
+    assert launched_program(monkeypatch, program.format(code=137)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("F133") and "rank 0" in said and "SIGTERM" in said
+    assert launched_program(monkeypatch, program.format(code=143)) == 143
+    assert capsys.readouterr().err == ""
 
 
 def test_a_rank_speaks_up_where_the_first_one_does_not_end(
