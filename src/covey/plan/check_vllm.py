@@ -75,20 +75,7 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
 def _colocated(config: Config, facts: Facts) -> list[Problem]:
     """What vLLM in the training processes of this machine cannot be."""
     problems = []
-    spans, number, processes = (
-        config.vllm_tensor_parallel_size,
-        config.vllm_data_parallel_size,
-        facts.num_processes,
-    )
-    if spans > 1:
-        seen = tr(
-            "vllm_tensor_parallel_size is {spans}, but vllm_mode is colocate: a vLLM that spans "
-            "several training processes would hang when a signal ends one of them.",
-            spans=spans,
-        )
-        one = Fix(text=tr("run one vLLM in each process"), edits={"vllm_tensor_parallel_size": 1})
-        served = Fix(text=tr("run vLLM in a server on separate GPUs: --vllm_mode server"))
-        problems.append(problem("E430", "vllm_tensor_parallel_size", seen, "", one, served))
+    number, processes = config.vllm_data_parallel_size, facts.num_processes
     if number not in (1, processes):
         seen = plural(
             processes,
@@ -102,13 +89,6 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
             edits={"vllm_data_parallel_size": 1},
         )
         problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))
-    if processes > 1 and not facts.cuda:
-        seen = tr(
-            "vLLM on a CPU runs in only one training process, but this run has {processes}.",
-            processes=processes,
-        )
-        one = Fix(text=tr("use one process"), edits={"nproc_per_node": 1})
-        problems.append(problem("E430", "vllm_mode", seen, "", one, _OWN_ENGINE))
     return [*problems, *([] if facts.cuda else _on_cpu(config))]
 
 
