@@ -75,17 +75,22 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
 def _colocated(config: Config, facts: Facts) -> list[Problem]:
     """What vLLM in the training processes of this machine cannot be."""
     problems = []
-    number, processes = config.vllm_data_parallel_size, facts.num_processes
-    if number not in (1, processes):
+    number, spans = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
+    engines = max(1, facts.num_processes // spans)
+    if number not in (1, engines):
         seen = plural(
-            processes,
-            "vllm_data_parallel_size is {number}, but there is {processes}, each with its own vLLM.",
-            "vllm_data_parallel_size is {number}, but there are {processes}, each with its own vLLM.",
+            engines,
+            "vllm_data_parallel_size is {number}, but {processes} with vllm_tensor_parallel_size {spans} are "
+            "{engines} vLLM engine.",
+            "vllm_data_parallel_size is {number}, but {processes} with vllm_tensor_parallel_size {spans} are "
+            "{engines} vLLM engines.",
             number=number,
-            processes=counted(processes, "training process"),
+            processes=counted(facts.num_processes, "training process"),
+            spans=spans,
+            engines=engines,
         )
         alone = Fix(
-            text=tr("one vLLM in each training process: leave out --vllm_data_parallel_size"),
+            text=tr("as many engines as there are: leave out --vllm_data_parallel_size"),
             edits={"vllm_data_parallel_size": 1},
         )
         problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))

@@ -59,10 +59,12 @@ def vllm_settings(config: Config, facts: Facts, directory: Path, device: torch.d
         model=str(directory),
         dtype=str(settings.compute_dtype(config, device)).removeprefix("torch."),
         max_model_len=tokens,
-        max_num_seqs=side_by_side(config, rows),
+        max_num_seqs=side_by_side(config, rows * spans),
         on_gpu=on_gpu,
         memory_share=_share_of_all(config, facts, device) if on_gpu else 0.0,
-        cache_bytes=_USUAL_CACHE if model is None else cache_bytes(config, model, how.element, tokens, rows),
+        cache_bytes=_USUAL_CACHE
+        if model is None
+        else cache_bytes(config, model, how.element, tokens, rows, spans),
         tensor_parallel=spans,
         by_torchrun=num_ranks(os.environ) > 1,
         device_number=device.index or 0,
