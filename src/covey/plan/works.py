@@ -76,7 +76,8 @@ class Works:
         if self.today is None and self.with_vllm is None:
             lines.append(
                 tr(
-                    "nothing that was tried (layouts, smaller micro-batches, LoRA) makes this fit `covey train`"
+                    "nothing that was tried (layouts, smaller micro-batches, LoRA) makes this fit "
+                    "`covey train`"
                 )
             )
         if self.today is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -16,7 +17,7 @@ from covey.plan.check_vllm import UNTRIED
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.receipts import Sent
 from covey.rollout.vllm import library
-from covey.rollout.vllm.files import memory_directory, write_adapter, write_weights
+from covey.rollout.vllm.files import memory_directory, rank_of, write_adapter, write_weights
 from covey.rollout.vllm.names import Parts, whole, whole_adapter
 from covey.rollout.vllm.settings import VllmSettings
 from covey.texts import tr
@@ -54,8 +55,8 @@ class VllmEngine:
     """Samples with vLLM from a copy of the weights; all of it is called from one thread.
 
     `llm` is a `vllm.LLM` that was started with `settings`. Until the first publish nothing is sampled, unless
-    it has read the model's weights, which are version -1. `comm` has the ranks whose vLLMs are one together:
-    they publish together, each taking every tensor whole and keeping its part.
+    it has read the model's weights, which are version -1. The ranks of `comm` are one vLLM together: they
+    publish together, each taking every tensor whole and keeping its part.
     """
 
     name = "vllm"
@@ -89,6 +90,8 @@ class VllmEngine:
         self._adapter_files: tempfile.TemporaryDirectory[str] | None = None
         # What a server takes between two steps.
         self.on_turn: Callable[[], None] = nothing
+        # Of all tokens that several ranks sampled together: where it differs, they sampled other ones.
+        self.digest = 0
         # What a server says of its progress; steps of vLLM since the last one that gave tokens.
         self.num_computed = 0
         self._steps_without = 0
@@ -173,7 +176,10 @@ class VllmEngine:
             return ended
         ended = []
         outputs = self._llm.llm_engine.step()
-        self._count(sum(len(new.token_ids) for output in outputs for new in output.outputs))
+        drawn = [(output.request_id, new.token_ids) for output in outputs for new in output.outputs]
+        if self._comm.world > 1:
+            self.digest = zlib.crc32(str(drawn).encode(), self.digest)
+        self._count(sum(len(tokens) for _, tokens in drawn))
         for output in outputs:
             number = int(output.request_id)
             running = self._running.get(number)
@@ -227,7 +233,7 @@ class VllmEngine:
             if not matrices:
                 return parts, []
             self._use_adapter(self._written(matrices), version)
-            args = (self._adapter.lora_int_id, _rank_of(matrices))
+            args = (self._adapter.lora_int_id, rank_of(matrices))
             return parts, self._llm.collective_rpc("covey_adapter_parts", args=args)
 
         parts, of_adapter = self._on_all_ranks(take, named_weights)
@@ -303,7 +309,7 @@ class VllmEngine:
 
     def _written(self, matrices: Mapping[str, Tensor]) -> tempfile.TemporaryDirectory[str]:
         """The files that vLLM reads an adapter from; its scale is in B already."""
-        rank, most = _rank_of(matrices), self.capabilities.adapter_rank
+        rank, most = rank_of(matrices), self.capabilities.adapter_rank
         if rank > most:
             without = (
                 tr("was started without LoRA")
@@ -388,8 +394,3 @@ def _finish_of(reason: str | None) -> Finish:
 
 def _on_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _rank_of(matrices: Mapping[str, Tensor]) -> int:
-    """The rank of an adapter: the rows of its A matrices."""
-    return max((tensor.shape[0] for name, tensor in matrices.items() if ".lora_A." in name), default=0)

@@ -64,3 +64,8 @@ def write_adapter(matrices: Mapping[str, Tensor], rank: int) -> tempfile.Tempora
     save_file(dict(matrices), Path(files.name) / "adapter_model.safetensors", metadata={"format": "pt"})
     (Path(files.name) / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     return files
+
+
+def rank_of(matrices: Mapping[str, Tensor]) -> int:
+    """Return the rank of an adapter: the rows of its A matrices."""
+    return max((tensor.shape[0] for name, tensor in matrices.items() if ".lora_A." in name), default=0)

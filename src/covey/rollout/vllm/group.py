@@ -8,7 +8,6 @@ one of them alone sees, a clock or a signal, decides anything.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -51,8 +50,6 @@ class GroupEngine:
         self._aborts: list[int] = []
         # vLLM's number of each running request, by the rank that it is of and its number there.
         self._running: dict[tuple[int, int], int] = {}
-        # Of all completions so far, of whichever rank: where two ranks differ, they drew other tokens.
-        self._digest = 0
 
     def in_words(self) -> str:
         """What it is, in words."""
@@ -91,7 +88,7 @@ class GroupEngine:
                 "requests": [(number, _told(request)) for number, request in self._new.items()],
                 "aborts": self._aborts,
                 "stops": self._comm.activity.has_to_stop,
-                "sampled": [self._own.num_computed, self._digest],
+                "sampled": [self._own.num_computed, self._own.digest],
             }
         )
         self._new, self._aborts = {}, []
@@ -113,8 +110,6 @@ class GroupEngine:
         for completion in completions:
             rank, number = owner = owners[completion.request_id]
             del self._running[owner]
-            tokens = ",".join(map(str, completion.token_ids))
-            self._digest = zlib.crc32(f"{rank} {number} {tokens}".encode(), self._digest)
             if rank == self._comm.rank:
                 found.append(replace(completion, request_id=number))
         return found
