@@ -83,7 +83,13 @@ def _engine(engine: Engine, backend: Backend, facts: Facts) -> str:
         names = ", ".join(f"{address}{versions.get(address, '')}" for address in engine.addresses)
         return tr("{servers}: {names}", servers=counted(len(engine.addresses), "rollout server"), names=names)
     if isinstance(engine, VllmEngine | GroupEngine):
-        return engine.in_words()
+        if not (facts.cuda and facts.layout.engine_sleeps):
+            return engine.in_words()
+        return tr(
+            "{engine}; asleep while the model trains, so torch's memory does not grow in segments "
+            "(expandable_segments:False)",
+            engine=engine.in_words(),
+        )
     policy = backend.sampler
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
     whose = (

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from covey.activity import Activity, Stopped
 from covey.comm import COLLECTIVE_LIMIT, Comm, GroupComm, LocalComm
+from covey.environment import fix_segments
 from covey.errors import ConfigError, OtherRankFailed
 from covey.exits import interrupt_thread, is_first
 from covey.plan.check_launch import num_ranks
@@ -47,6 +48,16 @@ def own_device() -> torch.device:
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
+
+
+def keep_segments() -> None:
+    """Have torch keep a GPU's memory in segments of fixed size: vLLM's sleep mode gives memory back by pages,
+    which segments that grow do, too. To be called before a GPU is used."""
+    settings = fix_segments()
+    if not torch.cuda.is_available():
+        return
+    # Torch may have read the environment already.
+    torch._C._accelerator_setAllocatorSettings(settings)
 
 
 @contextmanager
