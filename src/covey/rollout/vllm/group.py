@@ -100,8 +100,9 @@ class GroupEngine:
         for rank, told in enumerate(every):
             for number, request in told["requests"]:
                 self._running[rank, number] = self._own.submit(_request_of(request))
-            own = [self._running.get((rank, number)) for number in told["aborts"]]
-            self._own.abort([number for number in own if number is not None])
+            known = [owner for number in told["aborts"] if (owner := (rank, number)) in self._running]
+            if known:
+                self._own.abort([self._running[owner] for owner in known])
 
     def _of_this_rank(self, completions: Sequence[Completion]) -> list[Completion]:
         """Those of them that this rank asked for, under its own numbers."""
