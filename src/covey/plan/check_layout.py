@@ -107,17 +107,19 @@ def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
     device = "GPU" if facts.cuda else "process"
     heads, keys = (0, 0) if model is None else (model.heads, model.kv_heads)
 
-    def is_whole(number: int) -> bool:
+    def is_whole(number: int, of_machine: int = of_machine) -> bool:
         # Where there are more GPUs than heads of keys, several GPUs hold the same one.
         return of_machine % number == heads % number == 0 and (keys % number == 0 or number % keys == 0)
 
     if is_whole(each):
         return []
     of_heads = (
-        tr(" and {heads} attention heads ({keys} key-value heads)", heads=heads, keys=keys) if heads else ""
+        tr(", and the model {heads} attention heads ({keys} key-value heads)", heads=heads, keys=keys)
+        if heads
+        else ""
     )
     seen = tr(
-        "{parallel} is {each}; it has to divide the {devices} of a machine{of_heads}.",
+        "{parallel} is {each}, but a machine has {devices}{of_heads}; it has to divide these numbers.",
         parallel=PARALLEL,
         each=each,
         devices=counted(of_machine, device),
@@ -132,8 +134,12 @@ def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
         engines=engines,
         below=counted(below, device),
     )
-    fix = Fix(text=words, edits={PARALLEL: below})
-    return [problem("E214", PARALLEL, seen, "", fix)]
+    fixes = [Fix(text=words, edits={PARALLEL: below})]
+    may_start = layout.is_here and not facts.is_rank and (facts.nproc_available or 0) >= each > of_machine
+    if may_start and is_whole(each, of_machine=each):
+        text = tr("start as many processes as one engine has")
+        fixes.insert(0, Fix(text=text, edits={"nproc_per_node": each}))
+    return [problem("E214", PARALLEL, seen, "", *fixes)]
 
 
 def _share(layout: Layout, facts: Facts) -> list[Problem]:
