@@ -35,8 +35,8 @@ from support.vllm_learner import Learner, prompts, request_of, settings
 LEFT = Path("/dev/shm/-tp:0-[0-1]-cpushm_0")
 
 
-def start(comm: Comm, run_name: str) -> GroupEngine:
-    given = settings(tensor_parallel=2, by_torchrun=True, run_name=run_name)
+def start(comm: Comm, name: str) -> GroupEngine:
+    given = settings(tensor_parallel=2, by_torchrun=True, group_name=name)
     return GroupEngine(VllmEngine(given, comm=comm), comm)
 
 
@@ -192,6 +192,7 @@ def main() -> None:
     for part in (samples, publishes, stops):
         found[part.__name__] = part(engine, learner, comm)
     found["shared"] = sorted(path.name for path in Path("/dev/shm").glob("*covey-test-*"))
+    found["mapped"] = "covey-test-" in Path("/proc/self/maps").read_text()
     found["ends"] = ends(engine, learner, comm)
     Path(sys.argv[1]).write_text(json.dumps(found))
     dist.destroy_process_group()

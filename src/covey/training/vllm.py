@@ -31,11 +31,11 @@ def colocated(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engin
     """vLLM beside `policy`, on its device, or this rank's part of one over several ranks. It reads the
     model's config.json alone: weights come with the first publish. Collective."""
     group = neighbours(comm, config.vllm_tensor_parallel_size)
-    run_name = comm.gather_json(secrets.token_hex(8))[0]
+    name = comm.gather_json(secrets.token_hex(8))[comm.rank - group.rank]
 
     def start(directory: Path) -> VllmEngine:
         settings = vllm_settings(config, facts, directory, policy.device)
-        return VllmEngine(replace(settings, run_name=run_name), comm=group)
+        return VllmEngine(replace(settings, group_name=name), comm=group)
 
     if not is_live(config.model):
         own = start(model_dir(config))

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -40,7 +41,11 @@ def start(settings: VllmSettings) -> Any:
         if not settings.by_torchrun:
             return LLM(**arguments_of(settings))
         with _launched_as(settings):
-            return LLM(**arguments_of(settings))
+            started = LLM(**arguments_of(settings))
+        # All ranks have it open: it lasts as long as they do, and one that is killed leaves nothing behind.
+        for path in Path("/dev/shm").glob(f"{settings.group_name}-*"):
+            path.unlink(missing_ok=True)
+        return started
 
 
 def _keep_default_group() -> None:
@@ -60,11 +65,11 @@ def _launched_as(settings: VllmSettings) -> Iterator[None]:
     """Within it vLLM's worker is told its rank and device by the run, in place of torchrun's variables.
 
     On a CPU it names the shared memory of its ranks after the end of the address, which is the same in every
-    run by itself: a second run, or one that was killed, would be in the way.
+    run by itself: a second run would be in the way.
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher as Executor
 
-    told = f"env://:{settings.run_name}", dist.get_rank(), settings.device_number
+    told = f"env://:{settings.group_name}", dist.get_rank(), settings.device_number
     own = Executor._distributed_args
     Executor._distributed_args = lambda self: told
     try:

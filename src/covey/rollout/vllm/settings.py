@@ -26,7 +26,7 @@ class VllmSettings:
     own_processes    whether its workers are processes of their own; else it runs in this one
     tensor_parallel  GPUs, or processes on a CPU, that it spans
     by_torchrun      whether the processes of the run each hold one, or a part of one
-    run_name         of the run, which no other on the machine has, with `by_torchrun`
+    group_name       of the processes that are one vLLM, which no others have, with `by_torchrun`
     device_number    of this process's device on its machine, with `by_torchrun`
     has_weights      whether it reads the weights of `model`; else it waits for the first publish
     sleep_level      0, 1 or 2: what it gives back at rest
@@ -44,7 +44,7 @@ class VllmSettings:
     tensor_parallel: int = 1
     own_processes: bool = False
     by_torchrun: bool = False
-    run_name: str = ""
+    group_name: str = ""
     device_number: int = 0
     has_weights: bool = False
     enforce_eager: bool = False
