@@ -111,7 +111,8 @@ def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
         # Where there are more GPUs than heads of keys, several GPUs hold the same one.
         return of_machine % number == heads % number == 0 and (keys % number == 0 or number % keys == 0)
 
-    if is_whole(each):
+    if each < 1 or is_whole(each):
+        # A number below 1 is refused as a value.
         return []
     of_heads = (
         tr(", and the model {heads} attention heads ({keys} key-value heads)", heads=heads, keys=keys)

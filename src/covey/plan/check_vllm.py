@@ -75,7 +75,7 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
 def _colocated(config: Config, facts: Facts) -> list[Problem]:
     """What vLLM in the training processes of this machine cannot be."""
     problems = []
-    number, spans = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
+    number, spans = config.vllm_data_parallel_size, max(1, config.vllm_tensor_parallel_size)
     engines = max(1, facts.num_processes // spans)
     if number not in (1, engines):
         seen = plural(
