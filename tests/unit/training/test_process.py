@@ -87,7 +87,7 @@ def test_a_rank_whose_first_one_is_not_there_says_where_it_waited(monkeypatch: p
 
 
 def test_a_signal_waits_where_ranks_compute_together(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said at once, raises nothing in the middle of a step, and is there to be asked for between two."""
+    """It is said at once, raises nothing in the middle of a step, and can be asked for between two."""
     activity, signals = Activity(), Signals()
     with handlers(signals, activity):
         with activity.stoppable_between_steps():
