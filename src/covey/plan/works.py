@@ -176,7 +176,7 @@ class _Search:
             now.gpu_bytes,
             states,
             is_here=False,
-            gpus_of_a_machine=now.machine_gpus,
+            gpus_of_a_machine=now.machine_gpus or now.shard_gpus,
         )
         return replace(self.facts, layout=layout, layout_problems=problems)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,8 +33,7 @@ def colocated(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engin
     name = comm.gather_json(secrets.token_hex(8))[comm.rank - group.rank]
 
     def start(directory: Path) -> VllmEngine:
-        settings = vllm_settings(config, facts, directory, policy.device)
-        return VllmEngine(replace(settings, group_name=name), comm=group)
+        return VllmEngine(vllm_settings(config, facts, directory, policy.device, name), comm=group)
 
     if not is_live(config.model):
         own = start(model_dir(config))
@@ -46,8 +44,11 @@ def colocated(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engin
     return own if group.world == 1 else GroupEngine(own, group)
 
 
-def vllm_settings(config: Config, facts: Facts, directory: Path, device: torch.device) -> VllmSettings:
-    """What a vLLM of this run is started with."""
+def vllm_settings(
+    config: Config, facts: Facts, directory: Path, device: torch.device, group_name: str = ""
+) -> VllmSettings:
+    """What a vLLM of this run is started with; the processes that are one vLLM have a name where the run has
+    several."""
     spans = config.vllm_tensor_parallel_size
     prompt = facts.longest_prompt or config.max_length or 1
     tokens = held_tokens(config, prompt, facts.model_context)
@@ -67,6 +68,7 @@ def vllm_settings(config: Config, facts: Facts, directory: Path, device: torch.d
         else cache_bytes(config, model, how.element, tokens, rows, spans),
         tensor_parallel=spans,
         by_torchrun=num_ranks(os.environ) > 1,
+        group_name=group_name,
         device_number=device.index or 0,
         enforce_eager=config.vllm_enforce_eager,
         prefix_caching=config.vllm_enable_prefix_caching,

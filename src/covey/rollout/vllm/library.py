@@ -49,10 +49,16 @@ def start(settings: VllmSettings) -> Any:
 
 
 def _keep_default_group() -> None:
-    """Have vLLM end its own groups alone. It destroys the default one where it is shut down or collected."""
+    """Have vLLM end its own groups alone, as long as the default one is that of now. Where it is shut down or
+    collected it would destroy that one as well."""
     from vllm.distributed import parallel_state
 
+    kept, destroy = dist.group.WORLD, parallel_state.destroy_distributed_environment
+
     def end_own_groups() -> None:
+        if dist.group.WORLD is not kept:
+            destroy()
+            return
         if parallel_state._WORLD is not None:
             parallel_state._WORLD.destroy()
         parallel_state._WORLD = parallel_state._NODE_COUNT = None

@@ -58,6 +58,8 @@ class VllmSettings:
         taken = sorted(OWNED & self.extra.keys())
         if taken:
             raise ValueError(f"vLLM's {', '.join(taken)} cannot be set as an extra argument")
+        if self.by_torchrun and not self.group_name:
+            raise ValueError("vLLM in one of several processes needs the name of its group")
         if self.lora_rank > LORA_RANKS[-1]:
             raise ValueError(f"vLLM accepts adapters up to rank {LORA_RANKS[-1]}, not {self.lora_rank}")
 
