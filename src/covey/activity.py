@@ -78,6 +78,7 @@ class Activity:
         "is_asked_to_stop",
         "is_interruptible",
         "may_stop",
+        "may_stop_between",
         "moment",
         "num_collectives",
         "spans",
@@ -92,6 +93,8 @@ class Activity:
         """Optimizer steps taken."""
         self.may_stop = False
         """Whether what the main thread does may end at any moment: a signal raises Stopped in it."""
+        self.may_stop_between = False
+        """Whether it may end between its steps alone, where ranks that compute together ask each other."""
         self.is_asked_to_stop = False
         """Whether a signal has asked the run to end."""
         self.is_interruptible = False
@@ -114,6 +117,21 @@ class Activity:
             yield
         finally:
             self.may_stop = False
+
+    @contextmanager
+    def stoppable_between_steps(self) -> Iterator[None]:
+        """A signal raises nothing in here: ranks that compute together look at `has_to_stop` between their
+        steps, tell each other, and all raise Stopped at the same one."""
+        self.may_stop_between = True
+        try:
+            yield
+        finally:
+            self.may_stop_between = False
+
+    @property
+    def has_to_stop(self) -> bool:
+        """Whether a signal has asked for the end of what may end between its steps."""
+        return self.may_stop_between and self.is_asked_to_stop
 
     def enter(self, phase: str) -> None:
         """Leave the present phase for one of PHASES; the same phase again is another visit."""

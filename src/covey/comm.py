@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,9 @@ from covey.errors import GuardStop, OtherRankFailed, RunFailed
 from covey.texts import joined, packed, packed_in, tr, unpacked, unpacked_in
 from covey.types import Finding, Fix, Severity
 
+COLLECTIVE_LIMIT = timedelta(minutes=60)
+"""Above the half hour of the watchdog, so that a hang is named before a collective fails for it."""
+
 
 class Comm(Protocol):
     """The ranks of a run, and where this one is. Every method is collective."""
@@ -24,6 +28,7 @@ class Comm(Protocol):
     rank: int
     world: int
     activity: Activity
+    first_rank: int
 
     def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None: ...
 
@@ -41,6 +46,7 @@ class LocalComm:
 
     rank = 0
     world = 1
+    first_rank = 0
 
     def __init__(self, activity: Activity | None = None) -> None:
         self.activity = activity or Activity()
@@ -67,12 +73,19 @@ class LocalComm:
 
 
 class GroupComm:
-    """The ranks of the default process group, over CPU tensors (gloo)."""
+    """The ranks of a process group, by itself the default one, over CPU tensors (gloo).
 
-    def __init__(self, activity: Activity | None = None) -> None:
-        self.rank = dist.get_rank()
-        self.world = dist.get_world_size()
+    `first_rank` is the number that the first of them has in the run.
+    """
+
+    def __init__(
+        self, activity: Activity | None = None, group: dist.ProcessGroup | None = None, first_rank: int = 0
+    ) -> None:
+        self.rank = dist.get_rank(group)
+        self.world = dist.get_world_size(group)
         self.activity = activity or Activity()
+        self.first_rank = first_rank
+        self._group = group
 
     def begin(self, phase: str, *, num_micro: int = 0, num_tokens: int = 0) -> None:
         """Enter a phase that has collectives once every rank is about to, with the same step and counts.
@@ -84,7 +97,7 @@ class GroupComm:
         own = torch.tensor(plan, dtype=torch.int64)
         parts = [torch.empty_like(own) for _ in range(self.world)]
         with self._in("begin"):
-            dist.all_gather(parts, own)
+            dist.all_gather(parts, own, group=self._group)
         check_plans([p.tolist() for p in parts])
         self.activity.enter(phase)
 
@@ -106,13 +119,13 @@ class GroupComm:
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         tensor = torch.tensor(list(values), dtype=torch.float64)
-        dist.all_reduce(tensor, op=op)
+        dist.all_reduce(tensor, op=op, group=self._group)
         return [float(x) for x in tensor.tolist()]
 
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum of a CPU tensor over ranks."""
         with self._in("sum_tensor"):
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self._group)
         return tensor
 
     def gather_json(self, value: Any) -> list[Any]:
@@ -120,13 +133,27 @@ class GroupComm:
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         with self._in("gather_json"):
-            dist.all_gather(sizes, torch.tensor([data.numel()]))
+            dist.all_gather(sizes, torch.tensor([data.numel()]), group=self._group)
             lengths = [int(s) for s in sizes]
             padded = torch.zeros(max(lengths), dtype=torch.uint8)
             padded[: data.numel()] = data
             parts = [torch.zeros_like(padded) for _ in range(self.world)]
-            dist.all_gather(parts, padded)
+            dist.all_gather(parts, padded, group=self._group)
         return [json.loads(p[:n].numpy().tobytes().decode()) for p, n in zip(parts, lengths, strict=True)]
+
+
+def neighbours(comm: Comm, size: int) -> Comm:
+    """Return the `size` consecutive ranks that this one is among, as one of whole groups of that size.
+    Collective over all ranks."""
+    if size == 1:
+        return LocalComm(comm.activity)
+    first = comm.rank - comm.rank % size
+    for start in range(0, comm.world, size):
+        # Every rank makes every group, in the same order.
+        made = dist.new_group(list(range(start, start + size)), backend="gloo", timeout=COLLECTIVE_LIMIT)
+        if start == first:
+            own = made
+    return GroupComm(comm.activity, own, first)
 
 
 def raise_on_all_ranks(comm: Comm, error: Exception | None) -> None:
@@ -149,7 +176,7 @@ def raise_on_all_ranks(comm: Comm, error: Exception | None) -> None:
         stop = GuardStop(finding) if told["order"] == 0 else RunFailed(finding, told["exit_code"])
         raise stop from error
     raise error or OtherRankFailed(
-        tr("rank {rank} failed: {words}", rank=rank, words=unpacked(told["words"]))
+        tr("rank {rank} failed: {words}", rank=comm.first_rank + rank, words=unpacked(told["words"]))
     )
 
 
@@ -157,6 +184,9 @@ def _told(error: Exception) -> dict[str, Any]:
     """What the other ranks are told of an error."""
     words = joined(": ", [type(error).__name__, str(error)])
     found: dict[str, Any] = {"order": 2, "finding": None, "exit_code": 1, "words": packed(words)}
+    if isinstance(error, OtherRankFailed):
+        # It has told of what failed on another rank, which tells it here.
+        found["order"] = 3
     if isinstance(error, GuardStop | RunFailed):
         order = 0 if isinstance(error, GuardStop) else 1
         found |= {"order": order, "finding": packed_in(asdict(error.finding))}

@@ -17,6 +17,7 @@ _LOOKS = 2000
 _CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 # The names of torch's settings of its allocator, new and old.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_SEGMENTS = "expandable_segments"
 
 
 def settle() -> None:
@@ -27,8 +28,18 @@ def settle() -> None:
     # A GPU's memory in segments that grow: rollout and update ask for blocks of other sizes, and fixed
     # segments of the one would be lost to the other. torch reads the first name, else the second.
     if not any(name in os.environ for name in _ALLOCATOR):
-        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
+        os.environ[_ALLOCATOR[0]] = f"{_SEGMENTS}:True"
     silence_libraries()
+
+
+def fix_segments() -> str:
+    """Have a GPU's memory in segments of fixed size, as vLLM's sleep mode needs it, whatever the user has set
+    beside; returns torch's settings of its allocator. To be called before a GPU is used."""
+    name = next((name for name in _ALLOCATOR if os.environ.get(name)), _ALLOCATOR[0])
+    fields = [field.strip() for field in os.environ.get(name, "").split(",")]
+    others = [field for field in fields if field and not field.startswith(_SEGMENTS)]
+    os.environ[name] = ",".join([*others, f"{_SEGMENTS}:False"])
+    return os.environ[name]
 
 
 # DeepSpeed warns on standard output, where `--json` writes, as soon as transformers imports it; bitsandbytes

@@ -33,7 +33,7 @@ CASES = (
     Case(
         name="vllm_where_it_cannot_run",
         words=words(
-            "--vllm_mode colocate --vllm_tensor_parallel_size 2 --vllm_data_parallel_size 3 --vllm_max_model_len "
+            "--vllm_mode colocate --vllm_tensor_parallel_size 3 --vllm_data_parallel_size 3 --vllm_max_model_len "
             "20 --temperature 0.005 --vllm_engine_kwargs '{\"seed\": 3}' --sleep_level 1 --nproc_per_node 2"
         ),
     ),

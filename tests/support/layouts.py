@@ -48,6 +48,7 @@ FIELDS = {
     "vllm_tensor_parallel_size": "engine_parallel",
     "vllm_enable_sleep_mode": "engine_sleeps",
     "vllm_mode": "engine",
+    "nproc_per_node": "num_gpus",
 }
 """Words of a layout, each with what it sets."""
 

@@ -13,6 +13,8 @@ from covey.activity import Activity
 class ThreadComm:
     """One of several ranks; only JSON is exchanged."""
 
+    first_rank = 0
+
     def __init__(self, rank: int, world: int, shared: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.world, self.activity = rank, world, Activity()
         self._shared, self._barrier = shared, barrier

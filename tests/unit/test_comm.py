@@ -16,6 +16,7 @@ from covey.comm import LocalComm, check_plans, raise_on_all_ranks
 from covey.errors import CheckpointError, GuardStop, OtherRankFailed, RunFailed
 from covey.texts import has_value, tr
 from covey.types import Finding, Fix
+from support.threads import on_ranks
 
 
 def test_equal_plans_pass() -> None:
@@ -142,3 +143,18 @@ def test_what_is_no_finding_is_raised_where_it_was() -> None:
         raise_on_all_ranks(_First(_of(OSError("the disk"))), None)
     with pytest.raises(OSError, match="mine"):
         raise_on_all_ranks(_First(_of(OSError("the disk"))), OSError("mine"))
+
+
+def test_who_was_told_of_a_failure_is_not_named_for_it() -> None:
+    """Ranks 4 and 5 are a part of the ranks, in which the second one failed first."""
+
+    def in_a_part(comm: Any) -> None:
+        comm.first_rank = 4
+        raise_on_all_ranks(comm, ValueError("no room") if comm.rank else None)
+
+    told, failed = on_ranks(2, in_a_part)
+    assert isinstance(failed, ValueError) and isinstance(told, OtherRankFailed)
+    assert "rank 5 failed" in str(told)
+    found = on_ranks(3, lambda comm: raise_on_all_ranks(comm, (told, None, failed)[comm.rank]))
+    assert found[0] is told and found[2] is failed
+    assert isinstance(found[1], OtherRankFailed) and "rank 2 failed: ValueError: no room" in str(found[1])

@@ -176,9 +176,9 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "E214",
-        "Engine size that does not divide the number of GPUs",
-        "Colocated vLLM runs in the training processes, so its engines must use all of them, each with "
-        "whole attention heads.",
+        "Engine size that does not divide the GPUs of a machine",
+        "Colocated vLLM runs in the training processes, so its engines must use all processes of each "
+        "machine, each with whole attention heads.",
     ),
     (
         "E215",

@@ -21,6 +21,8 @@ _OF_TRAINING = (
     *("pass_rates", "pass_rate_column", "min_pass_rate", "max_pass_rate", "curriculum"),
     *("adapters", "ref_adapters"),
 )
+# An evaluation is one process with one vLLM in it.
+_OF_PROCESSES = ("vllm_tensor_parallel_size", "vllm_data_parallel_size")
 _GIVEN = tr("the model that is evaluated")
 
 
@@ -42,7 +44,8 @@ def eval_options(
         layer = read_file(str(beside))
         all_problems += layer.problems
         # Which rows a run leaves out, and their order, is its own affair.
-        options = merge({n: t for n, t in layer.typed.items() if n not in _OF_TRAINING}, options)
+        left_out = {*_OF_TRAINING, *_OF_PROCESSES}
+        options = merge({n: t for n, t in layer.typed.items() if n not in left_out}, options)
     if is_checkpoint(directory) and not isdir(directory):
         model = str(directory.absolute())  # RUN/checkpoint-N looks like the id of a model on a hub
     options["model"] = Typed(base or base_of(directory) or model, _GIVEN)

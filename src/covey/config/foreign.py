@@ -25,7 +25,10 @@ _ENGINES = tr(
 _VLLM = tr(
     "covey has no option for this; give arguments of vLLM's class LLM as JSON in --vllm_engine_kwargs."
 )
-_ONE_EACH = tr("When vLLM runs on the training GPUs, each process has one engine (--vllm_mode colocate).")
+_ONE_EACH = tr(
+    "When vLLM runs on the training GPUs (--vllm_mode colocate), each process has one engine, or "
+    "--vllm_tensor_parallel_size processes share one."
+)
 _WHOLE = tr(
     "This version samples from the full distribution of the model, because the loss is computed with "
     "that distribution."

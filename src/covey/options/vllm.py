@@ -66,7 +66,8 @@ class VllmOptions(Options):
     )
     vllm_tensor_parallel_size: int = option(
         1,
-        "Number of GPUs that one vLLM engine uses; only in a server.",
+        "Number of GPUs that one vLLM engine uses. With vllm_mode colocate so many training processes, one "
+        "after the other, are one engine; it has to divide the processes of a machine.",
         ge=1,
         why="It is a number of GPUs.",
         trl="1",
@@ -77,8 +78,8 @@ class VllmOptions(Options):
     )
     vllm_data_parallel_size: int = option(
         1,
-        "Number of vLLM engines: the number of processes with vllm_mode colocate, else the number of "
-        "servers. Other numbers are refused.",
+        "Number of vLLM engines: with vllm_mode colocate that of the processes divided by "
+        "vllm_tensor_parallel_size, else that of the servers. Other numbers are refused.",
         ge=1,
         why="At least one vLLM engine has to sample.",
         swift="1",

@@ -7,7 +7,7 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.layout import WEIGHT_BYTES, Layout, Offload, computes_low, states_typed
 from covey.plan.problem import problem
-from covey.texts import tr
+from covey.texts import counted, plural, tr
 from covey.types import Fix, Problem
 
 SHARE = "vllm_gpu_memory_utilization"
@@ -21,8 +21,10 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     if layout.is_here and not facts.cuda and facts.npu:
         return [_npu(facts.npu)]
     problems = [*_of_split(config, layout), *_two_dtypes(config, facts), *_offload(config, layout)]
-    if layout.is_known and layout.engine == "colocate":
-        problems += [*_parallel(layout, facts), *_share(layout, facts)]
+    if layout.engine == "colocate" and (layout.is_known or layout.is_here):
+        problems += _parallel(layout, facts)
+    if layout.engine == "colocate" and layout.is_known:
+        problems += _share(layout, facts)
     return problems
 
 
@@ -99,29 +101,46 @@ def _offload(config: Config, layout: Layout) -> list[Problem]:
 
 
 def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
-    """vLLM in as many processes as there are GPUs: whole engines of them, each with whole heads."""
-    heads = 0 if facts.model_sizes is None else facts.model_sizes.heads
-    each = layout.engine_parallel
+    """vLLM in as many processes as there are GPUs: whole engines on each machine, whole heads on each GPU."""
+    each, model = layout.engine_parallel, facts.model_sizes
+    of_machine = layout.machine_gpus or layout.num_gpus
+    device = "GPU" if facts.cuda else "process"
+    heads, keys = (0, 0) if model is None else (model.heads, model.kv_heads)
 
-    def is_whole(number: int) -> bool:
-        return number >= 1 and layout.num_gpus % number == 0 and heads % number == 0
+    def is_whole(number: int, of_machine: int = of_machine) -> bool:
+        # Where there are more GPUs than heads of keys, several GPUs hold the same one.
+        return of_machine % number == heads % number == 0 and (keys % number == 0 or number % keys == 0)
 
-    if is_whole(each):
+    if each < 1 or is_whole(each):
+        # A number below 1 is refused as a value.
         return []
-    of_heads = tr(" and {heads} attention heads", heads=heads) if heads else ""
+    of_heads = (
+        tr(", and the model {heads} attention heads ({keys} key-value heads)", heads=heads, keys=keys)
+        if heads
+        else ""
+    )
     seen = tr(
-        "{parallel} is {each}; it has to divide {num_gpus} GPUs{of_heads}.",
+        "{parallel} is {each}, but a machine has {devices}{of_heads}; it has to divide these numbers.",
         parallel=PARALLEL,
         each=each,
-        num_gpus=layout.num_gpus,
+        devices=counted(of_machine, device),
         of_heads=of_heads,
     )
-    below = next(n for n in range(max(1, min(each, layout.num_gpus)), 0, -1) if is_whole(n))
-    fix = Fix(
-        text=tr("{num_gpus} engines of {below}", num_gpus=layout.num_gpus // below, below=below),
-        edits={PARALLEL: below},
+    below = next(n for n in range(max(1, min(each, of_machine)), 0, -1) if is_whole(n))
+    engines = layout.num_gpus // below
+    words = plural(
+        engines,
+        "{engines} engine of {below}",
+        "{engines} engines of {below}",
+        engines=engines,
+        below=counted(below, device),
     )
-    return [problem("E214", PARALLEL, seen, "", fix)]
+    fixes = [Fix(text=words, edits={PARALLEL: below})]
+    may_start = layout.is_here and not facts.is_rank and (facts.nproc_available or 0) >= each > of_machine
+    if may_start and is_whole(each, of_machine=each):
+        text = tr("start as many processes as one engine has")
+        fixes.insert(0, Fix(text=text, edits={"nproc_per_node": each}))
+    return [problem("E214", PARALLEL, seen, "", *fixes)]
 
 
 def _share(layout: Layout, facts: Facts) -> list[Problem]:

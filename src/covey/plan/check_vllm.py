@@ -75,40 +75,25 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
 def _colocated(config: Config, facts: Facts) -> list[Problem]:
     """What vLLM in the training processes of this machine cannot be."""
     problems = []
-    spans, number, processes = (
-        config.vllm_tensor_parallel_size,
-        config.vllm_data_parallel_size,
-        facts.num_processes,
-    )
-    if spans > 1:
-        seen = tr(
-            "vllm_tensor_parallel_size is {spans}, but vllm_mode is colocate: a vLLM that spans "
-            "several training processes would hang when a signal ends one of them.",
-            spans=spans,
-        )
-        one = Fix(text=tr("run one vLLM in each process"), edits={"vllm_tensor_parallel_size": 1})
-        served = Fix(text=tr("run vLLM in a server on separate GPUs: --vllm_mode server"))
-        problems.append(problem("E430", "vllm_tensor_parallel_size", seen, "", one, served))
-    if number not in (1, processes):
+    number, spans = config.vllm_data_parallel_size, max(1, config.vllm_tensor_parallel_size)
+    engines = max(1, facts.num_processes // spans)
+    if number not in (1, engines):
         seen = plural(
-            processes,
-            "vllm_data_parallel_size is {number}, but there is {processes}, each with its own vLLM.",
-            "vllm_data_parallel_size is {number}, but there are {processes}, each with its own vLLM.",
+            engines,
+            "vllm_data_parallel_size is {number}, but {processes} with vllm_tensor_parallel_size {spans} are "
+            "{engines} vLLM engine.",
+            "vllm_data_parallel_size is {number}, but {processes} with vllm_tensor_parallel_size {spans} are "
+            "{engines} vLLM engines.",
             number=number,
-            processes=counted(processes, "training process"),
+            processes=counted(facts.num_processes, "training process"),
+            spans=spans,
+            engines=engines,
         )
         alone = Fix(
-            text=tr("one vLLM in each training process: leave out --vllm_data_parallel_size"),
+            text=tr("as many engines as there are: leave out --vllm_data_parallel_size"),
             edits={"vllm_data_parallel_size": 1},
         )
         problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))
-    if processes > 1 and not facts.cuda:
-        seen = tr(
-            "vLLM on a CPU runs in only one training process, but this run has {processes}.",
-            processes=processes,
-        )
-        one = Fix(text=tr("use one process"), edits={"nproc_per_node": 1})
-        problems.append(problem("E430", "vllm_mode", seen, "", one, _OWN_ENGINE))
     return [*problems, *([] if facts.cuda else _on_cpu(config))]
 
 

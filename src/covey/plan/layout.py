@@ -102,6 +102,7 @@ class Layout:
     file             the DeepSpeed file that says stage and offloading; None where it is the command
     fsdp             whether FSDP splits the model; else DeepSpeed does, from stage 1 on
     shard_gpus       GPUs over which it is split; 0 for all of them
+    machine_gpus     GPUs of a machine; 0 for all of them
     """
 
     num_gpus: int
@@ -116,6 +117,7 @@ class Layout:
     file: DeepSpeedFile | None = None
     fsdp: bool = False
     shard_gpus: int = 0
+    machine_gpus: int = 0
 
     @property
     def by_deepspeed(self) -> bool:
@@ -210,6 +212,7 @@ def layout_of(
         file=states.file,
         fsdp=states.fsdp,
         shard_gpus=num_shards,
+        machine_gpus=gpus_of_a_machine if gpus_of_a_machine < num_gpus else 0,
         engine="server" if config.rollout_servers else config.vllm_mode if config.use_vllm else "own",
         engine_share=config.vllm_gpu_memory_utilization or ENGINE_SHARE,
         engine_parallel=config.vllm_tensor_parallel_size,

@@ -18,7 +18,7 @@ _LEAST = 16
 
 
 def side_by_side(config: Config, rows: int) -> int:
-    """Return how many completions vLLM samples side by side, where a process asks for so many."""
+    """Return how many completions a vLLM samples side by side, of so many that it is asked for."""
     return config.vllm_max_num_seqs or min(rows, MOST_SIDE_BY_SIDE)
 
 
@@ -37,9 +37,17 @@ def adapter_room(config: Config) -> int:
     return config.vllm_max_lora_rank or config.lora_rank
 
 
-def cache_bytes(config: Config, model: ModelSizes, element: int, tokens: int, rows: int) -> int:
-    """Return the bytes in which every completion side by side has its place, however long it gets."""
-    return side_by_side(config, rows) * completion_bytes(model, element, tokens)
+def cache_bytes(
+    config: Config, model: ModelSizes, element: int, tokens: int, rows: int, spans: int = 1
+) -> int:
+    """Return the bytes of a process in which every completion side by side has its place, however long it
+    gets.
+
+    A process asks for `rows`, and so do the others of the `spans` that are one vLLM. Each keeps its heads of
+    keys, at least one.
+    """
+    each = completion_bytes(model, element, tokens) // min(spans, model.kv_heads)
+    return side_by_side(config, rows * spans) * each
 
 
 def completion_bytes(model: ModelSizes, element: int, tokens: int) -> int:
@@ -58,7 +66,7 @@ def wanted_bytes(
 ) -> int:
     """Return what vLLM takes where nothing is short: weights, a place for every completion, and what it works
     with."""
-    cache = cache_bytes(config, model, how.element, tokens, rows) // max(1, layout.engine_parallel)
+    cache = cache_bytes(config, model, how.element, tokens, rows, max(1, layout.engine_parallel))
     return weight_bytes(model, how, layout) + cache + (_WORKSPACE if how.cuda else 0)
 
 

@@ -19,7 +19,14 @@ from covey.plan.disk import size
 from covey.plan.facts import Facts, ServerFacts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import planned_layout, requests_of
-from covey.plan.memory_vllm import adapter_room, completion_bytes, held_tokens, side_by_side, weight_bytes
+from covey.plan.memory_vllm import (
+    adapter_room,
+    cache_bytes,
+    completion_bytes,
+    held_tokens,
+    side_by_side,
+    weight_bytes,
+)
 from covey.texts import counted, joined, tr
 
 Way = Literal["process", "gpu", "files", "loopback", "network", "gloo", "nccl"]
@@ -156,10 +163,15 @@ def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
         rows = min([rows, *(server.rows for server in known if server.rows)])
         held, way = how.element * model.parameters, _way_to(config, known, how.cuda)
     else:
-        rows, held = side_by_side(config, rows), weight_bytes(model, how, layout)
+        held = weight_bytes(model, how, layout)
         way = "gpu" if how.cuda else "process"
     tokens = held_tokens(config, facts.longest_prompt or config.max_length or 1, facts.model_context)
-    spans = 1 if servers else max(1, layout.engine_parallel)
+    if servers:
+        cache = rows * completion_bytes(model, how.element, tokens)
+    else:
+        spans = max(1, layout.engine_parallel)
+        cache = cache_bytes(config, model, how.element, tokens, rows, spans)
+        rows = side_by_side(config, rows * spans)
     is_alone = _applies_adapter(config, known if servers else None)
     num_bytes = how.element * (model.adapter_parameters if is_alone else model.parameters)
     base_bytes = how.element * model.parameters if is_alone else 0
@@ -181,7 +193,7 @@ def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
         seconds=seconds(way),
         group_seconds=quick,
         weight_bytes=held,
-        cache_bytes=rows * completion_bytes(model, how.element, tokens) // spans,
+        cache_bytes=cache,
         side_by_side=rows,
         on_device=not servers,
         adds_adapter=not how.full and not is_alone,

@@ -225,10 +225,6 @@ def _forecast_alone(config: Config, layout: Layout) -> list[str]:
     """What of a layout `covey train` does not have, or has another option for."""
     lines = []
     asked = not_built_yet(config)
-    if layout.engine == "colocate" and layout.engine_parallel > 1:
-        lines.append(
-            tr("a forecast only: in `covey train` a vLLM that spans several GPUs has to be a rollout server")
-        )
     if asked:
         lines.append(
             tr("a forecast only: `covey train` does not have {asked} yet", asked=joined(", ", asked))
@@ -261,7 +257,8 @@ def _engine(config: Config, facts: Facts) -> list[str]:
     )
     weights = WEIGHT_BYTES * model.parameters // spans
     cache = max(0, layout.engine_bytes - weights)
-    tokens = cache * spans // (2 * WEIGHT_BYTES * model.layers * model.kv_heads * model.head_width)
+    shares = min(spans, model.kv_heads)
+    tokens = cache * shares // (2 * WEIGHT_BYTES * model.layers * model.kv_heads * model.head_width)
     return [
         tr(
             "vLLM's {size} of each GPU: {weights} of weights and {cache} of KV cache, about "

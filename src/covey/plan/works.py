@@ -26,7 +26,6 @@ from covey.plan.words import flags
 from covey.texts import tr
 from covey.types import Problem, Severity
 
-_GPUS_OF_A_MACHINE = 8
 _WHOLE: Edits = {"deepspeed": None, "fsdp": None, "fsdp_offload": False, "fsdp_config": None}
 _ZERO: tuple[Edits, ...] = tuple(
     {"deepspeed": word} for word in ("zero2", "zero3", "zero2_offload", "zero3_offload")
@@ -60,8 +59,8 @@ class FittingLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Works:
-    """What `covey train` can run instead of a plan, and what fits with vLLM. None: nothing that was tried
-    fits, or vLLM was neither asked for nor needed."""
+    """What `covey train` can run instead of a plan, with covey's own engine and with vLLM. None: nothing that
+    was tried fits, or vLLM was neither asked for nor needed."""
 
     today: FittingLayout | None
     with_vllm: FittingLayout | None
@@ -73,17 +72,23 @@ class Works:
 
     def in_words(self) -> list[str]:
         """Return the layouts as lines."""
-        lines = [
-            tr("nothing that was tried (layouts, smaller micro-batches, LoRA) makes this fit `covey train`")
-        ]
+        lines: list[str] = []
+        if self.today is None and self.with_vllm is None:
+            lines.append(
+                tr(
+                    "nothing that was tried (layouts, smaller micro-batches, LoRA) makes this fit "
+                    "`covey train`"
+                )
+            )
         if self.today is not None:
-            lines = [
-                tr("`covey train` can run this: {in_words}", in_words=self.today.in_words()),
-                self.today.command,
-            ]
+            words = self.today.in_words()
+            lines += [tr("`covey train` can run this: {in_words}", in_words=words), self.today.command]
         if self.with_vllm is not None:
             words = self.with_vllm.in_words()
-            lines += [tr("with vLLM: {words}", words=words), self.with_vllm.command]
+            lines += [
+                tr("`covey train` can run this with vLLM: {words}", words=words),
+                self.with_vllm.command,
+            ]
         return lines
 
 
@@ -171,7 +176,7 @@ class _Search:
             now.gpu_bytes,
             states,
             is_here=False,
-            gpus_of_a_machine=now.shard_gpus or _GPUS_OF_A_MACHINE,
+            gpus_of_a_machine=now.machine_gpus or now.shard_gpus,
         )
         return replace(self.facts, layout=layout, layout_problems=problems)
 
@@ -188,18 +193,11 @@ class _Search:
         return FittingLayout(edits=changed, command=self._command(changed, facts.layout), plan=plan)
 
     def _command(self, edits: Edits, layout: Layout) -> str:
-        """The command as it was typed, with the edits, for a planned layout of vLLM behind `covey plan`."""
+        """The command as it was typed, with the edits."""
         values = {n: getattr(self.config, n) for n in OPTIONS if n in self.typed} | edits
         values.setdefault("nproc_per_node", layout.num_gpus)
         for name in edits:
             is_layout = name in _WHOLE or bool(FACTS[name].not_built) or group_of(name) == "vllm"
             if is_layout and edits[name] in (None, False, default_of(name)):
                 del values[name]
-        if layout.engine == "own":
-            return tr("covey {verb} {flags}", verb=self.verb, flags=flags(values))
-        gpus = tr(
-            "--plan_gpus {num_gpus} --plan_gpu_memory {gpu_bytes}MiB",
-            num_gpus=layout.num_gpus,
-            gpu_bytes=layout.gpu_bytes >> 20,
-        )
-        return tr("covey plan {verb} {flags} {gpus}", verb=self.verb, flags=flags(values), gpus=gpus)
+        return tr("covey {verb} {flags}", verb=self.verb, flags=flags(values))

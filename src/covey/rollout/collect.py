@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 from covey.activity import Activity, Stopped
@@ -110,12 +110,8 @@ def collect(
     share = -(-len(slots) // comm.world)
     mine = slots[comm.rank * share : (comm.rank + 1) * share]
     share_of_rank: _Share | None = None
-    try:
-        # An evaluation is not stopped: the step that it belongs to has been taken and is recorded with it.
-        with comm.activity.stoppable() if plan.split == "train" else nullcontext():
-            share_of_rank = _sample_share(mine, engine, score, codec, plan, comm.activity)
-    except Stopped:
-        pass
+    with suppress(Stopped):
+        share_of_rank = _sample_share(mine, engine, score, codec, plan, comm.activity)
     (is_stopped,) = comm.max([float(share_of_rank is None)])
     if is_stopped or share_of_rank is None:
         raise Stopped
@@ -144,19 +140,26 @@ def _sample_share(
     plan: CollectPlan,
     activity: Activity,
 ) -> _Share:
-    """Sample and score the completions of this rank; nothing here waits for another one."""
+    """Sample and score the completions of this rank; nothing here waits for another one, but for those that
+    are one engine with it."""
+    # An evaluation is not stopped: the step that it belongs to has been taken and is recorded with it.
+    is_kept = plan.split != "train"
+    stoppable = nullcontext if is_kept else activity.stoppable
+    spans = engine.capabilities.spans_ranks and not is_kept
     started = time.perf_counter()
     waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
     trajectories: dict[int, Trajectory] = {}
-    for numbers in _finished(mine, engine, plan, trajectories, codec, activity):
-        rows = [Scored(prompt=mine[i].prompt, trajectory=trajectories[i]) for i in numbers]
-        waiting.append((numbers, score(rows)))
+    with activity.stoppable_between_steps() if spans else stoppable():
+        for numbers in _finished(mine, engine, plan, trajectories, codec, activity):
+            rows = [Scored(prompt=mine[i].prompt, trajectory=trajectories[i]) for i in numbers]
+            waiting.append((numbers, score(rows)))
     sampled = time.perf_counter()
-    activity.enter("reward" if plan.split == "train" else "evaluate")
     scores: dict[int, Score] = {}
-    for numbers, wait in waiting:
-        scores.update(zip(numbers, wait(), strict=True))
-        activity.advance()
+    with stoppable():
+        activity.enter("evaluate" if is_kept else "reward")
+        for numbers, wait in waiting:
+            scores.update(zip(numbers, wait(), strict=True))
+            activity.advance()
     return _Share(
         trajectories=[trajectories[i] for i in range(len(mine))],
         scores=[scores[i] for i in range(len(mine))],

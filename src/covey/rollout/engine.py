@@ -30,6 +30,7 @@ class Capabilities:
     one copy: the first rank publishes to it, and `publish` of the others sends nothing. `forgets`: the copy
     is gone after `rest`, so that the same version has to be published again. `adapter_rank` is the highest
     rank of a LoRA adapter that it applies itself (0: none), beside a base that it has been sent before.
+    `spans_ranks`: several ranks compute each step of it together, so that none of them may leave alone.
     """
 
     logprobs: bool
@@ -39,6 +40,7 @@ class Capabilities:
     forgets: bool = False
     dtype: torch.dtype | None = None
     adapter_rank: int = 0
+    spans_ranks: bool = False
 
 
 class Engine(Protocol):

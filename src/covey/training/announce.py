@@ -24,6 +24,7 @@ from covey.rollout.engine import Engine
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.vllm.engine import VllmEngine
+from covey.rollout.vllm.group import GroupEngine
 from covey.text_files import stops_of
 from covey.texts import Whole, counted, joined, tr
 from covey.training.job import Job
@@ -81,8 +82,14 @@ def _engine(engine: Engine, backend: Backend, facts: Facts) -> str:
         versions = {s.address: f" (vLLM {s.vllm.version})" for s in facts.servers or () if s.vllm is not None}
         names = ", ".join(f"{address}{versions.get(address, '')}" for address in engine.addresses)
         return tr("{servers}: {names}", servers=counted(len(engine.addresses), "rollout server"), names=names)
-    if isinstance(engine, VllmEngine):
-        return engine.in_words()
+    if isinstance(engine, VllmEngine | GroupEngine):
+        if not (facts.cuda and facts.layout.engine_sleeps):
+            return engine.in_words()
+        return tr(
+            "{engine}; asleep while the model trains, so torch's memory does not grow in segments "
+            "(expandable_segments:False)",
+            engine=engine.in_words(),
+        )
     policy = backend.sampler
     dtype = str(next(policy.parameters()).dtype).removeprefix("torch.")
     whose = (

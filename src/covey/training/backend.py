@@ -226,7 +226,7 @@ def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engi
     if config.rollout_servers:
         return served_engine(config, facts, policy, comm)
     if config.use_vllm:
-        return colocated(config, facts, policy)
+        return colocated(config, facts, policy, comm)
     # A model that cannot run as a stream keeps state that the native engine's cache does not know.
     if config.engine == "generate" or policy.stream == "padded":
         return GenerateEngine(policy)

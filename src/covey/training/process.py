@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from covey.activity import Activity, Stopped
-from covey.comm import Comm, GroupComm, LocalComm
+from covey.comm import COLLECTIVE_LIMIT, Comm, GroupComm, LocalComm
+from covey.environment import fix_segments
 from covey.errors import ConfigError, OtherRankFailed
 from covey.exits import interrupt_thread, is_first
 from covey.plan.check_launch import num_ranks
@@ -48,6 +48,16 @@ def own_device() -> torch.device:
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
+
+
+def keep_segments() -> None:
+    """Have torch keep a GPU's memory in segments of fixed size: vLLM's sleep mode gives memory back by pages,
+    which segments that grow do, too. To be called before a GPU is used."""
+    settings = fix_segments()
+    if not torch.cuda.is_available():
+        return
+    # Torch may have read the environment already.
+    torch._C._accelerator_setAllocatorSettings(settings)
 
 
 @contextmanager
@@ -125,9 +135,9 @@ def _make_process_group(world: int, machines: Machines | None) -> Met:
         if machines is not None and (interface := route_to_others(os.environ)) is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        store = store_of_group(met, os.environ, _COLLECTIVE_LIMIT.total_seconds())
+        store = store_of_group(met, os.environ, COLLECTIVE_LIMIT.total_seconds())
         dist.init_process_group(
-            backend, store=store, rank=int(rank), world_size=world, timeout=_COLLECTIVE_LIMIT
+            backend, store=store, rank=int(rank), world_size=world, timeout=COLLECTIVE_LIMIT
         )
         return met
     except (dist.DistError, NotThere, ValueError) as error:
@@ -160,8 +170,6 @@ def _met(machines: Machines) -> Met:
 _PATIENCE_S = 60.0
 # What takes microseconds, at most.
 _FREEING_S = 0.1
-# Above the half hour of the watchdog, so that a hang is named before a collective fails for it.
-_COLLECTIVE_LIMIT = timedelta(minutes=60)
 
 # Each variable of torch 2.11 and later with its former name, which torch reads where this one is not set
 # (torch/csrc/distributed/c10d/FlightRecorder.hpp, FlightRecorder.cpp, ProcessGroupNCCL.hpp).
@@ -243,11 +251,12 @@ def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
             raise KeyboardInterrupt
         is_repeated, signals.received = bool(signals.received), number
         activity.is_asked_to_stop = True
-        drops = activity.may_stop
+        raises = activity.may_stop
+        drops = raises or activity.may_stop_between
         activity.may_stop = False
         if is_first() and not is_repeated:
             sys.stderr.write(spoken(_acknowledged(number, drops=drops)))
-        if drops:
+        if raises:
             raise Stopped
 
     before = {number: signal.signal(number, ask) for number in SIGNAL_CODES}

@@ -40,6 +40,7 @@ from covey.training.places import refuse_apart, refuse_places
 from covey.training.process import (
     SIGNAL_CODES,
     handlers,
+    keep_segments,
     long_lived,
     ranks,
     world_size,
@@ -80,6 +81,9 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         problems = refuse_faults(resolved, found.facts)
         fetch_model(resolved.config)
         output = Path(resolved.config.output_dir)
+        layout = found.facts.layout
+        if found.facts.cuda and layout.engine == "colocate" and layout.engine_sleeps:
+            keep_segments()
         others.explain = partial(explain_memory, resolved, found.facts, others)
         comm = stack.enter_context(ranks(world, output, others.activity, others.machines))
         lock = _begin_together(stack, resolved, found, comm, others)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 from pathlib import Path
 
 import torch
 
+from covey.comm import Comm, neighbours
 from covey.config.objects import is_live
 from covey.models.policy import Policy
 from covey.options.schema import Config
@@ -16,24 +18,38 @@ from covey.plan.facts import Facts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import requests_of
 from covey.plan.memory_vllm import adapter_room, cache_bytes, held_tokens, side_by_side
+from covey.rollout.engine import Engine
 from covey.rollout.vllm.engine import VllmEngine
+from covey.rollout.vllm.group import GroupEngine
 from covey.rollout.vllm.settings import VllmSettings
 from covey.training import settings
 from covey.training.facts import model_dir
 
 
-def colocated(config: Config, facts: Facts, policy: Policy) -> VllmEngine:
-    """vLLM beside `policy`, on its device. It reads the model's config.json alone: weights come with the
-    first publish."""
+def colocated(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engine:
+    """vLLM beside `policy`, on its device, or this rank's part of one over several ranks. It reads the
+    model's config.json alone: weights come with the first publish. Collective."""
+    group = neighbours(comm, config.vllm_tensor_parallel_size)
+    name = comm.gather_json(secrets.token_hex(8))[comm.rank - group.rank]
+
+    def start(directory: Path) -> VllmEngine:
+        return VllmEngine(vllm_settings(config, facts, directory, policy.device, name), comm=group)
+
     if not is_live(config.model):
-        return VllmEngine(vllm_settings(config, facts, model_dir(config), policy.device))
-    with tempfile.TemporaryDirectory(prefix="covey-model-") as directory:
-        policy.model.config.save_pretrained(directory)  # type: ignore[union-attr, operator]
-        return VllmEngine(vllm_settings(config, facts, Path(directory), policy.device))
+        own = start(model_dir(config))
+    else:
+        with tempfile.TemporaryDirectory(prefix="covey-model-") as written:
+            policy.model.config.save_pretrained(written)  # type: ignore[union-attr, operator]
+            own = start(Path(written))
+    return own if group.world == 1 else GroupEngine(own, group)
 
 
-def vllm_settings(config: Config, facts: Facts, directory: Path, device: torch.device) -> VllmSettings:
-    """What a vLLM of this run is started with."""
+def vllm_settings(
+    config: Config, facts: Facts, directory: Path, device: torch.device, group_name: str = ""
+) -> VllmSettings:
+    """What a vLLM of this run is started with; the processes that are one vLLM have a name where the run has
+    several."""
+    spans = config.vllm_tensor_parallel_size
     prompt = facts.longest_prompt or config.max_length or 1
     tokens = held_tokens(config, prompt, facts.model_context)
     rows = max((rows for rows, _ in requests_of(config, facts)), default=1)
@@ -44,11 +60,16 @@ def vllm_settings(config: Config, facts: Facts, directory: Path, device: torch.d
         model=str(directory),
         dtype=str(settings.compute_dtype(config, device)).removeprefix("torch."),
         max_model_len=tokens,
-        max_num_seqs=side_by_side(config, rows),
+        max_num_seqs=side_by_side(config, rows * spans),
         on_gpu=on_gpu,
         memory_share=_share_of_all(config, facts, device) if on_gpu else 0.0,
-        cache_bytes=_USUAL_CACHE if model is None else cache_bytes(config, model, how.element, tokens, rows),
+        cache_bytes=_USUAL_CACHE
+        if model is None
+        else cache_bytes(config, model, how.element, tokens, rows, spans),
+        tensor_parallel=spans,
         by_torchrun=num_ranks(os.environ) > 1,
+        group_name=group_name,
+        device_number=device.index or 0,
         enforce_eager=config.vllm_enforce_eager,
         prefix_caching=config.vllm_enable_prefix_caching,
         sleep_level=max(1, config.sleep_level) if config.vllm_enable_sleep_mode else 0,

@@ -178,6 +178,21 @@ def test_batch_and_learning_rate_are_no_business_of_an_evaluation(evaluation: Ev
     assert evaluated(evaluation, *TASK, *words).config.num_generations == 7
 
 
+def test_a_run_with_a_vllm_over_several_processes_is_evaluated_by_one(blind: Evaluation) -> None:
+    of_run = "vllm:\n  use_vllm: true\n  vllm_tensor_parallel_size: 2\n  vllm_data_parallel_size: 4\n"
+    config = evaluated(blind, str(checkpoint(options=of_run))).config
+    assert config.use_vllm
+    assert (config.vllm_tensor_parallel_size, config.vllm_data_parallel_size) == (1, 1)
+
+
+def test_a_vllm_over_several_processes_is_refused(
+    evaluation: Evaluation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", *TASK, "--use_vllm", "true", "--vllm_tensor_parallel_size", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "E214" in codes_in(said) and "--nproc_per_node" not in said
+
+
 def test_the_built_in_model_is_evaluated_where_it_lies(evaluation: Evaluation) -> None:
     assert main(["eval", "quickstart", *TASK[1:]]) == 0
     assert evaluation.got[0][1] == MODEL_DIR

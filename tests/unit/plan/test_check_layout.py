@@ -13,6 +13,8 @@ from support.layouts import EIGHT, OFFLOADED, SHARDED, elsewhere, typed_on
 
 COLOCATED = replace(OFFLOADED, engine="colocate", engine_share=0.4, engine_parallel=4)
 
+HERE = Layout(num_gpus=4, gpu_bytes=0, is_here=True, engine="colocate", engine_parallel=2)
+
 
 def problem(layout: Layout) -> Problem:
     (one,) = layout_problems(config(), elsewhere(layout))
@@ -27,6 +29,13 @@ CASES = [
     ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, engine_parallel=16)),
     # 16 GPUs have room for an engine of 16, of which 40 heads are no multiple.
     ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, num_gpus=16, engine_parallel=16)),
+    # A machine has 4 of 16 GPUs.
+    ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, num_gpus=16, machine_gpus=4, engine_parallel=8)),
+    # 5 divides 40 heads, but not 8 heads of keys.
+    ("E214", "vllm_tensor_parallel_size", replace(COLOCATED, num_gpus=10, engine_parallel=5)),
+    # Processes of this machine's CPU.
+    ("E214", "vllm_tensor_parallel_size", replace(HERE, num_gpus=3)),
+    ("E214", "vllm_tensor_parallel_size", replace(HERE, num_gpus=1)),
     ("E215", "vllm_gpu_memory_utilization", replace(COLOCATED, engine_parallel=1)),
     ("E215", "vllm_gpu_memory_utilization", replace(COLOCATED, engine_share=0.1)),
 ]
@@ -52,6 +61,8 @@ def test_what_cannot_be_together(code: str, option: str, layout: Layout) -> None
         replace(SHARDED, offload="optimizer"),
         replace(EIGHT, zero_stage=1, offload="optimizer"),
         replace(COLOCATED, engine="server", engine_parallel=3),
+        replace(COLOCATED, num_gpus=16, machine_gpus=8, engine_parallel=8),
+        HERE,
     ],
 )
 def test_what_can(layout: Layout) -> None:

@@ -36,7 +36,6 @@ def test_nothing_stands_against_the_plain_one() -> None:
 @pytest.mark.parametrize(
     ("options", "changes", "expected"),
     [
-        ({"vllm_tensor_parallel_size": 2}, {}, ("E430", "vllm_tensor_parallel_size")),
         ({"vllm_data_parallel_size": 2}, {}, ("E430", "vllm_data_parallel_size")),
         ({"vllm_mode": "server"}, {}, ("E430", "vllm_mode")),
         ({"vllm_engine_kwargs": {"seed": 1, "block_size": 16}}, {}, ("E431", "vllm_engine_kwargs")),
@@ -67,12 +66,17 @@ def test_what_is_enough_is_not_refused() -> None:
     assert said(given, vllm_engine_kwargs={"block_size": 16}) == []
 
 
-def test_processes_on_a_cpu() -> None:
-    two = {"gradient_accumulation_steps": 4, "steps_per_generation": 4, "generation_batch_size": 64}
-    untried = [("W190", "use_vllm")]
-    assert ("E430", "vllm_mode") in said(facts(num_processes=2, cuda=False), **two)
-    assert said(facts(num_processes=2, cuda=True), **two) == untried
-    assert said(facts(num_processes=2, cuda=True), **two, vllm_data_parallel_size=2) == untried
+def test_engines_of_several_processes() -> None:
+    """As many engines as the processes make; another number is no one's."""
+    four = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 64}
+    for cuda, expected in ((False, []), (True, [("W190", "use_vllm")])):
+        given = facts(num_processes=4, cuda=cuda)
+        two_each = {**four, "vllm_tensor_parallel_size": 2}
+        assert said(given, **four) == said(given, **four, vllm_data_parallel_size=4) == expected
+        assert said(given, **two_each) == said(given, **two_each, vllm_data_parallel_size=2) == expected
+        wrong = ("E430", "vllm_data_parallel_size")
+        assert wrong in said(given, **two_each, vllm_data_parallel_size=4)
+        assert wrong in said(given, **four, vllm_data_parallel_size=2)
 
 
 def test_every_argument_with_an_option_is_coveys() -> None:

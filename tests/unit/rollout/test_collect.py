@@ -233,3 +233,37 @@ def test_another_draw_is_another_rollout(change, collected, quickstart_codec):
     assert texts(changed_origin, changed_plan) != one
     # The epoch is bookkeeping: it changes no sampled token.
     assert texts(replace(origin, epoch=9), plan) == one
+
+
+@pytest.mark.parametrize(("split", "spans"), [("train", True), ("train", False), ("eval", True)])
+def test_a_signal_waits_for_the_next_step_of_an_engine_of_several_ranks(
+    split, spans, quickstart_policy, quickstart_codec
+):
+    """It raises nothing while ranks compute together, ends the wait for rewards, and no evaluation."""
+    table = prompt_table(task.training_rows()[:1], quickstart_codec, max_length=None)
+    prompts = [table.take(0, Origin(epoch=0, rollout=0))]
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=4, stop_token_ids=())
+    plan = CollectPlan(num_generations=2, sampling=sampling, seed=11, split=split)
+    comm, seen = LocalComm(), {}
+
+    class Spanning(NativeEngine):
+        def results(self):
+            seen["sampling"] = comm.activity.may_stop, comm.activity.may_stop_between
+            yield from super().results()
+
+    def score(rows):
+        def wait():
+            seen["rewards"] = comm.activity.may_stop, comm.activity.may_stop_between
+            return score_rows(build(["format"]), [1.0], rows)
+
+        return wait
+
+    engine = Spanning(quickstart_policy)
+    engine.capabilities = replace(engine.capabilities, spans_ranks=spans)
+    collect(prompts, engine, score, quickstart_codec, plan, comm)
+    is_stopped = split == "train"
+    assert seen == {
+        "sampling": (is_stopped and not spans, is_stopped and spans),
+        "rewards": (is_stopped, False),
+    }
+    assert not comm.activity.may_stop

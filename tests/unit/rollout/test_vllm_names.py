@@ -275,11 +275,14 @@ def test_arguments() -> None:
     assert arguments_of(settings(lora_rank=9))["max_lora_rank"] == 16
     with pytest.raises(ValueError, match="rank 512"):
         settings(lora_rank=513)
-    assert arguments_of(settings(by_torchrun=True))["distributed_executor_backend"] == "external_launcher"
+    assert (
+        arguments_of(settings(by_torchrun=True, group_name="g"))["distributed_executor_backend"]
+        == "external_launcher"
+    )
 
 
 def test_every_argument_of_coveys_is_refused_as_an_extra_one() -> None:
-    cases = [settings(by_torchrun=True, lora_rank=8), settings(on_gpu=False)]
+    cases = [settings(by_torchrun=True, group_name="g", lora_rank=8), settings(on_gpu=False)]
     given = {name for case in cases for name in arguments_of(case)}
     assert given - OWNED == {"disable_log_stats"}
     with pytest.raises(ValueError, match="logprobs_mode, seed"):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
+from covey.activity import Activity, Stopped
 from covey.errors import ConfigError
 from covey.training.failure import text_of
-from covey.training.process import long_lived, ranks, record_collectives
+from covey.training.limits import Signals
+from covey.training.process import handlers, long_lived, ranks, record_collectives
 from covey.types import Finding, Fix
 
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
@@ -80,3 +84,17 @@ def test_a_rank_whose_first_one_is_not_there_says_where_it_waited(monkeypatch: p
         problem.code == "E375"
         and f"Rank 1 of 2 could not join the others at 127.0.0.1:{port}" in problem.seen
     )
+
+
+def test_a_signal_waits_where_ranks_compute_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said at once, raises nothing in the middle of a step, and can be asked for between two."""
+    activity, signals = Activity(), Signals()
+    with handlers(signals, activity):
+        with activity.stoppable_between_steps():
+            assert not activity.has_to_stop
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert activity.has_to_stop and signals.received == signal.SIGTERM
+        assert not activity.has_to_stop
+        with pytest.raises(Stopped), activity.stoppable():
+            raise AssertionError("it was asked to stop before")
+    assert "dropping this rollout" in capsys.readouterr().err

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covey.comm import Comm, LocalComm, raise_on_all_ranks
 from covey.models.lora import is_of_adapter
 from covey.plan.check_vllm import UNTRIED
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.receipts import Sent
 from covey.rollout.vllm import library
-from covey.rollout.vllm.names import whole, whole_adapter
+from covey.rollout.vllm.files import memory_directory, rank_of, write_adapter, write_weights
+from covey.rollout.vllm.names import Parts, whole, whole_adapter
 from covey.rollout.vllm.settings import VllmSettings
 from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
-# Bytes of weights that are collected for one file, where vLLM's workers are processes of their own.
-_BUCKET = 512 << 20
 _WEIGHTS, _CACHE = "weights", "kv_cache"
 
 
@@ -56,14 +55,16 @@ class VllmEngine:
     """Samples with vLLM from a copy of the weights; all of it is called from one thread.
 
     `llm` is a `vllm.LLM` that was started with `settings`. Until the first publish nothing is sampled, unless
-    it has read the model's weights, which are version -1.
+    it has read the model's weights, which are version -1. The ranks of `comm` are one vLLM together: they
+    publish together, each taking every tensor whole and keeping its part.
     """
 
     name = "vllm"
     given_up = ""
     members = NO_MEMBERS
 
-    def __init__(self, settings: VllmSettings, llm: Any = None) -> None:
+    def __init__(self, settings: VllmSettings, llm: Any = None, comm: Comm | None = None) -> None:
+        self._comm = comm or LocalComm()
         self._merges = bool(llm is None and settings.lora_rank and not library.applies_adapters(settings))
         self._settings = settings = replace(settings, lora_rank=0) if self._merges else settings
         self._llm = library.start(settings) if llm is None else llm
@@ -73,6 +74,7 @@ class VllmEngine:
             holds_weights=True,
             forgets=settings.sleeps_deeply,
             adapter_rank=settings.highest_rank,
+            spans_ranks=self._comm.world > 1,
         )
         self._version = -1
         self._has_weights = settings.has_weights
@@ -88,6 +90,8 @@ class VllmEngine:
         self._adapter_files: tempfile.TemporaryDirectory[str] | None = None
         # What a server takes between two steps.
         self.on_turn: Callable[[], None] = nothing
+        # Of all tokens that several ranks sampled together: where it differs, they sampled other ones.
+        self.digest = 0
         # What a server says of its progress; steps of vLLM since the last one that gave tokens.
         self.num_computed = 0
         self._steps_without = 0
@@ -118,9 +122,9 @@ class VllmEngine:
 
     # -- sampling
 
-    def submit(self, request: GenerationRequest) -> int:
-        """Hand a request to vLLM. ValueError where prompt and completion together are longer than it holds,
-        since vLLM would cut the completion without a word."""
+    def check(self, request: GenerationRequest) -> None:
+        """Raise ValueError where prompt and completion together are longer than vLLM holds, which would cut
+        the completion without a word, and RuntimeError where there are no weights."""
         prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
         if prompt == 0:
             raise ValueError(tr("A prompt has no tokens."))
@@ -138,6 +142,10 @@ class VllmEngine:
             raise RuntimeError(
                 tr("This vLLM has no weights: nothing was published since it started or was put to sleep.")
             )
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Hand a request to vLLM; raises what `check` does."""
+        self.check(request)
         self._wake(_WEIGHTS, _CACHE)
         number = self._next_id
         self._next_id += 1
@@ -152,18 +160,26 @@ class VllmEngine:
 
     def results(self) -> Iterator[Completion]:
         """Sample until nothing is left; requests may come meanwhile."""
-        while self._running or self._aborted:
+        while self.is_busy:
             self.on_turn()
-            yield from self._aborted
-            self._aborted.clear()
-            if self._running:
-                yield from self._step()
+            yield from self.step()
 
-    def _step(self) -> list[Completion]:
-        """One step of vLLM, and what has ended with it."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has not come back yet."""
+        return bool(self._running or self._aborted)
+
+    def step(self) -> list[Completion]:
+        """Return what was aborted, or else what has ended with one step of vLLM."""
+        if self._aborted:
+            ended, self._aborted = self._aborted, []
+            return ended
         ended = []
         outputs = self._llm.llm_engine.step()
-        self._count(sum(len(new.token_ids) for output in outputs for new in output.outputs))
+        drawn = [(output.request_id, new.token_ids) for output in outputs for new in output.outputs]
+        if self._comm.world > 1:
+            self.digest = zlib.crc32(str(drawn).encode(), self.digest)
+        self._count(sum(len(tokens) for _, tokens in drawn))
         for output in outputs:
             number = int(output.request_id)
             running = self._running.get(number)
@@ -210,6 +226,44 @@ class VllmEngine:
         this vLLM does not apply.
         """
         matrices: dict[str, Tensor] = {}
+
+        def take() -> tuple[list[Parts], list[Parts]]:
+            self._take_weights(named_weights, version, matrices)
+            parts = self._llm.collective_rpc("covey_parts")
+            if not matrices:
+                return parts, []
+            self._use_adapter(self._written(matrices), version)
+            args = (self._adapter.lora_int_id, rank_of(matrices))
+            return parts, self._llm.collective_rpc("covey_adapter_parts", args=args)
+
+        parts, of_adapter = self._on_all_ranks(take, named_weights)
+        held = whole(parts, self._numel)
+        fingerprints, unread = dict(held.fingerprints), held.unread
+        if matrices:
+            own = whole_adapter(of_adapter, {name: tensor.numel() for name, tensor in matrices.items()})
+            fingerprints, unread = fingerprints | own.fingerprints, (*unread, *own.unread)
+        self._begin(version)
+        return Receipt(version=version, fingerprints=fingerprints, unread=unread)
+
+    def _on_all_ranks(
+        self, take: Callable[[], tuple[list[Parts], list[Parts]]], weights: NamedWeights
+    ) -> tuple[list[Parts], list[Parts]]:
+        """What `take` gives of the workers of all ranks, or on all of them what it failed with on one."""
+        failure: Exception | None = None
+        own: tuple[list[Parts], list[Parts]] = [], []
+        try:
+            own = take()
+        except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know
+            failure = error
+            # The other ranks still gather what is left.
+            for _ in weights if self._comm.world > 1 else ():
+                pass
+        raise_on_all_ranks(self._comm, failure)
+        every = self._comm.gather_json(own)
+        return [p for parts, _ in every for p in parts], [p for _, parts in every for p in parts]
+
+    def _take_weights(self, named_weights: NamedWeights, version: int, matrices: dict[str, Tensor]) -> None:
+        """Take a base, and put the matrices of an adapter into `matrices`; or these alone."""
         base = Sent(version=version)
         first = next(named_weights, None)
         weights = named_weights if first is None else chain([first], named_weights)
@@ -224,21 +278,11 @@ class VllmEngine:
         elif self._base is None:
             raise ValueError(tr("an adapter was sent, but this vLLM has not received its base model"))
         else:
-            matrices |= {name: _on_cpu(tensor) for name, tensor in weights}
+            matrices.update((name, _on_cpu(tensor)) for name, tensor in weights)
             if odd := [name for name in matrices if not is_of_adapter(name)]:
                 raise ValueError(
                     tr("{odd} was sent after the matrices of an adapter, and is none of them", odd=odd[0])
                 )
-        held = whole(self._llm.collective_rpc("covey_parts"), self._numel)
-        fingerprints, unread = dict(held.fingerprints), held.unread
-        if matrices:
-            self._use_adapter(self._written(matrices), version)
-            args = (self._adapter.lora_int_id, _rank_of(matrices))
-            parts = self._llm.collective_rpc("covey_adapter_parts", args=args)
-            own = whole_adapter(parts, {name: tensor.numel() for name, tensor in matrices.items()})
-            fingerprints, unread = fingerprints | own.fingerprints, (*unread, *own.unread)
-        self._begin(version)
-        return Receipt(version=version, fingerprints=fingerprints, unread=unread)
 
     def held_base(self) -> str:
         """The digest of the weights that were sent last, without an adapter."""
@@ -259,15 +303,13 @@ class VllmEngine:
         if not self._settings.own_processes:
             self._llm.collective_rpc("covey_load", args=(weights,))
             return
-        with tempfile.TemporaryDirectory(prefix="covey-publish-", dir=_memory_directory()) as directory:
-            _write(weights, Path(directory))
+        with tempfile.TemporaryDirectory(prefix="covey-publish-", dir=memory_directory()) as directory:
+            write_weights(weights, Path(directory))
             self._llm.collective_rpc("covey_load_files", args=(directory,))
 
     def _written(self, matrices: Mapping[str, Tensor]) -> tempfile.TemporaryDirectory[str]:
         """The files that vLLM reads an adapter from; its scale is in B already."""
-        from safetensors.torch import save_file
-
-        rank, most = _rank_of(matrices), self.capabilities.adapter_rank
+        rank, most = rank_of(matrices), self.capabilities.adapter_rank
         if rank > most:
             without = (
                 tr("was started without LoRA")
@@ -277,12 +319,7 @@ class VllmEngine:
             raise ValueError(
                 tr("an adapter of rank {rank} was sent, but this vLLM {without}", rank=rank, without=without)
             )
-        targets = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in matrices})
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
-        files = tempfile.TemporaryDirectory(prefix="covey-adapter-", dir=_memory_directory())
-        save_file(dict(matrices), Path(files.name) / "adapter_model.safetensors", metadata={"format": "pt"})
-        (Path(files.name) / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-        return files
+        return write_adapter(matrices, rank)
 
     def _use_adapter(self, files: tempfile.TemporaryDirectory[str] | None, version: int = -1) -> None:
         """Sample with another adapter from now on, under a name that was never used, or with none."""
@@ -337,7 +374,7 @@ class VllmEngine:
         return []
 
     def close(self) -> None:
-        """End vLLM, and its processes where it has any."""
+        """End vLLM, and its processes where it has any; the run's process group stays."""
         self._use_adapter(None)
         self._llm.llm_engine.engine_core.shutdown()
         self._llm = None
@@ -357,43 +394,3 @@ def _finish_of(reason: str | None) -> Finish:
 
 def _on_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _rank_of(matrices: Mapping[str, Tensor]) -> int:
-    """The rank of an adapter: the rows of its A matrices."""
-    return max((tensor.shape[0] for name, tensor in matrices.items() if ".lora_A." in name), default=0)
-
-
-def _memory_directory() -> str | None:
-    """Where a file lies in memory; None for the usual place of temporary files."""
-    shared = Path("/dev/shm")
-    return str(shared) if isdir(shared) else None
-
-
-def _write(weights: NamedWeights, directory: Path) -> None:
-    """Write weights to safetensors files of about a bucket each, in the order in which they come. ValueError
-    where they cannot be written, as on a full disk."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    bucket: dict[str, Tensor] = {}
-    size = count = 0
-
-    def flush() -> None:
-        nonlocal size, count
-        try:
-            if bucket:
-                save_file(bucket, directory / f"{count:06d}.safetensors")
-        except SafetensorError as error:
-            raise ValueError(
-                tr("{parent} takes no file of weights: {error}", parent=directory.parent, error=error)
-            ) from error
-        bucket.clear()
-        size, count = 0, count + 1
-
-    for name, tensor in weights:
-        if size and size + tensor.nbytes > _BUCKET:
-            flush()
-        bucket[name] = tensor.cpu().contiguous()
-        size += tensor.nbytes
-    flush()

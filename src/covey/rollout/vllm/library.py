@@ -7,10 +7,12 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from covey.plan.check_vllm import LEAST_TEMPERATURE
@@ -26,12 +28,60 @@ _OF_MODEL = {"model", "dtype", "skip_tokenizer_init", "trust_remote_code", "max_
 
 
 def start(settings: VllmSettings) -> Any:
-    """Return a `vllm.LLM`, with the random numbers, threads and environment of this process as they were."""
+    """Return a `vllm.LLM`, with the random numbers, threads and environment of this process as they were.
+
+    Where the run has a process group, vLLM makes its groups beside it; all ranks start theirs together.
+    """
     _set_environment(settings)
     with _undisturbed():
         from vllm import LLM
 
-        return LLM(**arguments_of(settings))
+        if dist.is_initialized():
+            _keep_default_group()
+        if not settings.by_torchrun:
+            return LLM(**arguments_of(settings))
+        with _launched_as(settings):
+            started = LLM(**arguments_of(settings))
+        # All ranks have it open: it lasts as long as they do, and one that is killed leaves nothing behind.
+        for path in Path("/dev/shm").glob(f"{settings.group_name}-*"):
+            path.unlink(missing_ok=True)
+        return started
+
+
+def _keep_default_group() -> None:
+    """Have vLLM end its own groups alone, as long as the default one is that of now. Where it is shut down or
+    collected it would destroy that one as well."""
+    from vllm.distributed import parallel_state
+
+    kept, destroy = dist.group.WORLD, parallel_state.destroy_distributed_environment
+
+    def end_own_groups() -> None:
+        if dist.group.WORLD is not kept:
+            destroy()
+            return
+        if parallel_state._WORLD is not None:
+            parallel_state._WORLD.destroy()
+        parallel_state._WORLD = parallel_state._NODE_COUNT = None
+
+    parallel_state.destroy_distributed_environment = end_own_groups
+
+
+@contextmanager
+def _launched_as(settings: VllmSettings) -> Iterator[None]:
+    """Within it vLLM's worker is told its rank and device by the run, in place of torchrun's variables.
+
+    On a CPU it names the shared memory of its ranks after the end of the address, which is the same in every
+    run by itself: a second run would be in the way.
+    """
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher as Executor
+
+    told = f"env://:{settings.group_name}", dist.get_rank(), settings.device_number
+    own = Executor._distributed_args
+    Executor._distributed_args = lambda self: told
+    try:
+        yield
+    finally:
+        Executor._distributed_args = own
 
 
 def applies_adapters(settings: VllmSettings) -> bool:

@@ -24,7 +24,10 @@ class VllmSettings:
     on_gpu           whether it samples on a GPU; on a CPU the cache has `cache_bytes`
     memory_share     of the GPU's whole memory, with weights and cache
     own_processes    whether its workers are processes of their own; else it runs in this one
-    by_torchrun      whether several processes each have an engine, under torchrun's environment
+    tensor_parallel  GPUs, or processes on a CPU, that it spans
+    by_torchrun      whether the processes of the run each hold one, or a part of one
+    group_name       of the processes that are one vLLM, which no others have, with `by_torchrun`
+    device_number    of this process's device on its machine, with `by_torchrun`
     has_weights      whether it reads the weights of `model`; else it waits for the first publish
     sleep_level      0, 1 or 2: what it gives back at rest
     lora_rank        the highest rank of published adapters; 0 where there are none
@@ -41,6 +44,8 @@ class VllmSettings:
     tensor_parallel: int = 1
     own_processes: bool = False
     by_torchrun: bool = False
+    group_name: str = ""
+    device_number: int = 0
     has_weights: bool = False
     enforce_eager: bool = False
     prefix_caching: bool = True
@@ -53,6 +58,8 @@ class VllmSettings:
         taken = sorted(OWNED & self.extra.keys())
         if taken:
             raise ValueError(f"vLLM's {', '.join(taken)} cannot be set as an extra argument")
+        if self.by_torchrun and not self.group_name:
+            raise ValueError("vLLM in one of several processes needs the name of its group")
         if self.lora_rank > LORA_RANKS[-1]:
             raise ValueError(f"vLLM accepts adapters up to rank {LORA_RANKS[-1]}, not {self.lora_rank}")
 
@@ -102,6 +109,9 @@ def arguments_of(settings: VllmSettings) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = settings.cache_bytes
     if settings.by_torchrun:
         arguments["distributed_executor_backend"] = "external_launcher"
+    if settings.by_torchrun and settings.tensor_parallel > 1:
+        # Each step ends before the next one begins: between them the ranks tell each other what is new.
+        arguments["async_scheduling"] = False
     if settings.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": settings.highest_rank, "max_loras": 1}
     return arguments | dict(settings.extra)

@@ -15,6 +15,8 @@ from covey.types import Fix, Problem, Severity
 
 # Batch, output and the speed of training say nothing about an evaluation.
 _OF_TRAINING = ("E110", "E2", "E40", "E41", "E387")
+# A vLLM over several processes, which an evaluation does not have.
+_SPANS = "E214"
 # That of the options: the directory of the results cannot be read.
 _UNREADABLE_OUTPUT = "E403"
 
@@ -34,9 +36,10 @@ def survey_checked(resolved: Resolved, directory: Path, objects: Objects = NO_OB
 
 
 def _counts(problem: Problem) -> bool:
-    return not problem.code.startswith(_OF_TRAINING)
+    return problem.code == _SPANS or not problem.code.startswith(_OF_TRAINING)
 
 
 def _for_this_model(fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
-    """The fixes without another model: a run may train any, an evaluation is of the one that is named."""
-    return tuple(fix for fix in fixes if "model" not in fix.edits) or fixes
+    """The fixes without another model, since an evaluation is of the one that is named, and without more
+    processes."""
+    return tuple(fix for fix in fixes if fix.edits.keys().isdisjoint(("model", "nproc_per_node"))) or fixes

@@ -1,0 +1,160 @@
+"""Ranks that are one vLLM: what they tell each other, on threads and with a vLLM that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from covey.activity import Stopped
+from covey.errors import GuardStop
+from covey.rollout.vllm.group import GroupEngine
+from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
+from support.threads import on_ranks
+
+
+def request_of(prompt: int, new: int = 3) -> GenerationRequest:
+    return GenerationRequest(
+        prompt_token_ids=(prompt, 7),
+        sampling=SamplingParams(temperature=0.7, max_new_tokens=new, stop_token_ids=(1, 2)),
+        noise_key=NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=prompt, sibling=0),
+    )
+
+
+class Counts:
+    """In the place of `VllmEngine`: a request ends after as many steps as it asks for new tokens. `seen` has
+    all that it was given, in order."""
+
+    capabilities = None
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.left: dict[int, int] = {}
+        self.requests: dict[int, GenerationRequest] = {}
+        self.aborted: list[Completion] = []
+        self.num_computed = self.digest = 0
+
+    def check(self, request: GenerationRequest) -> None:
+        if request.sampling.max_new_tokens > 100:
+            raise ValueError("too long")
+
+    def submit(self, request: GenerationRequest) -> int:
+        number = len(self.requests)
+        self.seen.append(request)
+        self.requests[number], self.left[number] = request, request.sampling.max_new_tokens
+        return number
+
+    def abort(self, ids: Sequence[int]) -> None:
+        self.seen.append(("abort", list(ids)))
+        self.aborted += [self._completion(number, Finish.ABORT) for number in ids if number in self.left]
+        self.left = {number: left for number, left in self.left.items() if number not in ids}
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.left or self.aborted)
+
+    def step(self) -> list[Completion]:
+        if self.aborted:
+            ended, self.aborted = self.aborted, []
+            return ended
+        self.seen.append("step")
+        self.num_computed += len(self.left)
+        ended = [number for number, left in self.left.items() if left == 1]
+        self.left = {number: left - 1 for number, left in self.left.items() if left > 1}
+        return [self._completion(number, Finish.LENGTH) for number in ended]
+
+    def _completion(self, number: int, finish: Finish) -> Completion:
+        tokens = (self.requests[number].prompt_token_ids[0],)
+        return Completion(
+            request_id=number, token_ids=tokens, logprobs=(0.0,), versions=(0,), finish=finish, seconds=0.0
+        )
+
+
+def engines(work: Callable[[GroupEngine, Counts, Any], Any]) -> list[Any]:
+    """What `work` returns or raises on each of two ranks."""
+
+    def on_rank(comm: Any) -> Any:
+        comm.first_rank = 4
+        own = Counts()
+        return work(GroupEngine(own, comm), own, comm)
+
+    return on_ranks(2, on_rank)
+
+
+def raised(found: Sequence[Any]) -> None:
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+
+
+def test_all_ranks_give_vllm_the_same_in_the_same_order() -> None:
+    """Requests of one that has none, of one that asks for more meanwhile, and of the longest."""
+
+    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
+        asked = {engine.submit(request_of(10)): 10} if comm.rank else {}
+        found = {}
+        for completion in engine.results():
+            found[completion.request_id] = completion.token_ids[0]
+            if len(asked) == 1:
+                asked |= {engine.submit(request_of(n, n)): n for n in (20, 5)}
+        return asked == found, len(found), own.seen
+
+    found = engines(work)
+    raised(found)
+    assert [one[:2] for one in found] == [(True, 0), (True, 3)]
+    assert found[0][2] == found[1][2]
+    assert request_of(20, 20) in found[0][2], "a request arrives as it was asked"
+
+
+def test_numbers_are_those_of_the_rank() -> None:
+    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
+        numbers = [engine.submit(request_of(10 * comm.rank + n, 9)) for n in range(3)]
+        # Of both ranks' request with this number the first rank ends its own.
+        engine.abort([1, 77] if comm.rank == 0 else [])
+        found = {c.request_id: (c.token_ids[0], c.finish) for c in engine.results()}
+        assert sorted(found) == numbers
+        return [found[number] for number in numbers]
+
+    found = engines(work)
+    raised(found)
+    kept = Finish.LENGTH
+    assert found[0] == [(0, kept), (1, Finish.ABORT), (2, kept)]
+    assert found[1] == [(10, kept), (11, kept), (12, kept)]
+
+
+def test_a_signal_to_one_rank_ends_all_at_the_same_step() -> None:
+    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
+        for n in (2, 50):
+            engine.submit(request_of(n, n))
+        with pytest.raises(Stopped), comm.activity.stoppable_between_steps():
+            for _ in engine.results():
+                comm.activity.is_asked_to_stop = comm.rank == 1
+        steps = own.seen.count("step")
+        # What may not be stopped goes on, and nothing is left of the requests before.
+        engine.submit(request_of(9))
+        return steps, [completion.token_ids for completion in engine.results()]
+
+    assert engines(work) == [(2, [(9,)])] * 2
+
+
+def test_what_cannot_be_asked_is_refused_before_others_know() -> None:
+    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
+        if comm.rank == 0:
+            with pytest.raises(ValueError, match="too long"):
+                engine.submit(request_of(1, 101))
+        return list(engine.results()), own.seen
+
+    assert engines(work) == [([], [])] * 2
+
+
+@pytest.mark.parametrize("name", ["digest", "num_computed"])
+def test_other_tokens_on_one_rank_are_a_stop_of_the_guard(name: str) -> None:
+    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
+        engine.submit(request_of(1))
+        for _ in engine.results():
+            setattr(own, name, 5 + comm.rank)
+
+    for error in engines(work):
+        assert isinstance(error, GuardStop) and error.finding.code == "F302"
+        assert "rank 4" in error.finding.seen and "rank 5" in error.finding.seen
