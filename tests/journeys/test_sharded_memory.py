@@ -41,7 +41,7 @@ _SIZES = {
 }
 _LORA = ("--tuner_type", "lora")
 _AGAIN = ("--gradient_checkpointing", "true")
-# Otherwise DeepSpeed keeps 1e9 weights whole between layers, and the activations of layers hold their weights.
+# Else DeepSpeed keeps 1e9 weights whole between layers, and kept activations of layers hold their weights.
 _FEW_LIVE = json.dumps(
     {
         "zero_optimization": {
