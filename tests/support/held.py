@@ -19,7 +19,6 @@ import shutil
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,9 @@ _STATUS = Path("/proc/self/status")
 _OWN = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
 
 
-def spread(completions: Any, **kwargs: Any) -> list[float]:
+def spread(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """A reward that differs within every group, wherever its rows are, so that they have a gradient."""
-    return [float(zlib.crc32(str(completion).encode()) % 97) for completion in completions]
+    return [float(sum(ids) % 97) for ids in completion_ids]
 
 
 class _MallInfo(ctypes.Structure):
