@@ -139,14 +139,16 @@ def main(runs: Path, folder: Path) -> int:
         (Saver, "save", "save"),
     ):
         setattr(owner, method, meter.watched(phase, getattr(owner, method)))
+    former = ""
     for name, words in json.loads(runs.read_text()).items():  # noqa: B007 - read by what is watched
         code = covey(words)
         if code:
             return code
         gc.collect()
-        if os.environ["RANK"] == "0":
-            # A checkpoint takes 1.6 GB; every rank has written its part of it.
-            shutil.rmtree(words[words.index("--output_dir") + 1])
+        if former and os.environ["RANK"] == "0":
+            # A checkpoint takes 1.6 GB. The ranks are done with that of the run before.
+            shutil.rmtree(former)
+        former = words[words.index("--output_dir") + 1]
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(told))
     return 0
 
