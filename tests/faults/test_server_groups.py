@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,9 @@ def listeners(pid: int) -> set[str]:
     return set(ports_of([pid]))
 
 
-def until(number: int, act: Callable[[], object], policy: Policy) -> Iterator[Any]:
-    """The weights; `act` happens before one of them."""
-    for at, named in enumerate(plain_weights(policy)):
+def until(number: int, act: Callable[[], object], weights: Iterable[Any]) -> Iterator[Any]:
+    """Weights; `act` happens before one of them."""
+    for at, named in enumerate(weights):
         if at == number:
             act()
         yield named
@@ -145,7 +145,7 @@ def test_a_server_that_fails_in_the_middle_is_named_and_the_other_goes_on(
         )
         assert len(engine.publish(plain_weights(policies[0]), 0).members) == 2
         started = time.monotonic()
-        weights = until(9, lambda: second.send(FAULTS[how]), policies[0])
+        weights = until(9, lambda: second.send(FAULTS[how]), plain_weights(policies[0]))
         assert list(engine.publish(weights, 1).members) == [first.address]
         assert time.monotonic() - started < 2.5 * TIMEOUT_S
         (notice,) = engine.take_notices()

@@ -3,6 +3,8 @@ comes through the group is what comes over HTTP, and the run sends it once."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from covey.rollout.server import group_send
+from covey.errors import RunFailed
+from covey.rollout.server import bucket, group_send
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.group import Group
 from covey.types import Receipt
-from faults.test_server_groups import free_ports, in_groups
+from faults.test_server_groups import free_ports, in_groups, until
 from support.engines import sampled
 from support.servers import engine_on
 from support.vllm_learner import Learner, prompts, request_of
@@ -162,3 +165,34 @@ def test_a_publish_that_breaks_off_leaves_workers_that_take_the_next(
     assert learner.agrees_with(receipt_of(other.publish(learner.weights(), 0)))
     assert other.take_notices() == []
     other.close()
+
+
+def test_a_worker_that_does_not_join_in_time(server: Started, learner: Learner) -> None:
+    """The run names the server within its time limit, and once the worker goes on it takes weights."""
+    engine = server.engine("run-late", free_ports(1), timeout_s=6.0)
+    last = server.workers()[-1]
+    os.kill(last, signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        with pytest.raises(RunFailed, match=r"F141.*the process group with it .* could not be started"):
+            engine.publish(learner.weights(), 0)
+        assert time.monotonic() - started < 30
+    finally:
+        os.kill(last, signal.SIGCONT)
+    assert learner.agrees_with(receipt_of(engine.publish(learner.weights(), 1)))
+    assert in_groups(engine) == [True]
+    engine.close()
+
+
+def test_a_worker_that_is_killed_in_the_middle(
+    server: Started, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run names the server, and the server ends with an error and does not stand still."""
+    monkeypatch.setattr(bucket, "BUCKET_BYTES", 1 << 17)
+    engine = server.engine("run-killed", free_ports(1), timeout_s=20.0)
+    engine.publish(learner.weights(), 0)
+    weights = until(9, lambda: os.kill(server.workers()[-1], signal.SIGKILL), learner.weights())
+    with pytest.raises(RunFailed, match=r"F141"):
+        engine.publish(weights, 1)
+    engine.close()
+    assert server.process.wait(60) not in (0, None)
