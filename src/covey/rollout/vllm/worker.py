@@ -10,6 +10,7 @@ from covey.rollout.server.group import GroupPlace, device_name, first_line
 from covey.rollout.vllm import library
 from covey.rollout.vllm.names import adapter_parts_of, parts_of
 from covey.rollout.vllm.workers import WorkerGroup
+from covey.texts import tr
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ class Publishing:
     def covey_load_group(self, load: int) -> str:
         """Take the weights of a new version from the group; returns what it failed with."""
         if self._covey_group is None:
-            return "it is in no process group"
+            return tr("it is in no process group")
         try:
             self.covey_load(self._covey_group.received(load))
         except Exception as error:  # noqa: BLE001 - said by the engine, whose workers go on

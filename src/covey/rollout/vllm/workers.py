@@ -57,7 +57,9 @@ class Workers:
     def join(self, place: GroupPlace) -> None:
         """Be the ranks from 1 on of a group; ValueError where one of them could not."""
         if self._loading is not None:
-            raise ValueError("a process group is opened before the tensors of a publish, not between them")
+            raise ValueError(
+                tr("a process group is opened before the tensors of a publish, not between them")
+            )
         self.leave()
         _raise_first(self._call("covey_join_group", args=(asdict(place), len(self.devices()))))
         store = connect_store(place.host, place.port, place.timeout_s)
@@ -85,7 +87,7 @@ class Workers:
     def _load_from_group(self, weights: NamedWeights) -> None:
         store = self._store
         if store is None:
-            raise ValueError("the workers of this vLLM are in no process group")
+            raise ValueError(tr("the workers of this vLLM are in no process group"))
         number, self._num_loads = self._num_loads, self._num_loads + 1
         loading = self._loading = later(lambda: self._call("covey_load_group", args=(number,)))
         how, count = ENDED, 0
@@ -162,7 +164,7 @@ class WorkerGroup:
             yield note["name"], tensor
             at += 1
         if note != WHOLE:
-            raise ValueError("the publish was ended")
+            raise ValueError(tr("the publish was ended"))
         self._in_time(group.finish)
 
     def _read(self, key: str) -> Any:
