@@ -34,7 +34,7 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     fixes = ladder_fixes(config, facts, typed, plan.limit_bytes) or (_less_or_more(plan, facts),)
     if _states_bytes(plan, facts) <= plan.free_bytes:
         return [warning("W114", "per_device_train_batch_size", _seen(plan, facts), _cause(plan), *fixes)]
-    seen, cause = _seen_states(plan, facts), _cause_of_states(plan)
+    seen, cause = _seen_states(plan, facts), _cause_of_states(plan, facts)
     if config.ignore_memory_forecast:
         return [warning("W150", "model", seen, cause, *fixes)]
     return [problem("E211", "model", seen, cause, *fixes, START_ANYWAY)]
@@ -88,7 +88,8 @@ def _states_bytes(plan: MemoryPlan, facts: Facts) -> int:
 def _who(facts: Facts) -> tuple[str, str]:
     """Whose memory is spoken of, and where that is."""
     if not facts.layout.is_here:
-        return tr("Each process of {in_words} takes", in_words=facts.layout.in_words()), tr("on its GPU")
+        states = facts.layout.states_in_words()
+        return tr("With {states}, each process takes", states=states), tr("on its GPU")
     shared = processes_sharing(facts)
     who = tr("{processes} take", processes=counted(shared, "process")) if shared > 1 else tr("The run takes")
     return who, tr("on the GPU") if facts.cuda else tr("on this machine")
@@ -138,10 +139,21 @@ def _cause(plan: MemoryPlan) -> str:
     )
 
 
-def _cause_of_states(plan: MemoryPlan) -> str:
-    if "gathered weights" in plan.largest_states.states:
+def _cause_of_states(plan: MemoryPlan, facts: Facts) -> str:
+    if _is_of_copy(plan, facts):
         return tr(
             "The native engine keeps a full copy of the weights in each process for sampling; "
             "sharding, offloading and LoRA do not reduce it."
         )
     return tr("Batch size, completion length and recomputation do not change the size of model states.")
+
+
+def _is_of_copy(plan: MemoryPlan, facts: Facts) -> bool:
+    """Whether the copy that the native engine samples with is what is too much: by itself, or since the run
+    would fit without it."""
+    copies = max(phase.parts.get("gathered weights", 0) for phase in plan.phases)
+    without = max(
+        sum(n for name, n in phase.states.items() if name != "gathered weights") for phase in plan.phases
+    )
+    free = (plan.free_bytes or 0) // processes_sharing(facts)
+    return copies > 0 and (copies > free or without <= free)
