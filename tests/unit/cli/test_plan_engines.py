@@ -2,6 +2,7 @@
 prints fits when it is planned again."""
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -142,7 +143,45 @@ def test_what_train_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.code == 2 and plan.codes == ["E102"] and plan.memory["phases"]
     other = Planned(capsys, again(plan.works["server"]["command"], EIGHT))
     assert other.code == 0 and other.memory == plan.memory
-    assert (
-        main(["plan", *shlex.split(f"{RUN} --model quickstart --use_vllm true --async_generate true")]) == 2
-    )
+    here = "--model quickstart --dataset quickstart#512 --reward_funcs accuracy --max_completion_length 32"
+    assert main(["plan", *shlex.split(f"{here} --learning_rate 1e-4 --async_generate true")]) == 2
     assert "memory" in capsys.readouterr().out
+
+
+def weights(directory: Path, tensors: dict[str, list[int]]) -> int:
+    """A safetensors file of zeros that takes no room on the disk; the number of its weights."""
+    at, header = 0, {}
+    for name, shape in tensors.items():
+        end = at + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    return at // 2
+
+
+@pytest.mark.parametrize("states", ["--fsdp full_shard", "--deepspeed zero3", "--deepspeed zero2"])
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_experts_that_are_joined(
+    capsys: pytest.CaptureFixture[str], model: Path, states: str, one_by_one: bool
+) -> None:
+    """Each process of a split model reads all of them in float32, which is said of the machine's memory."""
+    described = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
+    small = {"hidden_size": 1280, "num_hidden_layers": 1, "num_attention_heads": 10}
+    described |= {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], **experts, **small}
+    (model / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    plan = Planned(capsys, EIGHT)
+    assert plan.codes == ["E301"] and "*.safetensors" in plan.error and "quickstart`" not in plan.error
+    mlp = "model.layers.0.mlp.experts"
+    joined = {f"{mlp}.gate_up_proj": [4, 2048, 1280], f"{mlp}.down_proj": [4, 1280, 1024]}
+    each = {f"{mlp}.{n}.{w}_proj.weight": [1024, 1280] for n in range(4) for w in ("gate", "up", "down")}
+    ends = {name: [152_064, 1280] for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    parameters = weights(model, ends | (each if one_by_one else joined))
+    plan = Planned(capsys, f"{EIGHT} {states}")
+    assert plan.code == 0, plan.error
+    is_read_whole = one_by_one and "zero2" not in states
+    assert plan.memory["load_host_bytes"] == (8 * 4 * parameters if is_read_whole else 0)
+    assert any("joins the whole model" in line for line in plan.said["lines"]) is is_read_whole
