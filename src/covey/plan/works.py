@@ -24,9 +24,9 @@ from covey.plan.disk import size
 from covey.plan.engine_share import with_engine_share
 from covey.plan.facts import Facts
 from covey.plan.ladder import Edits, ladder_fixes, smaller_passes
-from covey.plan.layout import WEIGHT_BYTES, Engine, Layout, States, layout_of
+from covey.plan.layout import Engine, Layout, States, layout_of
 from covey.plan.memory import MemoryPlan, limit_of, memory_plan
-from covey.plan.server_line import start_line
+from covey.plan.server_line import holding_line
 from covey.plan.words import flags
 from covey.texts import Text, tr
 from covey.types import Fix, Problem, Severity
@@ -250,18 +250,8 @@ class _Search:
             edits=changed,
             command=self._command(changed, facts.layout),
             plan=plan,
-            server=self._server(config) if is_unnamed else "",
+            server=holding_line(config, facts) if is_unnamed else "",
         )
-
-    def _server(self, config: Config) -> str:
-        """The line that starts a server: over as many GPUs, as large as those that are planned, as hold the
-        weights in half of their memory."""
-        model, num_bytes = self.facts.model_sizes, self.facts.layout.gpu_bytes
-        if model is None or not config.use_vllm or config.vllm_tensor_parallel_size > 1:
-            return start_line(config, facts=self.facts)
-        spans = (n for n in range(1, model.heads + 1) if model.heads % n == 0)
-        span = next((n for n in spans if 2 * WEIGHT_BYTES * model.parameters <= n * num_bytes), model.heads)
-        return start_line(config, facts=self.facts, vllm_tensor_parallel_size=span)
 
     def _command(self, edits: Edits, layout: Layout) -> str:
         """The command as it was typed, with the edits."""
