@@ -176,7 +176,7 @@ def test_other_engines_where_the_copy_alone_is_too_much() -> None:
     copy does not fit, servers and vLLM over some of them do."""
     here = replace(EIGHT, gpu_bytes=48 * GIB, is_here=True, zero_stage=3, offload="params", fsdp=True)
     given = elsewhere(here)
-    typed = {"max_completion_length": 1024, "fsdp": "full_shard", "fsdp_offload": True}
+    typed = {"generation_batch_size": 512, "fsdp": "full_shard", "fsdp_offload": True}
     (problem,) = [p for p in found(given, **typed) if p.code == "E211"]
     assert "a full copy of the weights" in problem.cause
     served, spread = edits_of(problem)[:2]
