@@ -13,9 +13,9 @@ from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.learner.backends.single import SingleBackend
 from covey.learner.canary import learners_view
-from covey.models.adapter_shapes import LoraSettings
+from covey.models.adapter_shapes import LoraSettings, is_of_adapter
 from covey.models.load import load_adapted
-from covey.models.lora import is_of_adapter, tied_names
+from covey.models.lora import tied_names
 from covey.quickstart import task
 from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.publisher import Publisher

@@ -58,18 +58,25 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("processes", "split", "words"),
-    [(2, "", FULL), (2, "--fsdp full_shard", LORA), (4, "--fsdp full_shard", FULL)],
-    ids=["two", "two-lora", "four"],
+    ("processes", "spans", "split", "words"),
+    [
+        (2, 2, "", FULL),
+        (2, 2, "--fsdp full_shard", LORA),
+        (4, 2, "--fsdp full_shard", FULL),
+        (2, 1, "", FULL),
+    ],
+    ids=["two", "two-lora", "four", "apart"],
 )
-def test_a_run(alone: dict[str, Path], tmp_path: Path, processes: int, split: str, words: str) -> None:
+def test_a_run(
+    alone: dict[str, Path], tmp_path: Path, processes: int, spans: int, split: str, words: str
+) -> None:
     """The same completions, in logprobs as close as rounding, and the same steps: two processes are one
-    vLLM, and of four there are two of them side by side."""
+    vLLM, of four there are two of them side by side, or each process has its own."""
     more = f"--nproc_per_node {processes} --gradient_accumulation_steps {4 // processes} {split}"
     said = tmp_path / "said"
-    run = start(f"{RUN} {words} {more} --vllm_tensor_parallel_size 2", tmp_path / "out", said)
+    run = start(f"{RUN} {words} {more} --vllm_tensor_parallel_size {spans}", tmp_path / "out", said)
     assert run.wait(900) == 0, said.read_text()
-    assert "2 processes are one vLLM" in " ".join(said.read_text().split())
+    assert ("2 processes are one vLLM" in " ".join(said.read_text().split())) is (spans == 2)
     expected, found = completions(alone[words]), completions(tmp_path / "out")
     assert found.keys() == expected.keys() and len(found) == 32
     for key, record in found.items():

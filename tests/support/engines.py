@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from covey.checksums import checksum
-from covey.models.lora import is_of_adapter, plain_name
+from covey.models.adapter_shapes import is_of_adapter, plain_name
 from covey.models.policy import Policy
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.engine import NativeEngine

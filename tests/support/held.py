@@ -15,10 +15,10 @@ import gc
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ _STATUS = Path("/proc/self/status")
 _OWN = re.compile(r"^(?:RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
 
 
-def spread(completions: Any, **kwargs: Any) -> list[float]:
+def spread(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """A reward that differs within every group, wherever its rows are, so that they have a gradient."""
-    return [float(zlib.crc32(str(completion).encode()) % 97) for completion in completions]
+    return [float(sum(ids) % 97) for ids in completion_ids]
 
 
 class _MallInfo(ctypes.Structure):
@@ -139,11 +139,16 @@ def main(runs: Path, folder: Path) -> int:
         (Saver, "save", "save"),
     ):
         setattr(owner, method, meter.watched(phase, getattr(owner, method)))
+    former = ""
     for name, words in json.loads(runs.read_text()).items():  # noqa: B007 - read by what is watched
         code = covey(words)
         if code:
             return code
         gc.collect()
+        if former and os.environ["RANK"] == "0":
+            # A checkpoint takes 1.6 GB. The ranks are done with that of the run before.
+            shutil.rmtree(former)
+        former = words[words.index("--output_dir") + 1]
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(told))
     return 0
 

@@ -21,6 +21,12 @@ from covey.weight_files import StoredTensor, stored_tensors
 
 ALL_LINEAR = "all-linear"
 
+ADAPTER = "default"
+"""What peft calls the adapter of a model with one."""
+
+PEFT = "base_model.model."
+"""What peft writes before the names of a model's modules."""
+
 TOKEN_LEAVES = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 """What models call the embedding of their tokens."""
 
@@ -349,3 +355,26 @@ def _module(tensor: str) -> str:
 
 def _leaf(module: str) -> str:
     return module.rpartition(".")[2]
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether a tensor's name is that of an adapter's matrix."""
+    return ".lora_" in name
+
+
+def plain_name(name: str) -> str:
+    """The name that a parameter beside an adapter has in a model without one."""
+    for part in (f".modules_to_save.{ADAPTER}.", ".original_module.", ".base_layer."):
+        name = name.replace(part, ".")
+    return name
+
+
+def saved_name(name: str) -> str:
+    """The name that peft saves a tensor of an adapted model by; a tensor that the adapter trains has one."""
+    for part, saved in (
+        (f".modules_to_save.{ADAPTER}.", "."),
+        (f".lora_magnitude_vector.{ADAPTER}.weight", ".lora_magnitude_vector"),
+        (f".{ADAPTER}.", "."),
+    ):
+        name = name.replace(part, saved)
+    return PEFT + name

@@ -22,20 +22,20 @@ from covey.config.adapters import ADAPTER_WEIGHTS
 from covey.config.quantization import Quantization, write_quantization
 from covey.errors import CheckpointError, CoveyError
 from covey.models.adapter_shapes import (
+    ADAPTER,
     ALL_LINEAR,
+    PEFT,
     LoraFacts,
     LoraSettings,
     ModelShapes,
     adapter_settings,
     facts_of,
+    is_of_adapter,
+    plain_name,
 )
 from covey.models.policy import Policy
 from covey.models.quantized import as_stored, cast_unpacked, compute_in, is_packed, unpacked, whole_shape
 from covey.texts import joined, tr
-
-_NAME = "default"
-# What peft writes before the names of a model's modules.
-_PEFT = "base_model.model."
 
 
 class AdapterError(CoveyError, ValueError):
@@ -134,8 +134,7 @@ def add_adapter(
         copies=tuple(m for m in model.modules() if hasattr(m, "modules_to_save")),
         quantization=quantization,
     )
-    if settings.use_dora:
-        reset_magnitudes(policy.adapter.layers)
+    reset_magnitudes(policy.adapter.layers if settings.use_dora else ())
 
 
 def _is_linear(layer: Any) -> bool:
@@ -178,7 +177,7 @@ def merged(policy: Policy) -> Iterator[Policy]:
             if base.weight.dtype == torch.float32 and not is_packed(base.weight):
                 held.append((layer, base.weight.data.clone()))
                 base.weight.data.copy_(_sum(layer))
-                layer.merged_adapters.append(_NAME)
+                layer.merged_adapters.append(ADAPTER)
         yield policy
     finally:
         for layer, weight in held:
@@ -251,17 +250,12 @@ def adapter_weights(named: Iterable[tuple[str, Tensor]], scaling: float, dtype: 
     for name, tensor in named:
         if is_of_adapter(name):
             own = tensor.detach() * scaling if ".lora_B." in name else tensor.detach()
-            yield _PEFT + name.replace(f".{_NAME}.", "."), own.to(dtype)
+            yield PEFT + name.replace(f".{ADAPTER}.", "."), own.to(dtype)
 
 
 def in_dtype(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Named:
     """Tensors in `dtype`; None: as they are."""
     return ((name, tensor if dtype is None else tensor.to(dtype)) for name, tensor in named)
-
-
-def is_of_adapter(name: str) -> bool:
-    """Whether a tensor's name is that of an adapter's matrix."""
-    return ".lora_" in name
 
 
 def tied_names(policy: Policy) -> dict[str, str]:
@@ -276,13 +270,6 @@ def tied_names(policy: Policy) -> dict[str, str]:
     return found
 
 
-def plain_name(name: str) -> str:
-    """The name that a parameter beside an adapter has in a model without one."""
-    for part in (f".modules_to_save.{_NAME}.", ".original_module.", ".base_layer."):
-        name = name.replace(part, ".")
-    return name
-
-
 def save_adapter(adapter: Adapter, tensors: Mapping[str, Tensor], target: Path, *, base: str) -> None:
     """Write adapter_config.json and adapter_model.safetensors as peft reads them; `base` is the model's path
     or name."""
@@ -291,7 +278,7 @@ def save_adapter(adapter: Adapter, tensors: Mapping[str, Tensor], target: Path, 
     target.mkdir(parents=True, exist_ok=True)
     plain = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
     save_file(plain, str(target / ADAPTER_WEIGHTS), metadata={"format": "pt"})
-    config = copy.copy(adapter.handle.peft_config[_NAME])
+    config = copy.copy(adapter.handle.peft_config[ADAPTER])
     config.base_model_name_or_path, config.inference_mode = base, True
     # peft holds a set here, whose order in the file would change from run to run.
     config.target_modules = sorted(config.target_modules)
@@ -346,17 +333,6 @@ def merge_into_base(policy: Policy) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def saved_name(name: str) -> str:
-    """The name that peft saves a tensor of an adapted model by; a tensor that the adapter trains has one."""
-    for part, saved in (
-        (f".modules_to_save.{_NAME}.", "."),
-        (f".lora_magnitude_vector.{_NAME}.weight", ".lora_magnitude_vector"),
-        (f".{_NAME}.", "."),
-    ):
-        name = name.replace(part, saved)
-    return _PEFT + name
-
-
 def adapter_tensors(adapter: Adapter) -> dict[str, Tensor]:
     """What an adapter is saved as, by peft's names; not copied."""
     from peft import get_peft_model_state_dict
@@ -387,11 +363,11 @@ def reset_magnitudes(layers: Iterable[Any]) -> None:
     """Set DoRA's magnitudes of these layers to the norms of their weights as they compute, so that a new
     adapter changes nothing."""
     for layer in layers:
-        layer.lora_magnitude_vector[_NAME].update_layer(
+        layer.lora_magnitude_vector[ADAPTER].update_layer(
             base_layer=layer.get_base_layer(),
-            lora_A=layer.lora_A[_NAME].weight,
-            lora_B=layer.lora_B[_NAME].weight,
-            scaling=layer.scaling[_NAME],
+            lora_A=layer.lora_A[ADAPTER].weight,
+            lora_B=layer.lora_B[ADAPTER].weight,
+            scaling=layer.scaling[ADAPTER],
         )
 
 
@@ -400,10 +376,10 @@ def _sum(layer: Any) -> Tensor:
     """A layer's weight with its update, as peft merges it; the layer is left as it was."""
     base = layer.get_base_layer()
     if is_packed(base.weight):
-        whole, dora = unpacked(base.weight), layer.lora_variant.get(_NAME)
+        whole, dora = unpacked(base.weight), layer.lora_variant.get(ADAPTER)
         if dora is None:
-            return whole + layer.get_delta_weight(_NAME)  # type: ignore[no-any-return]
-        return dora.merge_safe(layer, _NAME, whole)  # type: ignore[no-any-return]
+            return whole + layer.get_delta_weight(ADAPTER)  # type: ignore[no-any-return]
+        return dora.merge_safe(layer, ADAPTER, whole)  # type: ignore[no-any-return]
     weight = base.weight.data
     try:
         # The safe kind works on a copy of the weight and puts the copy in its place.

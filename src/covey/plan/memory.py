@@ -325,7 +325,7 @@ def _phases(
         add("rollout", cache, rollout)
     if (config.engine == "native" and not rests) or layout.engine != "own":
         held |= cache
-    gathered = computing_parts(gathering)
+    gathered = computing_parts(gathering, how)
     fullest = fullest_pass(config, facts, prompt)
     if has_kl(config) or _steps_per_rollout(config) > 1:
         add("annotate", gathered, annotation_parts(model, fullest, how))

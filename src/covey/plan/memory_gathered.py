@@ -19,6 +19,8 @@ LOW = 2
 
 # What DeepSpeed takes where nothing is written, in elements.
 _BUCKET, _LIVE = 500_000_000, 1_000_000_000
+# DDP's buckets of weights, as they are sent and as they arrive.
+_SENT_BY_DDP = 2 * 250 * 2**20
 # Copies of what is gathered that are there at a time: as it arrives and as it computes, and gloo's own.
 _COPIES, _COPIES_OF_GLOO = 2, 3
 
@@ -46,6 +48,11 @@ class Gathering:
         return self.layout.fsdp or self.layout.zero_stage == 3
 
     @property
+    def some(self) -> int:
+        """The weights outside of the layers, and those of two layers."""
+        return min(self.parameters, self.ends + 2 * self.inner)
+
+    @property
     def largest(self) -> int:
         """The most weights that are gathered in one go: FSDP gathers units, DeepSpeed tensors or layers."""
         return max(self.ends if self.layout.fsdp else self.tensor, self.inner)
@@ -71,24 +78,21 @@ def gathering_of(config: Config, facts: Facts, model: ModelSizes, how: Training,
 
 
 def probed_parts(gathering: Gathering) -> dict[str, int]:
-    """What proves the layout of rows: two layers beside the embedding and the head, and one of them as it
-    arrives."""
-    g = gathering
-    arriving = 0 if g.layout.fsdp else g.largest
-    return {"gathered layers": g.element * (g.ends + min(2 * g.inner, g.parameters - g.ends) + arriving)}
+    """What proves the layout of rows: two layers beside the embedding and the head."""
+    return {"gathered layers": gathering.element * gathering.some}
 
 
-def computing_parts(gathering: Gathering) -> dict[str, int]:
+def computing_parts(gathering: Gathering, how: Training) -> dict[str, int]:
     """What is whole while the model computes. FSDP keeps the embedding and the head from forward to backward,
     and puts a layer together while the one before it computes; in stage 2 it keeps all. DeepSpeed's stage 3
-    keeps as much as it may, and has the gradient of a layer beside it."""
+    keeps as much as it may, and has the gradient of a layer beside it. The activations of a linear layer that
+    are kept for the backward pass hold its weights too, so without recomputation all of them stay."""
     g = gathering
     if g.layout.fsdp:
-        some = g.ends + min(2 * g.inner, g.parameters - g.ends)
-        return {"gathered layers": g.element * (some if g.layout.zero_stage == 3 else g.parameters)}
+        return {"gathered layers": g.element * (g.some if g.layout.zero_stage == 3 else g.parameters)}
     if not g.is_split:
         return {}
-    live = min(g.parameters, max(g.live, g.ends + 2 * g.inner))
+    live = g.parameters if how.recompute != "full" else min(g.parameters, max(g.live, g.some))
     return {"gathered layers": g.element * (live + max(g.tensor, g.inner))}
 
 
@@ -135,6 +139,10 @@ def loading_parts(
             copied["copy while loading"] += float32_bytes
         without = {name: num_bytes for name, num_bytes in held.items() if name != "masters"}
         return max((dict(held), without | copied), key=lambda parts: sum(parts.values()))
+    if g.layout.num_gpus > 1 and not how.packed_bits:
+        # DDP sends the first rank's weights to the others.
+        held = {**held, "copy while loading": min(g.element * g.parameters, _SENT_BY_DDP)}
+        held.pop("DDP buckets", None)
     if how.full or how.cuda or how.packed_bits:
         return dict(held)
     return dict(held) | {"weights": float32_bytes}

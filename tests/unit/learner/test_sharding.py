@@ -19,10 +19,10 @@ from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.sharding import rows
 from covey.learner.sharding.build import hollow_policy, sharded_policy
 from covey.learner.sharding.hollow import hollow_model, read_buffers
+from covey.learner.sharding.layers import decoder_layers
 from covey.learner.sharding.reference import SplitReference
 from covey.learner.sharding.units import Sharded, sharding_over
 from covey.models.adapter_shapes import LoraSettings
-from covey.models.layers import decoder_layers
 from covey.models.load import load_adapted, read_policy
 from covey.models.lora import adapter_alone
 from covey.models.probe import micro_of

@@ -13,8 +13,8 @@ from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.learner.backends.single import SingleBackend
 from covey.learner.canary import learners_view
-from covey.models.adapter_shapes import LoraSettings
-from covey.models.lora import add_adapter, is_of_adapter, tied_names
+from covey.models.adapter_shapes import LoraSettings, is_of_adapter
+from covey.models.lora import add_adapter, tied_names
 from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.publisher import Publisher
 from support.engines import AdapterEngine, Fleet

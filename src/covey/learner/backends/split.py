@@ -15,9 +15,10 @@ from covey.learner.backends.writers import adapter_writer, model_writer
 from covey.learner.fingerprints import whole_checksums
 from covey.learner.optimizer import Across
 from covey.learner.reference import MovingReference
+from covey.learner.sharding.layers import only_layers, pairs_of_layers
 from covey.learner.sharding.protocol import Split
 from covey.learner.sharding.room import Room, computing_dtypes
-from covey.models.layers import only_layers, pairs_of_layers
+from covey.models.adapter_shapes import is_of_adapter, saved_name
 from covey.models.load import Attention, choose_stream
 from covey.models.lora import (
     AdapterAlone,
@@ -27,11 +28,9 @@ from covey.models.lora import (
     applied_rank,
     base_weights,
     in_dtype,
-    is_of_adapter,
     merged,
     plain_weights,
     reset_magnitudes,
-    saved_name,
 )
 from covey.models.policy import Policy, RowLayout, narrowest
 from covey.text_files import TextFiles

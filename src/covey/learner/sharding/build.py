@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from covey.learner.sharding.hollow import add_hollow_adapter, hollow_model
 from covey.learner.sharding.rows import FileRows, ReadRows, file_keys, rows_of
 from covey.learner.sharding.units import Sharded, Sharding
-from covey.models.adapter_shapes import LoraSettings
+from covey.models.adapter_shapes import LoraSettings, plain_name
 from covey.models.load import read_policy
-from covey.models.lora import plain_name
 from covey.models.policy import Policy
 
 

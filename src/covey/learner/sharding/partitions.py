@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.learner.sharding.layers import decoder_layers
 from covey.learner.sharding.rows import ReadRows
-from covey.models.layers import decoder_layers
 
 if TYPE_CHECKING:
     from covey.learner.backends.deepspeed import ZeroEngine

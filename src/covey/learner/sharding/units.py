@@ -22,9 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from covey.checkpoint.pieces import Piece, SavedPieces, whole
 from covey.errors import ConfigError
+from covey.learner.sharding.layers import decoder_layers
 from covey.learner.sharding.protocol import by_unit
 from covey.learner.sharding.rows import OwnParts, ReadRows, parameter_of
-from covey.models.layers import decoder_layers
 from covey.models.policy import Policy
 from covey.plan.layout import Layout
 from covey.plan.problem import problem

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from covey.models.lora import is_of_adapter
+from covey.models.adapter_shapes import is_of_adapter
 from covey.rollout.engine import ServedEngine
 from covey.rollout.server.metrics import Counts, metrics_text
 from covey.rollout.server.transfer import Transfer, TransferEnded

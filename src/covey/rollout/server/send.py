@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TypeVar
 
-from covey.models.lora import is_of_adapter
+from covey.models.adapter_shapes import is_of_adapter
 from covey.rollout.engine import NamedWeights
 from covey.rollout.server.bucket import Bucket, buckets_of
 from covey.rollout.server.remote import RolloutServer, tell

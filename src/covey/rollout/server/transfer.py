@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from covey.models.lora import is_of_adapter
+from covey.models.adapter_shapes import is_of_adapter
 from covey.types import Receipt
 
 

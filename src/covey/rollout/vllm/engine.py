@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.comm import Comm, LocalComm, raise_on_all_ranks
-from covey.models.lora import is_of_adapter
+from covey.models.adapter_shapes import is_of_adapter
 from covey.plan.check_vllm import UNTRIED
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.receipts import Sent

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from covey.models.layers import decoder_layers, only_layers, pairs_of_layers
+from covey.learner.sharding.layers import decoder_layers, only_layers, pairs_of_layers
 from covey.models.policy import Policy, narrowest
 from covey.models.probe import widest_stream
 from support.models import LEAKING_FAMILIES, STREAM_FAMILIES, VOCAB, random_model
