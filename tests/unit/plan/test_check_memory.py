@@ -11,7 +11,7 @@ from covey.plan.memory import memory_plan
 from covey.plan.problem import START_ANYWAY
 from covey.types import Problem, Severity
 from support.checks import config, edits_of, facts, found, one
-from support.layouts import EIGHT, GIB, elsewhere
+from support.layouts import EIGHT, GIB, SHORT, elsewhere
 
 MODEL = ModelSizes(
     family="qwen2",
@@ -176,7 +176,7 @@ def test_other_engines_where_the_copy_alone_is_too_much() -> None:
     copy does not fit, servers and vLLM over some of them do."""
     here = replace(EIGHT, gpu_bytes=48 * GIB, is_here=True, zero_stage=3, offload="params", fsdp=True)
     given = elsewhere(here)
-    typed = {"generation_batch_size": 512, "fsdp": "full_shard", "fsdp_offload": True}
+    typed = {**SHORT, "steps_per_generation": 1, "fsdp": "full_shard", "fsdp_offload": True}
     (problem,) = [p for p in found(given, **typed) if p.code == "E211"]
     assert "a full copy of the weights" in problem.cause
     served, spread = edits_of(problem)[:2]
