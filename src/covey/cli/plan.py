@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from covey.cli.machine import Planned, take_machine
 from covey.cli.options import read
-from covey.config.resolve import Resolved, not_built_yet
+from covey.config.resolve import Resolved, not_built_yet, to_run
 from covey.errors import ConfigError
 from covey.plan.batch import batch_plan
 from covey.plan.checks import refuse_faults
@@ -17,7 +18,7 @@ from covey.plan.layout import Machine
 from covey.plan.memory import memory_plan
 from covey.plan.report import report_json, report_lines
 from covey.plan.words import note_lines
-from covey.plan.works import Works, works
+from covey.plan.works import OF_SERVERS, Works, works
 from covey.texts.language import spoken
 from covey.texts.terminal import say, say_json
 from covey.types import Problem, Severity
@@ -35,16 +36,20 @@ def plan(argv: Sequence[str]) -> int:
     with survey(resolved.config, num_processes, offline=True, machine=machine) as surveyed:
         refusal = None
         try:
-            said = refuse_faults(resolved, surveyed.facts)
+            # What `covey train` does not have yet has a forecast, and is refused as there.
+            said = refuse_faults(replace(resolved, problems=to_run(resolved).problems), surveyed.facts)
         except ConfigError as error:
             # What does not fit a machine that is planned is shown before it is refused.
-            if not _is_of_layout(error, planned):
+            if not _is_of_layout(error, planned, resolved):
                 raise
             refusal, said = error, []
         tried = _works(resolved, surveyed.facts, planned, refusal)
+        if tried is not None:
+            said = [tried.agreed(problem) for problem in said]
         content = _print(resolved, surveyed.facts, said, planned, tried, is_refused=refusal is not None)
     if refusal is not None:
-        raise ConfigError(refusal.problems, beside=content)
+        problems = refusal.problems if tried is None else [tried.agreed(p) for p in refusal.problems]
+        raise ConfigError(problems, beside=content)
     return 0
 
 
@@ -93,10 +98,12 @@ def _print(
     return {}
 
 
-def _is_of_layout(error: ConfigError, planned: Planned) -> bool:
-    """Whether the forecast is at fault, and a layout or a ladder was asked for; beside it options of other
-    tools and sampling beside training, under which a forecast stands all the same."""
-    codes = {problem.code for problem in error.problems if problem.severity is Severity.ERROR}
+def _is_of_layout(error: ConfigError, planned: Planned, resolved: Resolved) -> bool:
+    """Whether the forecast is at fault, and a layout or a ladder was asked for; beside it what is not built
+    yet, options of other tools and servers that do not answer, under which a forecast stands all the same."""
+    later = not_built_yet(resolved.config)
+    faults = [problem for problem in error.problems if problem.severity is Severity.ERROR]
+    codes = {p.code for p in faults if p.code != "E102" or p.option not in later}
     if planned.machine is not None:
-        return codes <= {"E102", "E211"}
-    return codes == {"E211"} and planned.ladder
+        return codes <= {"E102", "E211", *OF_SERVERS}
+    return codes <= ({"E211"} if planned.ladder else set())

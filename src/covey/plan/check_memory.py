@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from covey.options.schema import Config
+from covey.plan.check_layout import layout_problems
 from covey.plan.disk import size
+from covey.plan.engine_share import with_engine_share
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder_fixes, typed_as
 from covey.plan.memory import PARTS, MemoryPlan, memory_plan, processes_sharing
 from covey.plan.problem import START_ANYWAY, problem, warning
+from covey.plan.server_line import holding_line
 from covey.plan.shape import faults, shape_of
 from covey.texts import counted, joined, tr
 from covey.types import Fix, Problem
@@ -31,10 +35,12 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     plan = memory_plan(config, facts)
     if not plan.phases or plan.fits or plan.free_bytes is None or plan.limit_bytes is None:
         return []
-    fixes = ladder_fixes(config, facts, typed, plan.limit_bytes) or (_less_or_more(plan, facts),)
+    fixes = ladder_fixes(config, facts, typed, plan.limit_bytes)
+    if not fixes:
+        fixes = (*_other_engines(config, facts, plan), _less_or_more(plan, facts))
     if _states_bytes(plan, facts) <= plan.free_bytes:
         return [warning("W114", "per_device_train_batch_size", _seen(plan, facts), _cause(plan), *fixes)]
-    seen, cause = _seen_states(plan, facts), _cause_of_states(plan)
+    seen, cause = _seen_states(plan, facts), _cause_of_states(plan, facts)
     if config.ignore_memory_forecast:
         return [warning("W150", "model", seen, cause, *fixes)]
     return [problem("E211", "model", seen, cause, *fixes, START_ANYWAY)]
@@ -49,6 +55,35 @@ def less_memory_fixes(config: Config, facts: Facts, typed: Collection[str] | Non
     if config.gradient_checkpointing == "auto":
         config = config.model_copy(update={"gradient_checkpointing": typed_as(plan.recompute)})
     return ladder_fixes(config, facts, typed, int(_LESS * plan.needed_bytes))
+
+
+def _other_engines(config: Config, facts: Facts, plan: MemoryPlan) -> list[Fix]:
+    """Servers, and vLLM over as few of this machine's GPUs as fit, where the copy that the native engine
+    samples with is what is too much. Of a machine that is planned `covey.plan.works` finds them."""
+    layout = facts.layout
+    if not layout.is_here or not facts.cuda or not _is_of_copy(plan, facts):
+        return []
+    fixes = []
+    served = config.model_copy(update={"use_vllm": True, "vllm_mode": "server"})
+    there = memory_plan(served, replace(facts, layout=replace(layout, engine="server")))
+    if there.fits:
+        text = tr(
+            "start a server with `{line}`, and add to this command: --rollout_servers "
+            "http://127.0.0.1:8000 --rollout_token_file rollout-8000.token",
+            line=holding_line(served, facts, "http://127.0.0.1:8000"),
+        )
+        fixes.append(Fix(text=text, edits={"use_vllm": True, "vllm_mode": "server"}))
+    here = facts.num_processes_here or facts.num_processes
+    for span in (n for n in range(2, here + 1) if here % n == 0):
+        edits = {"use_vllm": True, "vllm_tensor_parallel_size": span, "vllm_enable_sleep_mode": True}
+        changed = config.model_copy(update=edits | {"vllm_mode": "colocate"})
+        spread = replace(layout, engine="colocate", engine_parallel=span, engine_sleeps=True)
+        given = with_engine_share(replace(facts, layout=spread), changed)
+        found = memory_plan(changed, given)
+        if found.fits and not layout_problems(changed, given):
+            text = tr("{size} in {name}", size=size(found.needed_bytes), name=found.binding.name)
+            return [*fixes, Fix(text=text, edits=edits)]
+    return fixes
 
 
 def _is_planned(config: Config) -> bool:
@@ -88,7 +123,8 @@ def _states_bytes(plan: MemoryPlan, facts: Facts) -> int:
 def _who(facts: Facts) -> tuple[str, str]:
     """Whose memory is spoken of, and where that is."""
     if not facts.layout.is_here:
-        return tr("Each process of {in_words} takes", in_words=facts.layout.in_words()), tr("on its GPU")
+        states = facts.layout.states_in_words()
+        return tr("With {states}, each process takes", states=states), tr("on its GPU")
     shared = processes_sharing(facts)
     who = tr("{processes} take", processes=counted(shared, "process")) if shared > 1 else tr("The run takes")
     return who, tr("on the GPU") if facts.cuda else tr("on this machine")
@@ -138,10 +174,21 @@ def _cause(plan: MemoryPlan) -> str:
     )
 
 
-def _cause_of_states(plan: MemoryPlan) -> str:
-    if "gathered weights" in plan.largest_states.states:
+def _cause_of_states(plan: MemoryPlan, facts: Facts) -> str:
+    if _is_of_copy(plan, facts):
         return tr(
             "The native engine keeps a full copy of the weights in each process for sampling; "
             "sharding, offloading and LoRA do not reduce it."
         )
     return tr("Batch size, completion length and recomputation do not change the size of model states.")
+
+
+def _is_of_copy(plan: MemoryPlan, facts: Facts) -> bool:
+    """Whether the copy that the native engine samples with is what is too much: by itself, or since the run
+    would fit without it."""
+    copies = max(phase.parts.get("gathered weights", 0) for phase in plan.phases)
+    without = max(
+        sum(n for name, n in phase.states.items() if name != "gathered weights") for phase in plan.phases
+    )
+    free = (plan.free_bytes or 0) // processes_sharing(facts)
+    return copies > 0 and (copies > free or without <= free)

@@ -114,7 +114,10 @@ _CAUSES: Mapping[str, tuple[str, str]] = {
     ),
     "headers": (
         tr("For other model families, covey plan reads the sizes from the headers of the weight files."),
-        tr("download the weight files too: `hf download ID --local-dir {model}`"),
+        tr(
+            "download the weight files too, the model's *.safetensors and model.safetensors.index.json: "
+            "`hf download ID --include '*.safetensors*' --local-dir {model}`"
+        ),
     ),
     "no_config": (
         tr("It may be the directory above or below the model; a checkpoint of a run is RUN/checkpoint-N."),

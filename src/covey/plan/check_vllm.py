@@ -36,7 +36,7 @@ def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
     if not config.use_vllm:
         return []
     problems = [*_arguments(config), *_temperature(config), *_length(config, facts), *_packed(config)]
-    if config.vllm_mode == "colocate" and facts.layout.is_here:
+    if config.vllm_mode == "colocate":
         problems += _colocated(config, facts)
     problems += _servers(config, facts)
     if facts.cuda and config.vllm_mode == "colocate":
@@ -73,7 +73,7 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _colocated(config: Config, facts: Facts) -> list[Problem]:
-    """What vLLM in the training processes of this machine cannot be."""
+    """What vLLM in the training processes cannot be."""
     problems = []
     number, spans = config.vllm_data_parallel_size, max(1, config.vllm_tensor_parallel_size)
     engines = max(1, facts.num_processes // spans)
@@ -94,7 +94,7 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
             edits={"vllm_data_parallel_size": 1},
         )
         problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))
-    return [*problems, *([] if facts.cuda else _on_cpu(config))]
+    return [*problems, *([] if facts.cuda or not facts.layout.is_here else _on_cpu(config))]
 
 
 def _on_cpu(config: Config) -> list[Problem]:

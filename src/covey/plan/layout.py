@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from covey.options.schema import Config
-from covey.texts import tr
+from covey.texts import joined, tr
 
 Offload = Literal["none", "optimizer", "params"]
 Engine = Literal["own", "colocate", "server"]
@@ -148,13 +148,25 @@ class Layout:
         """What vLLM takes of a GPU while it samples."""
         return int(self.engine_share * self.gpu_bytes) if self.engine == "colocate" else 0
 
-    def in_words(self) -> str:
-        """The layout without its machine: `ZeRO-3, optimizer and weights offloaded`."""
+    def states_in_words(self) -> str:
+        """How the model lies on the GPUs: `ZeRO-3, optimizer and weights offloaded`."""
         words = {
             "none": "",
             "optimizer": tr(", optimizer offloaded"),
             "params": tr(", optimizer and weights offloaded"),
         }
+        stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
+        if self.fsdp:
+            stage = (
+                tr("FSDP over {shard_gpus} of them", shard_gpus=self.shard_gpus)
+                if self.shard_gpus
+                else "FSDP"
+            )
+            stage += "" if self.zero_stage == 3 else tr(", weights kept from forward to backward")
+        return joined("", [stage, words[self.offload]])
+
+    def in_words(self) -> str:
+        """The layout without its machine: states and engine."""
         sleeps = tr(", asleep while the model trains") if self.engine_sleeps else ""
         spans = (
             tr(" over {engine_parallel} GPUs", engine_parallel=self.engine_parallel)
@@ -171,17 +183,7 @@ class Layout:
             ),
             "server": tr("; sampling runs on servers, which use none of these GPUs"),
         }
-        stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
-        if self.fsdp:
-            stage = (
-                tr("FSDP over {shard_gpus} of them", shard_gpus=self.shard_gpus)
-                if self.shard_gpus
-                else "FSDP"
-            )
-            stage += "" if self.zero_stage == 3 else tr(", weights kept from forward to backward")
-        return tr(
-            "{stage}{words}{engine}", stage=stage, words=words[self.offload], engine=engine[self.engine]
-        )
+        return joined("", [self.states_in_words(), engine[self.engine]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

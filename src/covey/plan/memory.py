@@ -33,6 +33,7 @@ from covey.plan.memory_training import (
     has_kl,
     held_parts,
     host_bytes_of,
+    joining_bytes,
     lever_bytes,
     step_parts,
     update_parts,
@@ -105,7 +106,8 @@ class MemoryPlan:
     `needed_bytes` are those of all processes that share the memory of which `free_bytes` are free: one on a
     GPU, all of them on a CPU, each with its libraries; `limit_bytes` is what a run may take of the free ones
     without a word. `recompute` says which activations are computed again.
-    `host_bytes` are what all processes keep in the machine's memory under the facts' layout.
+    `host_bytes` are what all processes keep in the machine's memory under the facts' layout, and
+    `load_host_bytes` what those of a machine take of it while they load.
     `rests` says that the engine lets its cache go after each rollout.
     """
 
@@ -115,6 +117,7 @@ class MemoryPlan:
     recompute: Recompute
     limit_bytes: int | None = None
     host_bytes: int = 0
+    load_host_bytes: int = 0
     rests: bool = False
 
     @property
@@ -147,6 +150,7 @@ class MemoryPlan:
             "free_bytes": self.free_bytes,
             "recompute": self.recompute,
             "host_bytes": self.host_bytes,
+            "load_host_bytes": self.load_host_bytes,
             "engine_rests": self.rests,
         }
 
@@ -166,14 +170,23 @@ class MemoryPlan:
         by_size = sorted(large.items(), key=lambda part: -part[1])
         parts = joined(" + ", [tr("{name} {size}", name=PARTS[name], size=size(b)) for name, b in by_size])
         again = [] if self.recompute == "none" else [IN_WORDS[self.recompute]]
+        loading = [] if not self.load_host_bytes else [self._loading()]
         rests = [tr("the KV cache is freed before each update, which needs its memory")] if self.rests else []
         return [
             phases,
             tr("the largest phase is {name}: {parts}", name=binding.name, parts=parts),
             *again,
             *rests,
+            *loading,
             self.total_in_words(),
         ]
+
+    def _loading(self) -> str:
+        return tr(
+            "the files hold experts one by one: while it loads, each process joins the whole model in "
+            "float32, together {size} of a machine's memory",
+            size=size(self.load_host_bytes),
+        )
 
     def total_in_words(self) -> str:
         """Return the peak, and what is free, as one line."""
@@ -194,6 +207,7 @@ def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
         recompute=recompute,
         limit_bytes=limit_of(facts),
         host_bytes=host_bytes_of(config, facts, how),
+        load_host_bytes=joining_bytes(facts),
         rests=rests,
     )
 

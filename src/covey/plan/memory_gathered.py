@@ -40,6 +40,7 @@ class Gathering:
     live: int
     element: int
     copies: int
+    is_joined: bool
 
     @property
     def is_split(self) -> bool:
@@ -72,6 +73,7 @@ def gathering_of(config: Config, facts: Facts, model: ModelSizes, how: Training,
         live=zero.get("stage3_max_live_parameters", _LIVE),
         element=how.element,
         copies=_COPIES if how.cuda else _COPIES_OF_GLOO,
+        is_joined=model.is_joined,
     )
 
 
@@ -123,12 +125,14 @@ def publish_parts(gathering: Gathering, model: ModelSizes) -> dict[str, int]:
 def loading_parts(
     gathering: Gathering, how: Training, held: Mapping[str, int], trained: int, float32_bytes: int
 ) -> dict[str, int]:
-    """The fullest moment of the load. A split model proves the layout of its rows on some layers. DeepSpeed's
+    """The fullest moment of the load. A split model proves the layout of its rows on some layers; files that
+    transformers joins are read whole in each process, on a CPU into the memory of the run. DeepSpeed's
     stages 1 and 2 read the model in float32, and copy what they train into one block. On a CPU the base of an
     adapter is read in float32, `float32_bytes`."""
     g = gathering
     if g.is_split:
-        return dict(held) | probed_parts(g)
+        joined = {"copy while loading": float32_bytes} if g.is_joined and not how.cuda else {}
+        return dict(held) | max(probed_parts(g), joined, key=lambda parts: sum(parts.values()))
     if g.layout.zero_stage:
         copied = {"copy while loading": g.element * trained}
         if how.full and how.element == LOW:

@@ -122,6 +122,17 @@ def host_bytes_of(config: Config, facts: Facts, how: Training) -> int:
     return num_bytes + max(1, facts.num_processes) * parked
 
 
+def joining_bytes(facts: Facts) -> int:
+    """What the processes of a machine with GPUs take of its memory while they load a split model whose files
+    transformers joins: float32 of the whole model in each."""
+    model, layout = facts.model_sizes, planned_layout(facts)
+    is_split = layout.fsdp or layout.zero_stage == 3
+    if model is None or not model.is_joined or not is_split or not facts.cuda:
+        return 0
+    here = facts.num_processes_here if layout.is_here else layout.machine_gpus
+    return FLOAT * model.parameters * (here or layout.num_gpus)
+
+
 def lever_bytes(config: Config, model: ModelSizes, how: Training, layout: Layout) -> int:
     """What a process keeps in the machine's memory for `offload_optimizer` and its kin."""
     weights = weights_of(model, how)

@@ -229,6 +229,13 @@ def _forecast_alone(config: Config, layout: Layout) -> list[str]:
         lines.append(
             tr("a forecast only: `covey train` does not have {asked} yet", asked=joined(", ", asked))
         )
+    if layout.engine == "server" and not config.rollout_servers:
+        lines.append(
+            tr(
+                "`covey train` also takes where the servers are: --rollout_servers http://HOST:PORT "
+                "--rollout_token_file FILE"
+            )
+        )
     if layout.zero_stage and not layout.fsdp and config.deepspeed is None:
         word = flags({"deepspeed": deepspeed_word(layout.zero_stage, layout.offload)})
         lines.append(

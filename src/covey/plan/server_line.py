@@ -12,6 +12,7 @@ from covey.options.schema import Config
 from covey.options.verbs import RolloutOptions
 from covey.options.vllm import VllmOptions
 from covey.plan.facts import Facts
+from covey.plan.layout import WEIGHT_BYTES
 from covey.plan.memory_vllm import adapter_room
 from covey.plan.words import flags
 from covey.texts import Whole
@@ -46,6 +47,17 @@ def start_line(config: Config, address: str = "", facts: Facts | None = None, **
     host, port = _listens(address)
     words += [f"--host {host}"] if host and not _is_here(host) else []
     return Whole(" ".join([*words, f"--port {port}"]))
+
+
+def holding_line(config: Config, facts: Facts, address: str = "") -> str:
+    """Return the line that starts a server for a run, over as many GPUs, as large as those of its layout, as
+    hold the weights in half of their memory, where nobody typed how many."""
+    model, num_bytes = facts.model_sizes, facts.layout.gpu_bytes
+    if model is None or not num_bytes or not config.use_vllm or config.vllm_tensor_parallel_size > 1:
+        return start_line(config, address, facts)
+    spans = [n for n in range(1, model.heads + 1) if model.heads % n == 0]
+    holds = (n for n in spans if 2 * WEIGHT_BYTES * model.parameters <= n * num_bytes)
+    return start_line(config, address, facts, vllm_tensor_parallel_size=next(holds, spans[-1]))
 
 
 def _listens(address: str) -> tuple[str, str]:

@@ -1,50 +1,65 @@
 """Layouts that work where the planned one does not, each tried by the checks of a run and typed as a command.
 
-Two are looked for: one that samples with covey's own engine, and one with vLLM. What is typed stays where it
-can. States are tried in the ladder's order of cost, those of the tool that was typed first; then smaller
-forward passes; last LoRA, which is another run.
+What is typed stays where it can, the engine above all: servers stay servers. The first that is tried is the
+least costly change (`covey.plan.ladder`), which E211 and W114 name as well; then where the states lie, by the
+tool that was typed first; then smaller forward passes; last LoRA, which is another run. Other engines are
+looked for where none of these fits with the typed one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from covey.config.resolve import not_built_yet
-from covey.options.schema import DERIVED, FACTS, OPTIONS, Config, default_of, group_of
+from covey.options.schema import FACTS, OPTIONS, Config, default_of, group_of
 from covey.plan.check_layout import layout_problems
 from covey.plan.checks import checks
 from covey.plan.deepspeed import states_of
+from covey.plan.deepspeed_file import from_content
 from covey.plan.disk import size
+from covey.plan.engine_share import with_engine_share
 from covey.plan.facts import Facts
-from covey.plan.ladder import Edits, smaller_passes
-from covey.plan.layout import Layout, States, layout_of
-from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.ladder import Edits, ladder_fixes, smaller_passes
+from covey.plan.layout import Engine, Layout, States, layout_of
+from covey.plan.memory import MemoryPlan, limit_of, memory_plan
+from covey.plan.server_line import holding_line
 from covey.plan.words import flags
-from covey.texts import tr
-from covey.types import Problem, Severity
+from covey.texts import Text, tr
+from covey.types import Fix, Problem, Severity
 
 _WHOLE: Edits = {"deepspeed": None, "fsdp": None, "fsdp_offload": False, "fsdp_config": None}
 _ZERO: tuple[Edits, ...] = tuple(
     {"deepspeed": word} for word in ("zero2", "zero3", "zero2_offload", "zero3_offload")
 )
 _FSDP: tuple[Edits, ...] = ({"fsdp": "full_shard"}, {"fsdp": "full_shard", "fsdp_offload": True})
-_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_OTHERS: Mapping[Engine, tuple[Engine, ...]] = {
+    "own": ("server", "colocate"),
+    "colocate": ("server",),
+    "server": (),
+}
+"""The engines that are looked for where nothing fits with one."""
+OF_SERVERS = ("E420", "E421", "E422", "E423", "E424", "E427", "E428")
+"""What is said of servers, which no layout of the training mends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingLayout:
-    """A layout that fits: the options that change, the whole command, and its forecast."""
+    """A layout that fits: the options that change, the whole command, its forecast, and the line that starts
+    a server for it, where it has servers and none was named."""
 
     edits: Edits
     command: str
     plan: MemoryPlan
+    server: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the layout as `covey plan --json` prints it."""
-        return {"edits": self.edits, "command": self.command, "needed_bytes": self.plan.needed_bytes}
+        server = {"server": self.server} if self.server else {}
+        return {"edits": self.edits, "command": self.command, "needed_bytes": self.plan.needed_bytes} | server
 
     def in_words(self) -> str:
         """Return the peak of a GPU, and what lies in the machine's memory."""
@@ -56,75 +71,68 @@ class FittingLayout:
         peak = tr("{size} in {name}", size=size(self.plan.needed_bytes), name=self.plan.binding.name)
         return tr("{peak}, {share:.0%} of a GPU{host}", peak=peak, share=self.plan.share, host=host)
 
+    def fix(self) -> Fix:
+        """Return the layout as what to type."""
+        if any(value is None for value in self.edits.values()):
+            return Fix(text=Text(f"{self.in_words()}: `{self.command}`"))
+        return Fix(text=self.in_words(), edits=self.edits)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Works:
-    """What `covey train` can run instead of a plan, with covey's own engine and with vLLM. None: nothing that
-    was tried fits, or vLLM was neither asked for nor needed."""
+    """What `covey train` can run instead of a plan, by the engine that samples: with the typed one alone
+    where anything fits with it. Empty: nothing that was tried fits."""
 
-    today: FittingLayout | None
-    with_vllm: FittingLayout | None
+    layouts: Mapping[Engine, FittingLayout]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the layouts as `covey plan --json` prints them."""
-        layouts = {"today": self.today, "with_vllm": self.with_vllm}
-        return {name: None if layout is None else layout.as_dict() for name, layout in layouts.items()}
+        return {engine: layout.as_dict() for engine, layout in self.layouts.items()}
 
     def in_words(self) -> list[str]:
         """Return the layouts as lines."""
-        lines: list[str] = []
-        if self.today is None and self.with_vllm is None:
-            lines.append(
-                tr(
-                    "nothing that was tried (layouts, smaller micro-batches, LoRA) makes this fit "
-                    "`covey train`"
-                )
+        if not self.layouts:
+            nothing = tr(
+                "nothing that was tried (layouts, smaller micro-batches, LoRA) makes this fit `covey train`"
             )
-        if self.today is not None:
-            words = self.today.in_words()
-            lines += [tr("`covey train` can run this: {in_words}", in_words=words), self.today.command]
-        if self.with_vllm is not None:
-            words = self.with_vllm.in_words()
-            lines += [
-                tr("`covey train` can run this with vLLM: {words}", words=words),
-                self.with_vllm.command,
-            ]
+            return [nothing]
+        lines: list[str] = []
+        for engine, layout in self.layouts.items():
+            words = layout.in_words()
+            by = {
+                "own": tr("`covey train` can run this: {words}", words=words),
+                "colocate": tr("`covey train` can run this with vLLM on these GPUs: {words}", words=words),
+                "server": tr("`covey train` can run this with servers on other GPUs: {words}", words=words),
+            }
+            lines += [by[engine], layout.command]
+            if layout.server:
+                line = tr(
+                    "first, on the other GPUs: `{server}`; then add --rollout_servers http://HOST:PORT "
+                    "--rollout_token_file FILE",
+                    server=layout.server,
+                )
+                lines.append(line)
         return lines
+
+    def agreed(self, problem: Problem) -> Problem:
+        """A problem of the forecast with these layouts as its fixes, where it names another one first."""
+        answers = [layout.fix() for layout in self.layouts.values()]
+        is_of_forecast = problem.code in ("E211", "W114", "W150")
+        if not answers or not is_of_forecast or problem.fixes[0].edits == answers[0].edits:
+            return problem
+        kept = [fix for fix in problem.fixes if "ignore_memory_forecast" in fix.edits]
+        return replace(problem, fixes=(*answers, *kept))
 
 
 def works(config: Config, facts: Facts, typed: Collection[str], verb: str) -> Works:
     """Return layouts that work on the facts' GPUs; `typed` are the options that were given to `verb`."""
     search = _Search(config, facts, frozenset(typed), verb)
-    own = search.first(not_built_yet(config) | _own_engine(config))
-    is_asked = config.use_vllm or own is None
-    return Works(today=own, with_vllm=_with_vllm(search) if is_asked else None)
-
-
-def _own_engine(config: Config) -> Edits:
-    """What leaves vLLM out; nothing where it is not asked for."""
-    if not config.use_vllm:
-        return {}
-    return {n: False if n in DERIVED else default_of(n) for n in OPTIONS if group_of(n) == "vllm"}
-
-
-def _with_vllm(search: _Search) -> FittingLayout | None:
-    """vLLM on these GPUs, first as it is typed, then over as few GPUs an engine and with as small a share as
-    fit; awake before asleep while the model trains."""
-    base: Edits = {"use_vllm": True, "vllm_mode": "colocate", "async_generate": False, "sleep_level": 0}
-    spans, shares = list(range(1, search.facts.layout.num_gpus + 1)), list(_SHARES)
-    if search.config.use_vllm:
-        spans.insert(0, search.config.vllm_tensor_parallel_size)
-        shares.insert(0, search.facts.layout.engine_share)
-    for span, share, sleeps in product(dict.fromkeys(spans), dict.fromkeys(shares), (False, True)):
-        engine: Edits = {
-            "vllm_tensor_parallel_size": span,
-            "vllm_gpu_memory_utilization": share,
-            "vllm_enable_sleep_mode": sleeps,
-        }
-        found = search.first(base | engine)
-        if found is not None:
-            return found
-    return None
+    own = facts.layout.engine
+    for engines in ((own,), _OTHERS[own]):
+        found = {engine: layout for engine in engines if (layout := search.with_engine(engine)) is not None}
+        if found:
+            return Works(layouts=found)
+    return Works(layouts={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +144,63 @@ class _Search:
     typed: frozenset[str]
     verb: str
 
-    def first(self, base: Edits) -> FittingLayout | None:
-        """The first layout that fits with `base` typed; with vLLM, forward passes and tuner stay."""
-        started = self.config.model_copy(update=base)
-        if layout_problems(started, self._laid_out(started, base)):
-            return None
+    def with_engine(self, engine: Engine) -> FittingLayout | None:
+        """The first layout that fits with an engine; forward passes and tuner change with the typed one
+        alone."""
+        base = not_built_yet(self.config)
+        is_typed = engine == self.facts.layout.engine
+        if is_typed:
+            found = self._try(base, {}, {}) or self._least_change(base)
+            if found is not None:
+                return found
         passes: list[tuple[Edits, Edits]] = [({}, {})]
         tuners: list[Edits] = [{}]
-        if not base.get("use_vllm"):
+        if is_typed:
             passes += smaller_passes(self.config, self.facts, self.typed)
             tuners += [] if self.config.tuner_type == "lora" else [{"tuner_type": "lora"}]
-        for tuner, (typed, counts), states in product(tuners, passes, self._states()):
-            found = self._try(base | states | tuner, typed, counts)
+        engines = list(self._engines(engine))
+        for tuner, (words, counts), states, how in product(tuners, passes, self._states(), engines):
+            found = self._try(base | states | how | tuner, words, counts)
             if found is not None:
                 return found
         return None
+
+    def _least_change(self, base: Edits) -> FittingLayout | None:
+        """The first of the least costly changes that passes the checks."""
+        counts = list(smaller_passes(self.config, self.facts, self.typed))
+        limit = limit_of(self.facts) or 0
+        for fix in ladder_fixes(self.config, self.facts, self.typed, limit):
+            follows = next((more for words, more in counts if words.items() <= fix.edits.items()), {})
+            if "quant_bits" in fix.edits:
+                follows = follows | {"quant_method": "bnb"}
+            found = self._try(base | fix.edits, {}, follows)
+            if found is not None:
+                return found
+        return None
+
+    def _engines(self, engine: Engine) -> Iterator[Edits]:
+        """An engine first as it is typed; vLLM on these GPUs then over as few of them as fit, with the share
+        that covey chooses, and awake before asleep while the model trains."""
+        is_typed = engine == self.facts.layout.engine
+        if engine == "own" or (engine == "server" and is_typed):
+            yield {}
+        elif engine == "server":
+            yield {"use_vllm": True, "vllm_mode": "server"}
+        else:
+            layout = self.facts.layout
+            each = layout.machine_gpus or layout.num_gpus
+            spans = [n for n in range(1, each + 1) if each % n == 0]
+            shares: list[float | None] = [None]
+            if is_typed:
+                yield {}
+                spans.insert(0, layout.engine_parallel)
+                shares.insert(0, self.config.vllm_gpu_memory_utilization)
+            for span, share, sleeps in product(dict.fromkeys(spans), dict.fromkeys(shares), (False, True)):
+                yield {
+                    **{"use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": span},
+                    **{"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps},
+                    **{"vllm_data_parallel_size": 1, "sleep_level": 0},
+                }
 
     def _states(self) -> list[Edits]:
         """Where the states may be: as typed, then by the tool that was typed, then by the other one."""
@@ -169,7 +219,9 @@ class _Search:
         )
         problems: tuple[Problem, ...] = ()
         if edits.keys() & _WHOLE.keys():
-            states, problems = states_of(config, None, cuda=bool(self.facts.cuda))
+            word = config.deepspeed or ""
+            file = from_content(json.loads(word), word) if word.startswith("{") else None
+            states, problems = states_of(config, file, cuda=bool(self.facts.cuda))
         layout = layout_of(
             config,
             now.num_gpus,
@@ -178,19 +230,28 @@ class _Search:
             is_here=False,
             gpus_of_a_machine=now.machine_gpus or now.shard_gpus,
         )
-        return replace(self.facts, layout=layout, layout_problems=problems)
+        return with_engine_share(replace(self.facts, layout=layout, layout_problems=problems), config)
 
-    def _try(self, edits: Edits, typed: Edits, counts: Edits) -> FittingLayout | None:
+    def _try(self, edits: Edits, words: Edits, counts: Edits) -> FittingLayout | None:
         """The layout of the changed configuration, where it fits and the checks find no fault."""
         config = self.config.model_copy(update=edits | counts)
         facts = self._laid_out(config, edits)
+        if layout_problems(config, facts):
+            return None
         plan = memory_plan(config, facts)
         if not plan.fits:
             return None
-        if any(p.severity is Severity.ERROR for p in checks(config, facts, self.typed)):
+        faults = [p for p in checks(config, facts, self.typed) if p.severity is Severity.ERROR]
+        if any(p.code not in OF_SERVERS for p in faults):
             return None
-        changed = {n: v for n, v in edits.items() if getattr(self.config, n) != v} | typed
-        return FittingLayout(edits=changed, command=self._command(changed, facts.layout), plan=plan)
+        changed = {n: v for n, v in edits.items() if getattr(self.config, n) != v} | words
+        is_unnamed = facts.layout.engine == "server" and not config.rollout_servers
+        return FittingLayout(
+            edits=changed,
+            command=self._command(changed, facts.layout),
+            plan=plan,
+            server=holding_line(config, facts) if is_unnamed else "",
+        )
 
     def _command(self, edits: Edits, layout: Layout) -> str:
         """The command as it was typed, with the edits."""

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from covey.plan.engine_share import with_engine_share
 from covey.plan.facts import Facts, ModelSizes
 from covey.plan.memory import memory_plan
 from covey.plan.problem import START_ANYWAY
 from covey.types import Problem, Severity
 from support.checks import config, edits_of, facts, found, one
+from support.layouts import EIGHT, GIB, SHORT, elsewhere
 
 MODEL = ModelSizes(
     family="qwen2",
@@ -167,3 +169,20 @@ def test_a_faulty_batch_comes_first() -> None:
 @pytest.mark.parametrize("unknown", [{"free_memory_bytes": None}, {"model_sizes": None}])
 def test_silent_where_nothing_is_known(unknown: dict[str, Any]) -> None:
     assert found(replace(with_share(GPU, 2.0), **unknown)) == []
+
+
+def test_other_engines_where_the_copy_alone_is_too_much() -> None:
+    """32 B split over eight GPUs of this machine, each of 48 GiB with states offloaded: the native engine's
+    copy does not fit, servers and vLLM over some of them do."""
+    here = replace(EIGHT, gpu_bytes=48 * GIB, is_here=True, zero_stage=3, offload="params", fsdp=True)
+    given = elsewhere(here)
+    typed = {**SHORT, "steps_per_generation": 1, "fsdp": "full_shard", "fsdp_offload": True}
+    (problem,) = [p for p in found(given, **typed) if p.code == "E211"]
+    assert "a full copy of the weights" in problem.cause
+    served, spread = edits_of(problem)[:2]
+    assert served == {"use_vllm": True, "vllm_mode": "server"}
+    assert "--vllm_tensor_parallel_size 4" in problem.fixes[0].text
+    fields = {"engine": "colocate", "engine_parallel": spread["vllm_tensor_parallel_size"]}
+    layout = replace(here, **fields, engine_sleeps=spread["vllm_enable_sleep_mode"])
+    run = config(**typed, **spread)
+    assert memory_plan(run, with_engine_share(replace(given, layout=layout), run)).fits

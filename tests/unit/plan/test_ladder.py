@@ -156,7 +156,9 @@ def test_what_does_not_fit_is_refused_with_what_does() -> None:
     options = {**OPTIONS, "max_completion_length": 2048}
     (problem,) = found(elsewhere(EIGHT), **options)
     assert problem.code == "E211"
-    assert "Each process of DDP (ZeRO-0) takes" in problem.seen and "for model states alone" in problem.seen
+    assert (
+        "With DDP (ZeRO-0), each process takes" in problem.seen and "for model states alone" in problem.seen
+    )
     assert dict(problem.fixes[0].edits) == {"deepspeed": deepspeed_word(3, "optimizer")}
     assert problem.fixes[-1] == START_ANYWAY
     for fix in problem.fixes[:-1]:

@@ -343,3 +343,15 @@ def test_lora_of_seven_billion_fits_a_gpu_of_24_gb(gigabytes: int) -> None:
     given = facts(model_sizes=qwen, longest_prompt=256, cuda=True, free_memory_bytes=free)
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "max_completion_length": 512}
     assert memory_plan(config(tuner_type="lora", **sizes), given).fits
+
+
+def test_files_that_are_joined_are_whole_while_they_load() -> None:
+    """On a CPU in the memory of the run: float32 of all weights in each process of a split model."""
+    split = replace(FACTS, num_processes=4, layout=replace(FACTS.layout, zero_stage=3, fsdp=True))
+    split = replace(split, model_sizes=replace(MODEL, layers=10))
+    joined = replace(split, model_sizes=replace(MODEL, layers=10, is_joined=True))
+    before, after = (phases(given)["load"] for given in (split, joined))
+    assert "copy while loading" not in before and after["copy while loading"] == 4 * 1000
+    assert plan(joined).load_host_bytes == 0, "it is counted once"
+    whole = replace(joined, layout=FACTS.layout)
+    assert phases(whole)["load"] == phases(replace(whole, model_sizes=split.model_sizes))["load"]

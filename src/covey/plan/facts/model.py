@@ -84,6 +84,7 @@ class ModelSizes:
     adapter_parameters  weights of the adapters
     saved_parameters    weights that are trained whole beside the adapters
     packable_parameters weights that may be quantized: of linear layers that are not trained whole
+    is_joined           whether its files hold experts one by one, which transformers joins as it loads them
     """
 
     family: str
@@ -101,3 +102,4 @@ class ModelSizes:
     adapter_parameters: int = 0
     saved_parameters: int = 0
     packable_parameters: int = 0
+    is_joined: bool = False

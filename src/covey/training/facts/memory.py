@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _NAMES = {
     "intermediate_size": ("n_inner", "ffn_dim"),
 }
 _USUAL_MLP = 4
+_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def model_sizes(directory: Path, shapes: ModelShapes, lora: LoraFacts) -> ModelSizes | None:
@@ -63,6 +65,7 @@ def model_sizes(directory: Path, shapes: ModelShapes, lora: LoraFacts) -> ModelS
         adapter_parameters=lora.num_lora,
         saved_parameters=lora.num_saved,
         packable_parameters=lora.num_packable,
+        is_joined=any(_ONE_EXPERT.search(name) for name in shapes.tensors),
     )
 
 

@@ -90,6 +90,10 @@ def run_facts(config: Config, num_processes: int) -> Facts:
     )
 
 
+_OF_GPUS = ("deepspeed", "use_vllm", "quant_bits", "optim")
+"""Options whose packages are for the machine with the GPUs."""
+
+
 def _npu() -> str:
     """The environment variable that picks Ascend NPUs for the run; empty where none does."""
     return next((name for name in _NPU_VARIABLES if os.environ.get(name)), "")
@@ -138,7 +142,7 @@ def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
         layout=layout,
         free_disk_bytes=None,
         # What the machine that is planned has installed is not known.
-        missing_packages=tuple(m for m in facts.missing_packages if m[0] not in ("deepspeed", "use_vllm")),
+        missing_packages=tuple(m for m in facts.missing_packages if m[0] not in _OF_GPUS),
         free_memory_bytes=layout.gpu_bytes if layout.is_known else None,
         cuda=True,
         nproc_available=layout.num_gpus or None,
