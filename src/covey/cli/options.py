@@ -26,6 +26,7 @@ from covey.plan.check_launch import (
     num_ranks,
     processes_here,
 )
+from covey.plan.layout import GPUS_OF_A_MACHINE
 from covey.plan.problem import problem
 from covey.texts import Whole, joined, plural, tr
 from covey.types import Fix, Problem, Severity
@@ -121,6 +122,10 @@ def _two_numbers(typed: dict[str, Typed], num_gpus: int) -> list[Problem]:
     """Say where the number of processes is not that of the GPUs that are planned."""
     given = typed.get("nproc_per_node")
     if given is None or given.value == num_gpus:
+        return []
+    if given.value == GPUS_OF_A_MACHINE and num_gpus % GPUS_OF_A_MACHINE == 0:
+        # As it is typed on each of several machines.
+        typed["nproc_per_node"] = replace(given, value=num_gpus)
         return []
     seen = tr(
         "plan_gpus is {num_gpus}, but nproc_per_node is {value} ({source}).",

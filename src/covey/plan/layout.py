@@ -222,6 +222,9 @@ def layout_of(
     )
 
 
+GPUS_OF_A_MACHINE = 8
+"""Of each of the machines that are planned, where there are more GPUs."""
+
 THIS_MACHINE = Layout(num_gpus=1, gpu_bytes=0, is_here=True)
 """One process with the whole model."""
 

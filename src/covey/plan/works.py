@@ -48,13 +48,14 @@ OF_SERVERS = ("E420", "E421", "E422", "E423", "E424", "E427", "E428")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingLayout:
-    """A layout that fits: the options that change, the whole command, its forecast, and the line that starts
-    a server for it, where it has servers and none was named."""
+    """A layout that fits: the options that change, the whole command, its forecast, the line that starts a
+    server for it, where it has servers and none was named, and the machines on which the command is typed."""
 
     edits: Edits
     command: str
     plan: MemoryPlan
     server: str = ""
+    machines: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return the layout as `covey plan --json` prints it."""
@@ -105,6 +106,13 @@ class Works:
                 "server": tr("`covey train` can run this with servers on other GPUs: {words}", words=words),
             }
             lines += [by[engine], layout.command]
+            if layout.machines > 1:
+                line = tr(
+                    "on each of {machines} machines, behind NNODES={machines} NODE_RANK=R "
+                    "MASTER_ADDR=HOST MASTER_PORT=29500",
+                    machines=layout.machines,
+                )
+                lines.append(line)
             if layout.server:
                 line = tr(
                     "first, on the other GPUs: `{server}`; then add --rollout_servers http://HOST:PORT "
@@ -251,14 +259,21 @@ class _Search:
             command=self._command(changed, facts.layout),
             plan=plan,
             server=holding_line(config, facts) if is_unnamed else "",
+            machines=facts.layout.num_gpus // _gpus_of_each(facts.layout),
         )
 
     def _command(self, edits: Edits, layout: Layout) -> str:
         """The command as it was typed, with the edits."""
         values = {n: getattr(self.config, n) for n in OPTIONS if n in self.typed} | edits
-        values.setdefault("nproc_per_node", layout.num_gpus)
+        values["nproc_per_node"] = _gpus_of_each(layout)
         for name in edits:
             is_layout = name in _WHOLE or bool(FACTS[name].not_built) or group_of(name) == "vllm"
             if is_layout and edits[name] in (None, False, default_of(name)):
                 del values[name]
         return tr("covey {verb} {flags}", verb=self.verb, flags=flags(values))
+
+
+def _gpus_of_each(layout: Layout) -> int:
+    """The GPUs of each machine; all of them where they do not make whole machines."""
+    each = layout.machine_gpus or layout.num_gpus
+    return each if layout.num_gpus % each == 0 else layout.num_gpus

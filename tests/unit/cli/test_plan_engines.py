@@ -81,6 +81,8 @@ def test_what_is_printed_fits(capsys: pytest.CaptureFixture[str], machine: str, 
         assert (other.code, other.codes) == (0, []), found["command"]
         assert other.memory["needed_bytes"] == found["needed_bytes"] < MACHINES[machine]
         assert other.said["facts"]["layout"]["engine"] == name
+        assert found["command"].endswith("--nproc_per_node 8"), "of each machine"
+        assert other.said["batch"]["num_processes"] == plan.said["batch"]["num_processes"]
 
 
 @pytest.mark.parametrize("machine", [EIGHT, MANY], ids=["32b", "70b"])

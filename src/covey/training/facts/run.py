@@ -25,7 +25,7 @@ from covey.plan.check_launch import is_launched, num_ranks, processes_here
 from covey.plan.deepspeed import states_of
 from covey.plan.deepspeed_file import FromFile, from_content, unreadable
 from covey.plan.facts import Facts, OutputDirState, RayFacts, ResumeFacts
-from covey.plan.layout import PRESETS, DeepSpeedFile, Machine, States, layout_of
+from covey.plan.layout import GPUS_OF_A_MACHINE, PRESETS, DeepSpeedFile, Machine, States, layout_of
 from covey.plan.versions import TRIED, VLLM_ON_CPU
 from covey.telemetry.owner import owner_of
 from covey.telemetry.rollouts import RolloutLimits, list_rollouts, read_rollouts
@@ -43,9 +43,6 @@ from covey.training.facts.directory import (
 from covey.training.facts.memory import free_memory
 from covey.training.facts.ray_cluster import find_ray
 from covey.types import Severity
-
-# Of machines that are planned for; their GPUs are told together.
-_GPUS_OF_A_MACHINE = 8
 
 _NPU_VARIABLES = ("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES")
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "asimdbf16"}
@@ -136,7 +133,7 @@ def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
         )
         return replace(facts, layout=layout)
     gpus = machine.num_gpus, machine.gpu_bytes
-    layout = layout_of(config, *gpus, states, is_here=False, gpus_of_a_machine=_GPUS_OF_A_MACHINE)
+    layout = layout_of(config, *gpus, states, is_here=False, gpus_of_a_machine=GPUS_OF_A_MACHINE)
     return replace(
         facts,
         layout=layout,
