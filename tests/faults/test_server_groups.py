@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,9 @@ def listeners(pid: int) -> set[str]:
     return set(ports_of([pid]))
 
 
-def until(number: int, act: Callable[[], object], policy: Policy) -> Iterator[Any]:
-    """The weights; `act` happens before one of them."""
-    for at, named in enumerate(plain_weights(policy)):
+def until(number: int, act: Callable[[], object], weights: Iterable[Any]) -> Iterator[Any]:
+    """Weights; `act` happens before one of them."""
+    for at, named in enumerate(weights):
         if at == number:
             act()
         yield named
@@ -145,7 +145,7 @@ def test_a_server_that_fails_in_the_middle_is_named_and_the_other_goes_on(
         )
         assert len(engine.publish(plain_weights(policies[0]), 0).members) == 2
         started = time.monotonic()
-        weights = until(9, lambda: second.send(FAULTS[how]), policies[0])
+        weights = until(9, lambda: second.send(FAULTS[how]), plain_weights(policies[0]))
         assert list(engine.publish(weights, 1).members) == [first.address]
         assert time.monotonic() - started < 2.5 * TIMEOUT_S
         (notice,) = engine.take_notices()
@@ -208,11 +208,12 @@ def test_a_server_on_the_gpu_of_the_run_is_not_asked(
     """NCCL refuses two processes on one GPU. Here both are said to be on one."""
     monkeypatch.setattr(group_send, "device_name", lambda device: "cuda GPU-1")
     sender = group_send.GroupSender(Caller(address="http://127.0.0.1:1", token="", timeout_s=1.0), 5000)
-    sender._open(status_of(policies[0], group_device="cuda GPU-1"), torch.device("cuda"))
+    two_gpus = status_of(policies[0], group_device="cuda GPU-0, cuda GPU-1")
+    sender._open(two_gpus, "", torch.device("cuda"))
     assert sender._group is None and "uses the GPU of the training process" in sender.refused
     # Another one is.
     with pytest.raises(ConnectionRefusedError):
-        sender._open(status_of(policies[0], group_device="cuda GPU-2"), torch.device("cuda"))
+        sender._open(status_of(policies[0], group_device="cuda GPU-2"), "", torch.device("cuda"))
 
 
 def test_a_run_that_has_ended_leaves_no_port_open(policies: list[Policy]) -> None:
@@ -231,7 +232,11 @@ def test_a_run_that_has_ended_leaves_no_port_open(policies: list[Policy]) -> Non
 
 def open_group(server: Running, **changes: Any) -> Any:
     body = {"port": free_ports(1)[0], "backend": "gloo", "timeout_s": 2.0, **changes}
-    return server.caller("run-1").post("/v1/publish/group", body)
+    caller = server.caller("run-1")
+    if "transfer" not in body:
+        opened = caller.post("/v1/publish/begin", {"version": 0, "form": "whole"})
+        body["transfer"] = opened["transfer"]
+    return caller.post("/v1/publish/group", body)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +265,7 @@ def test_a_group_is_for_the_run_that_uses_the_server(policies: list[Policy]) -> 
         with pytest.raises(Refused, match="another run uses this server"):
             open_group(server)
         with pytest.raises(Refused, match="401"):
-            body = {"port": 5000, "backend": "gloo", "timeout_s": 2.0}
+            body = {"transfer": "", "port": 5000, "backend": "gloo", "timeout_s": 2.0}
             Caller(address=server.address, token="other", timeout_s=5).post("/v1/publish/group", body)
 
 
@@ -303,7 +308,11 @@ def test_a_call_for_tensors_that_nobody_sends_ends_in_time(policies: list[Policy
         server.front.attend("run-1", "a run")
         caller = server.caller("run-1")
         transfer = caller.post("/v1/publish/begin", {"version": 0, "form": "whole"})["transfer"]
-        asked = {"transfer": transfer, "group": open_group(server)["group"], "tensors": [SPEC]}
+        asked = {
+            "transfer": transfer,
+            "group": open_group(server, transfer=transfer)["group"],
+            "tensors": [SPEC],
+        }
         for change, words in (
             ({"group": "other"}, "not open"),
             ({"transfer": "other"}, "not open"),

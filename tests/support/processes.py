@@ -35,14 +35,22 @@ def run_in_processes(
     timeout: float = 180,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    machine: int = 0,
 ) -> None:
     """Run a file as a program with these arguments, in `folder`; fail where one process fails or lasts.
 
-    More than one are the ranks of a run on this machine, which join each other by themselves.
+    More than one are the ranks of a run on this machine, which join each other by themselves. With `machine`
+    the launcher says of each so many that they are alone on theirs.
     """
     with tempfile.TemporaryDirectory() as said:
         started = start_processes(
-            file, *arguments, processes=processes, said=said, environment=environment, folder=folder
+            file,
+            *arguments,
+            processes=processes,
+            said=said,
+            environment=environment,
+            folder=folder,
+            machine=machine,
         )
         codes = _codes(started, timeout)
         output = "\n".join(path.read_text()[-4000:] for path in sorted(Path(said).iterdir()))
@@ -56,13 +64,14 @@ def start_processes(
     said: Path | str,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    machine: int = 0,
 ) -> list[BaseProcess]:
     """Start the processes of `run_in_processes` and return them; what each says is in `said`, by its rank."""
     _begin()
     words = [file, *map(str, arguments)]
     port, started = _free_port(), []
     for rank in range(processes):
-        own = {**_rank(rank, processes, port), **(environment or {})}
+        own = {**_rank(rank, processes, port, machine), **(environment or {})}
         given = words, own, str(folder or Path.cwd()), f"{said}/{rank}"
         started.append(_CONTEXT.Process(target=_run, args=given))
         started[-1].start()
@@ -83,11 +92,12 @@ def rank_environment(processes: int) -> list[dict[str, str]]:
     return [_rank(rank, processes, port) for rank in range(processes)]
 
 
-def _rank(rank: int, processes: int, port: int) -> dict[str, str]:
-    """What torchrun would tell a rank."""
+def _rank(rank: int, processes: int, port: int, machine: int = 0) -> dict[str, str]:
+    """What torchrun would tell a rank, where each machine has so many."""
     if processes == 1:
         return {}
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    own = machine or processes
+    numbers = {"RANK": rank, "LOCAL_RANK": rank % own, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": own}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {name: str(value) for name, value in {**numbers, **place}.items()}
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
+from covey.learner.backends.split import SplitModel
 from covey.training.build import build_job
 from covey.training.facts import survey
 from covey.training.loop import run
@@ -29,14 +30,15 @@ _LONGEST_PROMPT = 14
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left: per-step gradients, the weights before and after, its metrics, and the forward passes
-    of each step."""
+    """What a run left: per-step gradients, the weights before and after, its metrics, the forward passes of
+    each step, and how many weights the process holds."""
 
     gradients: list[dict[str, Tensor]]
     before: dict[str, Tensor]
     after: dict[str, Tensor]
     metrics: list[dict[str, Any]]
     forwards: list[int]
+    held: int
 
 
 def write_rollouts(directory: Path, *, rollouts: int = 5, seed: int = 0) -> Path:
@@ -154,8 +156,7 @@ def train_and_watch(
     if stream is not None:
         job.backend.policy.use_stream(stream)
         job.pack_plan = replace(job.pack_plan, stream=stream)
-    masters = job.backend.masters
-    before = _weights(masters)
+    before = _weights(job.backend)
     gradients: list[dict[str, Tensor]] = []
     forwards = [0]
     step, backward = job.backend.step, job.backend.backward
@@ -165,27 +166,39 @@ def train_and_watch(
         return backward(*given, **more)
 
     def watched(rate: float) -> Any:
-        gradients.append(masters.gradients())
+        gradients.append(_gradients(job.backend))
         forwards.append(0)
         return step(rate)
 
     job.backend.step, job.backend.backward = watched, counted
     run(job)
-    after = _weights(masters)
+    after = _weights(job.backend)
+    held = sum(getattr(p, "to_local", lambda p=p: p)().numel() for p in job.backend.policy.parameters())
     job.backend.close()
     found.close()
     path = Path(opts["output_dir"]) / "metrics.jsonl"
     lines = [json.loads(x) for x in path.read_text().splitlines()] if path.is_file() else []
-    return Result(gradients, before, after, lines, forwards[:-1])
+    return Result(gradients, before, after, lines, forwards[:-1], held)
 
 
-def _weights(masters: Any) -> dict[str, Tensor]:
-    return {name: master.detach().clone() for name, master in masters.each()}
+def _weights(backend: Any) -> dict[str, Tensor]:
+    """Those that the optimizer steps, whole: of a model that is split as it computes. Collective."""
+    each = backend.split.whole() if isinstance(backend, SplitModel) else backend.masters.each()
+    return {name: weight.detach().clone() for name, weight in each}
+
+
+def _gradients(backend: Any) -> dict[str, Tensor]:
+    """Whole gradients. Collective."""
+    if isinstance(backend, SplitModel):
+        return {name: gradient.detach().clone() for name, gradient in backend.gradients()}
+    gradients: dict[str, Tensor] = backend.masters.gradients()
+    return gradients
 
 
 def save_result(result: Result, path: Path) -> None:
     """Write a result's tensors; metrics are in the run directory."""
     tensors = {f"before/{k}": v for k, v in result.before.items()}
+    tensors["held/"] = torch.tensor(result.held)
     tensors["forwards/"] = torch.tensor(result.forwards)
     tensors |= {f"after/{k}": v for k, v in result.after.items()}
     for i, gradient in enumerate(result.gradients):
@@ -204,14 +217,18 @@ def load_result(path: Path, output: Path) -> Result:
     lines = [json.loads(x) for x in (output / "metrics.jsonl").read_text().splitlines()]
     gradients = [part(f"gradient{i}") for i in range(count)]
     forwards = tensors["forwards/"].tolist()
-    return Result(gradients, part("before"), part("after"), lines, forwards)
+    held = int(tensors["held/"])
+    return Result(gradients, part("before"), part("after"), lines, forwards, held)
 
 
-def train_in_processes(runs: Sequence[Mapping[str, Any]], work: Path, *, processes: int = 2) -> list[Result]:
-    """Runs, one after the other, in several gloo processes; the tensors are rank 0's."""
+def train_in_processes(
+    runs: Sequence[Mapping[str, Any]], work: Path, *, processes: int = 2, machine: int = 0
+) -> list[Result]:
+    """Runs, one after the other, in several gloo processes; the tensors are rank 0's. With `machine` each so
+    many of them are told that they are alone on theirs."""
     work.mkdir(parents=True, exist_ok=True)
     (work / "runs.json").write_text(json.dumps([dict(r) for r in runs]))
-    run_in_processes(__file__, work, processes=processes, timeout=300)
+    run_in_processes(__file__, work, processes=processes, timeout=300, machine=machine)
     return [
         load_result(work / f"result{i}.safetensors", Path(opts["output_dir"])) for i, opts in enumerate(runs)
     ]

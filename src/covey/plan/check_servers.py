@@ -57,7 +57,7 @@ def _groups(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]:
         problems.append(warning("W182", option, seen, "", fix))
     if without := [s.address for s in servers if not s.fault and not takes_group(s)]:
         seen = tr("{without} does not support a process group.", without=joined(", ", without))
-        cause = tr("It is `vllm serve`, or vLLM with several processes.")
+        cause = tr("It is `vllm serve`, or vLLM with several processes that applies adapters itself.")
         problems.append(
             warning("W183", option, seen, cause, Fix(text=tr("leave out --{option}", option=option)))
         )

@@ -1,8 +1,8 @@
 """What publishing weights takes where the engine of a run holds weights of its own: vLLM, or servers.
 
 Bytes follow from the model. Seconds are an estimate from a rate of each way, checksums of both sides and the
-canary included. The rates of a CPU were measured with 516 MB of float32 (docs/performance.md); those of a
-network and of a GPU are assumed.
+canary included. The rates of a CPU were measured with 500 MB of float32 on two cores that others used too
+(docs/performance.md, docs/servers.md); those of a network and of a GPU are assumed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RATES: dict[Way, float] = {
     "files": 0.2e9,
     "loopback": 0.2e9,
     "network": 0.2e9,
-    "gloo": 0.5e9,
+    "gloo": 0.4e9,
     "nccl": 5e9,
 }
 # Of a publish of next to nothing: calls and the canary.

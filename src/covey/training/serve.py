@@ -17,7 +17,7 @@ from covey.kernels.choose import KernelsName
 from covey.models.adapter_shapes import read_shapes
 from covey.models.load import largest_bytes, load_still
 from covey.rollout.server.front import Front, new_instance
-from covey.rollout.server.group import device_name
+from covey.rollout.server.group import device_name, group_devices
 from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
 from covey.rollout.server.wire import BUCKET_BYTES, MARKER, NO_VERSION, ServerStatus
@@ -64,8 +64,10 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         serving.dtype, torch.bfloat16
     )
     engine, sizes = _engine(serving, device, dtype)
-    # Tensors that this process has received would have to be sent to those of the engine again.
-    where = None if serving.vllm is not None and serving.vllm.own_processes else device
+    workers = engine.workers if isinstance(engine, VllmEngine) else None
+    devices = [device_name(device)] if workers is None else workers.devices()
+    # The matrices of an adapter are of use in this process alone, and they are small.
+    takes_group = workers is None or not engine.capabilities.adapter_rank
     about = ServerStatus(
         name=serving.address,
         instance=new_instance(),
@@ -84,14 +86,15 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         publish_directory=str(serving.publish_directory or ""),
         adapter_rank=engine.capabilities.adapter_rank,
         base="",
-        group_device="" if where is None else device_name(where),
+        group_device=group_devices(devices) if takes_group else "",
     )
-    front = Front(engine, about, ends_with_run=serving.ends_with_run)
+    front = Front(engine, about, ends_with_run=serving.ends_with_run, workers=workers)
     access = Access(
         token=serving.token,
         bucket_bytes=max(BUCKET_BYTES, sizes.largest_bytes),
         publish_directory=serving.publish_directory,
-        device=where,
+        device=device if takes_group else None,
+        num_workers=0 if workers is None else len(devices),
     )
     marker = None
     if serving.publish_directory is not None:

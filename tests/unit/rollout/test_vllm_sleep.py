@@ -15,8 +15,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from covey.rollout.vllm import engine as engine_module
-from covey.rollout.vllm import library
+from covey.rollout.vllm import library, workers
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
 from covey.types import GenerationRequest, NoiseKey, SamplingParams
@@ -151,7 +150,7 @@ def test_files_that_find_no_room_are_named_and_nothing_is_loaded(
     """Where vLLM's workers are processes of their own, weights go through files in memory."""
     engine, asked = engine_of(0, own_processes=True)
     engine.publish(iter(WEIGHTS.items()), 0)
-    monkeypatch.setattr(engine_module, "memory_directory", lambda: str(tmp_path))
+    monkeypatch.setattr(workers, "memory_directory", lambda: str(tmp_path))
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     asked.calls.clear()
     with pytest.raises(ValueError, match=f"{tmp_path} takes no file of weights: .*No space left"):

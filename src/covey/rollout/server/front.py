@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -23,6 +23,9 @@ from covey.rollout.server.metrics import Counts, metrics_text
 from covey.rollout.server.transfer import Transfer, TransferEnded
 from covey.rollout.server.wire import ADAPTER, NO_VERSION, ServerStatus
 from covey.types import Completion, GenerationRequest, Receipt
+
+if TYPE_CHECKING:
+    from covey.rollout.server.group import GroupPlace
 
 # Seconds in which an engine takes a bucket of tensors, and in which it ends what was aborted.
 _TAKE_S, _ABORT_S = 600.0, 10.0
@@ -53,6 +56,19 @@ class Call:
             return None
 
 
+class GroupWorkers(Protocol):
+    """Workers of an engine that are processes of their own and ranks of a group; called by the engine's
+    thread."""
+
+    def join(self, place: GroupPlace) -> None:
+        """Be its ranks from 1 on; ValueError where one of them fails."""
+        ...
+
+    def leave(self) -> None:
+        """Be in no group."""
+        ...
+
+
 @dataclass(slots=True)
 class _User:
     """The run that uses the server, and how many of its processes do."""
@@ -65,10 +81,19 @@ class _User:
 class Front:
     """An engine for one run at a time. `about` says what it is; its version is kept here.
 
-    `ends_with_run`: `serve` returns once the run that used the server has ended.
+    `ends_with_run`: `serve` returns once the run that used the server has ended. `workers` take the place of
+    this process in a group.
     """
 
-    def __init__(self, engine: ServedEngine, about: ServerStatus, *, ends_with_run: bool = False) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        about: ServerStatus,
+        *,
+        ends_with_run: bool = False,
+        workers: GroupWorkers | None = None,
+    ) -> None:
+        self._workers = workers
         self._engine, self._about = engine, replace(about, version=NO_VERSION)
         self._ends_with_run = ends_with_run
         engine.on_turn = self._turn
@@ -125,6 +150,8 @@ class Front:
             self._user = None
             self._abort(list(self._running))
             self._end_transfer()
+            if self._workers is not None:
+                self._post(self._workers.leave)
             if self._ends_with_run:
                 self._is_closed = True
             self._changed.notify_all()
@@ -209,6 +236,13 @@ class Front:
             self._transfer = self._waiting = Transfer(run, version, form)
             self._changed.notify_all()
             return self._transfer
+
+    def join_group(self, run: str, transfer: str, place: GroupPlace) -> None:
+        """Have the engine's workers, where they are processes of their own, be in a group; the publish fails
+        where one of them cannot. The run that waits there sees whether they come."""
+        opened, workers = self._open(run, transfer), self._workers
+        if workers is not None:
+            opened.ask(lambda: workers.join(place))
 
     def give(self, run: str, transfer: str, bucket: Mapping[str, Tensor]) -> None:
         """Hand over tensors of a publish."""

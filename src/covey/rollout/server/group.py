@@ -1,8 +1,10 @@
-"""A process group of two, the server and the run, through which the tensors of a publish go.
+"""A process group of the run and those that take its weights, through which the tensors of a publish go: the
+process of the server, or each worker of its vLLM where these are processes of their own.
 
-NCCL carries them from GPU to GPU, gloo from main memory to main memory. The run's own groups are left alone:
-nothing here is the default group of a process. What torch waits for is waited for in threads of their own, as
-some of it has no time limit.
+NCCL carries them from GPU to GPU, gloo from main memory to main memory. However many take them, the run sends
+each tensor once: NCCL's broadcast does so, and with gloo, whose broadcast does not, each rank passes it on to
+the next one. The run's own groups are left alone: nothing here is the default group of a process. What torch
+waits for is waited for in threads of their own, as some of it has no time limit.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -26,8 +28,11 @@ from covey.rollout.server.front import Refusal
 from covey.rollout.server.wire import TensorSpec
 
 GLOO, NCCL = "gloo", "nccl"
-SERVER, RUN = 0, 1
-"""The ranks of a group."""
+RUN, SERVER = 0, 1
+"""The ranks of a group; where workers take the tensors, they are those from 1 on."""
+
+DEVICES = ", "
+"""Between the names of devices, where several workers take tensors."""
 
 CLOSING_S = 2.0
 """How long the end of a group is waited for."""
@@ -57,30 +62,74 @@ def later(call: Callable[[], Told]) -> Future[Told]:
     return future
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """Where a group meets: the store of a server, and the name within it. `host` is the server's address, at
+    which the run has reached it."""
+
+    host: str
+    port: int
+    name: str
+    backend: str
+    timeout_s: float
+
+
+@dataclass(slots=True)
 class Group:
-    """One side of a group; `device` is where its tensors lie. Its calls raise RuntimeError."""
+    """The part of `rank` in a group of `world`; `device` is where its tensors lie. Its calls raise
+    RuntimeError."""
 
     backend: str
     device: torch.device
     timeout_s: float
+    rank: int
+    world: int
     process_group: Any
+    # What this rank still passes on.
+    _passing: list[Any] = field(default_factory=list)
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Send tensors that lie on the group's device, in this order."""
-        self._each(tensors, lambda tensor: self.process_group.send([tensor], SERVER, 0))
+        self._each(tensors, self._broadcast if self.backend == NCCL else self._pass_on)
+        self._wait_for_passed()
 
     def receive(self, tensors: Sequence[Tensor]) -> None:
-        """Write what is sent into tensors."""
-        self._each(tensors, lambda tensor: self.process_group.recv([tensor], RUN, 0))
+        """Write what is sent into tensors. Another rank may still read them: they are not to be written to
+        before the next call, or `finish`, has returned."""
+        self._each(tensors, self._broadcast if self.backend == NCCL else self._take)
 
-    def _each(self, tensors: Sequence[Tensor], start: Callable[[Tensor], Any]) -> None:
+    def finish(self) -> None:
+        """Wait until what was received is passed on."""
+        self._wait_for_passed()
+
+    def _each(self, tensors: Sequence[Tensor], move: Callable[[Tensor], None]) -> None:
         with _on(self.device):
             for tensor in tensors:
                 if tensor.numel():
-                    start(tensor).wait(timedelta(seconds=self.timeout_s))
+                    move(tensor)
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = RUN
+        self._wait(self.process_group.broadcast([tensor], options))
+
+    def _take(self, tensor: Tensor) -> None:
+        self._wait(self.process_group.recv([tensor], self.rank - 1, 0))
+        self._wait_for_passed()
+        if self.rank + 1 < self.world:
+            self._pass_on(tensor)
+
+    def _pass_on(self, tensor: Tensor) -> None:
+        self._passing.append(self.process_group.send([tensor], self.rank + 1, 0))
+
+    def _wait_for_passed(self) -> None:
+        while self._passing:
+            self._wait(self._passing.pop(0))
+
+    def _wait(self, work: Any) -> None:
+        work.wait(timedelta(seconds=self.timeout_s))
 
     def abort(self, patience_s: float = 0.0) -> None:
         """End it; what waits on it ends too, with gloo at its time limit. Returns when it has ended, after
@@ -93,36 +142,37 @@ def join_group(
     store: dist.Store,
     name: str,
     rank: int,
+    world: int = 2,
     *,
     host: str,
     backend: str,
     device: torch.device,
     timeout_s: float,
 ) -> Group:
-    """Be one side of the group `name`; returns when the other one is there. `host` is the address of this
-    side that the other one reaches: gloo listens there alone."""
+    """Be a rank of the group `name`; returns when the others are there. `host` is the address of this rank
+    that the others reach: gloo listens there alone."""
     within, limit = dist.PrefixStore(name, store), timedelta(seconds=timeout_s)
     with _on(device):
         if backend == NCCL:
-            made: Any = _nccl(within, rank, limit)
+            made: Any = _nccl(within, rank, world, limit)
         else:
             # The options are not in torch's types.
             gloo: Any = dist.ProcessGroupGloo
             options = gloo._Options()
             options._timeout, options._threads = limit, 1
             options._devices = [gloo.create_device(hostname=host)]
-            made = gloo(within, rank, 2, options)
-    return Group(backend, device, timeout_s, made)
+            made = gloo(within, rank, world, options)
+    return Group(backend, device, timeout_s, rank, world, made)
 
 
-def _nccl(store: dist.Store, rank: int, limit: timedelta) -> Any:
+def _nccl(store: dist.Store, rank: int, world: int, limit: timedelta) -> Any:
     """A group of NCCL; one that fails must not end the process, as torch has it by default."""
     before = os.environ.get(_ON_ERROR)
     os.environ[_ON_ERROR] = _CLEAN_UP
     try:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
-        return dist.ProcessGroupNCCL(store, rank, 2, options)
+        return dist.ProcessGroupNCCL(store, rank, world, options)
     finally:
         if before is None:
             del os.environ[_ON_ERROR]
@@ -147,26 +197,35 @@ def device_name(device: torch.device) -> str:
     return f"cuda {torch.cuda.get_device_properties(device).uuid}"
 
 
-class GroupHost:
-    """A server's side: one group at a time, and the store at which the run finds it. `device` is the
-    engine's; None where its process does not take tensors."""
+def group_devices(names: Sequence[str]) -> str:
+    """The devices of those that take tensors: main memory once, however many they are."""
+    return "cpu" if "cpu" in names else DEVICES.join(names)
 
-    def __init__(self, device: torch.device | None) -> None:
-        self._device = device
+
+class GroupHost:
+    """A server's side: one group at a time, and the store at which the run finds it. `device` is where this
+    process takes tensors (None: it takes none). Where the engine has `num_workers` processes of its own, each
+    of them is in the group in place of this one."""
+
+    def __init__(self, device: torch.device | None, num_workers: int = 0) -> None:
+        self._device, self._num_workers = device, num_workers
         self._lock, self._receiving = threading.Lock(), threading.Lock()
         self._store: tuple[str, int, dist.Store] | None = None
         self._run = self._name = ""
         self._group: Future[Group] | None = None
         self._limit_s = 0.0
 
-    def open(self, run: str, host: str, port: int, backend: str, timeout_s: float) -> str:
-        """Wait for a run at `host` and `port`, and at no other address; returns the name of the group. It
+    @property
+    def world(self) -> int:
+        """How many ranks a group has, with the run's."""
+        return 1 + (self._num_workers or 1)
+
+    def open(self, run: str, host: str, port: int, backend: str, timeout_s: float) -> GroupPlace:
+        """Wait for a run at `host` and `port`, and at no other address; returns where the group meets. It
         takes the place of the former one."""
         device = self._device
         if device is None:
-            raise Refusal(
-                409, "the engine of this server has processes of its own, and takes no process group"
-            )
+            raise Refusal(409, "this server takes no process group")
         if backend == NCCL and not (device.type == "cuda" and dist.is_nccl_available()):
             raise Refusal(409, "this server has no GPU with NCCL")
         where = device if backend == NCCL else torch.device("cpu")
@@ -175,12 +234,13 @@ class GroupHost:
             store = self._listen(host, port, timeout_s)
             self._run, self._name = run, (name := secrets.token_hex(8))
             self._limit_s = timeout_s
-            self._group = later(
-                lambda: join_group(
-                    store, name, SERVER, host=host, backend=backend, device=where, timeout_s=timeout_s
+            if not self._num_workers:
+                self._group = later(
+                    lambda: join_group(
+                        store, name, SERVER, host=host, backend=backend, device=where, timeout_s=timeout_s
+                    )
                 )
-            )
-        return name
+        return GroupPlace(host=host, port=port, name=name, backend=backend, timeout_s=timeout_s)
 
     def _listen(self, host: str, port: int, timeout_s: float) -> dist.Store:
         if self._store is not None:
@@ -205,19 +265,19 @@ class GroupHost:
         return store
 
     def receive(self, run: str, name: str, specs: Sequence[TensorSpec]) -> Mapping[str, Tensor]:
-        """Take tensors that the run sends, into new ones."""
+        """Take tensors that the run sends, into new ones; those that workers are to take come without data,
+        on the device "meta"."""
         with self._lock:
             made, limit_s = self._group, self._limit_s
-            if made is None or self._run != run or self._name != name:
+            if not self._name or self._run != run or self._name != name:
                 raise Refusal(409, "this group is not open: another one has taken its place, or it failed")
+        if made is None:
+            return {spec.name: _empty(spec, torch.device("meta")) for spec in specs}
         # A run sends one bucket at a time; the lock keeps others from mixing theirs in.
         with self._receiving:
             try:
                 group = made.result(timeout=limit_s)
-                tensors = {
-                    spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=group.device)
-                    for spec in specs
-                }
+                tensors = {spec.name: _empty(spec, group.device) for spec in specs}
                 later(lambda: group.receive(list(tensors.values()))).result(timeout=limit_s)
             except (RuntimeError, TimeoutError) as error:
                 self._drop(name)
@@ -242,6 +302,10 @@ class GroupHost:
         if self._store is not None and self._store[:2] != keeps:
             # torch closes it with the last of its users.
             self._store = None
+
+
+def _empty(spec: TensorSpec, device: torch.device) -> Tensor:
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
 
 
 def first_line(error: BaseException) -> str:

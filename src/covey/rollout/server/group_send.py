@@ -1,4 +1,5 @@
-"""A run's side of the process group with a server, which is made once and kept between publishes."""
+"""A run's side of the process group with a server or its workers, which is made once and kept between
+publishes."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from covey.codes import CODES
 from covey.rollout.server.bucket import Bucket
 from covey.rollout.server.call import Caller, Refused
 from covey.rollout.server.group import (
+    DEVICES,
     GLOO,
     NCCL,
     RUN,
+    SERVER,
     Group,
     GroupFailed,
     connect_store,
@@ -59,35 +62,40 @@ class GroupSender:
         if self._group is None and self._asked_for != transfer:
             self._asked_for, self.refused = transfer, ""
             try:
-                self._open(status, bucket.device)
+                self._open(status, transfer, bucket.device)
             except Refused as error:
                 self.refused = str(error)
         return self._group is not None
 
-    def _open(self, status: ServerStatus, device: torch.device) -> None:
+    def _open(self, status: ServerStatus, transfer: str, device: torch.device) -> None:
         if not status.group_device:
             self.refused = tr("it does not support a process group")
             return
         both_gpus = device.type == "cuda" and status.group_device != "cpu"
-        if both_gpus and status.group_device == device_name(device):
+        if both_gpus and device_name(device) in status.group_device.split(DEVICES):
             self.refused = tr(
                 "it uses the GPU of the training process, and NCCL does not support two processes on one GPU"
             )
             return
         backend = NCCL if both_gpus and dist.is_nccl_available() else GLOO
         limit = self.caller.timeout_s
-        body = {"port": self.port, "backend": backend, "timeout_s": limit}
+        body = {"transfer": transfer, "port": self.port, "backend": backend, "timeout_s": limit}
         with self.caller.open("POST", "/v1/publish/group", body) as answer:
             here, there = answer.hosts
             found = answer.json()
         name = found.get("group") if isinstance(found, dict) else None
         if not isinstance(name, str):
             raise WireError(tr("its answer has group {name!r:.60}", name=name))
+        world = found.get("world")
+        if type(world) is not int or world <= SERVER:
+            raise WireError(tr("its answer has {name} {value!r:.60}", name="world", value=world))
 
         def join() -> Group:
             store = connect_store(there, self.port, limit)
             where = device if backend == NCCL else torch.device("cpu")
-            return join_group(store, name, RUN, host=here, backend=backend, device=where, timeout_s=limit)
+            return join_group(
+                store, name, RUN, world, host=here, backend=backend, device=where, timeout_s=limit
+            )
 
         try:
             self._group = later(join).result(timeout=limit)

@@ -59,12 +59,14 @@ _PORTS, _LONGEST_S = (1024, 65535), 86400.0
 class Access:
     """Who may call a server and what it takes: `bucket_bytes` is the largest body of tensors, and
     `publish_directory` the one below which files of weights may lie (None: nowhere). `device` is where a
-    process group may bring tensors (None: it may not)."""
+    process group may bring tensors (None: it may not), and `num_workers` how many processes of the engine
+    take them in place of this one."""
 
     token: str
     bucket_bytes: int
     publish_directory: Path | None = None
     device: torch.device | None = None
+    num_workers: int = 0
 
 
 class HttpServer(ThreadingMixIn, TCPServer):
@@ -77,7 +79,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self, listening: socket.socket, front: Front, access: Access, tls: ssl.SSLContext | None = None
     ) -> None:
         self.front, self.access = front, access
-        self.group = GroupHost(access.device)
+        self.group = GroupHost(access.device, access.num_workers)
         self.unproven = Unproven()
         super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
@@ -310,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def open_group(self) -> None:
         """Wait for the run on the address at which it has reached this server."""
-        body = self._json("port", "backend", "timeout_s")
+        body = self._json("transfer", "port", "backend", "timeout_s")
         port, backend, timeout_s = body["port"], body["backend"], body["timeout_s"]
         if type(port) is not int or not _PORTS[0] <= port <= _PORTS[1]:
             raise WireError(f"port is a number from {_PORTS[0]} to {_PORTS[1]}")
@@ -318,9 +320,12 @@ class _Handler(BaseHTTPRequestHandler):
             raise WireError(f"backend is {GLOO} or {NCCL}")
         if type(timeout_s) not in (int, float) or not 0 < timeout_s <= _LONGEST_S:
             raise WireError(f"timeout_s is a number above 0 and at most {_LONGEST_S:g}")
-        self.server.front.check_user(self._run)
+        front, group, transfer = self.server.front, self.server.group, str(body["transfer"])
+        front.check_open(self._run, transfer)
         host = self.connection.getsockname()[0]
-        self._say(200, {"group": self.server.group.open(self._run, host, port, backend, timeout_s)})
+        place = group.open(self._run, host, port, backend, timeout_s)
+        front.join_group(self._run, transfer, place)
+        self._say(200, {"group": place.name, "world": group.world})
 
     def group_tensors(self) -> None:
         body = self._json("transfer", "group", "tensors")

@@ -170,7 +170,13 @@ class Server:
 
     def end(self, transfer: str, num_tensors: int, version: int) -> Receipt:
         """Close a publish; the receipt says what the server holds."""
-        body = self.caller.post("/v1/publish/end", {"transfer": transfer, "tensors": num_tensors})
+        try:
+            body = self.caller.post("/v1/publish/end", {"transfer": transfer, "tensors": num_tensors})
+        except (*FAULTS, ValueError):
+            # The server's workers leave the group where they could not take what came through it.
+            if self.group is not None:
+                self.group.close()
+            raise
         if _of(body, "version", int) != version:
             raise WireError(
                 tr(

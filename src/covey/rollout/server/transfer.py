@@ -33,6 +33,7 @@ class Transfer:
         self._fault = ""
         self._receipt: Receipt | None = None
         self._num_given = 0
+        self._asked: Callable[[], None] | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -40,18 +41,32 @@ class Transfer:
         return bool(self._fault)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What is given, until it is whole; TransferEnded where nobody goes on."""
+        """What is given, until it is whole; TransferEnded where nobody goes on. What is asked for meanwhile
+        is called in between."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._bucket is not None or self._is_whole or self._is_ended)
+                self._changed.wait_for(
+                    lambda: self._asked or self._bucket is not None or self._is_whole or self._is_ended
+                )
                 if self._is_ended:
                     raise TransferEnded
-                if self._bucket is None:
-                    return
-                bucket, self._bucket = self._bucket, None
-                self._changed.notify_all()
+                asked, self._asked = self._asked, None
+                if asked is None:
+                    if self._bucket is None:
+                        return
+                    bucket, self._bucket = self._bucket, None
+                    self._changed.notify_all()
+            if asked is not None:
+                asked()
+                continue
             # A file of safetensors keeps no order; an adapter's matrices come behind its base.
             yield from sorted(bucket.items(), key=lambda item: is_of_adapter(item[0]))
+
+    def ask(self, call: Callable[[], None]) -> None:
+        """Have the engine's thread call something before it takes the next tensors; nobody waits for it."""
+        with self._changed:
+            self._asked = call
+            self._changed.notify_all()
 
     def give(self, bucket: Mapping[str, Tensor], timeout_s: float) -> None:
         """Hand over tensors; ValueError carries what the engine said of those before."""

@@ -16,7 +16,7 @@ from typing import Any
 from covey.texts import counted, joined, tr
 from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
 
-PROTOCOL = 2
+PROTOCOL = 3
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together up to this size; a larger one is sent alone."""
 HEADER_BYTES = 1 << 20
@@ -68,7 +68,8 @@ class ServerStatus:
     bound), `rows` is how many completions it decodes side by side. `run` names the run that uses the server
     ("": none); `is_receiving` says that a publish is going on. `adapter_rank` is the highest rank of an
     adapter that it applies itself (0: none), `base` the digest of the weights beneath one ("": none).
-    `group_device` is where a process group brings tensors: "cpu", or a GPU with its UUID ("": it takes none).
+    `group_device` is where a process group brings tensors: "cpu", or GPUs with their UUIDs, one for each
+    worker of the engine ("": it takes none).
     """
 
     name: str

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.comm import Comm, LocalComm, raise_on_all_ranks
@@ -17,9 +16,10 @@ from covey.plan.check_vllm import UNTRIED
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.receipts import Sent
 from covey.rollout.vllm import library
-from covey.rollout.vllm.files import memory_directory, rank_of, write_adapter, write_weights
+from covey.rollout.vllm.files import rank_of, write_adapter
 from covey.rollout.vllm.names import Parts, whole, whole_adapter
 from covey.rollout.vllm.settings import VllmSettings
+from covey.rollout.vllm.workers import Workers
 from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 
@@ -76,6 +76,8 @@ class VllmEngine:
             adapter_rank=settings.highest_rank,
             spans_ranks=self._comm.world > 1,
         )
+        # Those of them that are processes of their own.
+        self.workers = Workers(self._llm.collective_rpc) if settings.own_processes else None
         self._version = -1
         self._has_weights = settings.has_weights
         self._asleep: set[str] = set()
@@ -300,12 +302,10 @@ class VllmEngine:
             yield name, tensor.detach()
 
     def _load(self, weights: NamedWeights) -> None:
-        if not self._settings.own_processes:
+        if self.workers is None:
             self._llm.collective_rpc("covey_load", args=(weights,))
-            return
-        with tempfile.TemporaryDirectory(prefix="covey-publish-", dir=memory_directory()) as directory:
-            write_weights(weights, Path(directory))
-            self._llm.collective_rpc("covey_load_files", args=(directory,))
+        else:
+            self.workers.load(weights)
 
     def _written(self, matrices: Mapping[str, Tensor]) -> tempfile.TemporaryDirectory[str]:
         """The files that vLLM reads an adapter from; its scale is in B already."""

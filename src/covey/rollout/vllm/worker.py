@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covey.rollout.server.group import GroupPlace, device_name, first_line
 from covey.rollout.vllm import library
 from covey.rollout.vllm.names import adapter_parts_of, parts_of
+from covey.rollout.vllm.workers import WorkerGroup
+from covey.texts import tr
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 FILES = "*.safetensors"
@@ -19,6 +23,9 @@ class Publishing:
     """Methods of a worker, called by `LLM.collective_rpc`; the other attributes are vLLM's."""
 
     model_runner: Any
+    rank: int
+    device: torch.device
+    _covey_group: WorkerGroup | None = None
 
     def covey_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the weights of a new version, one tensor at a time, where the worker is in this process."""
@@ -31,6 +38,36 @@ class Publishing:
     def covey_load_files(self, directory: str) -> None:
         """Take the weights of a new version from the safetensors files of a directory."""
         self.covey_load(_stored(Path(directory)))
+
+    def covey_device(self) -> str:
+        """Where this worker computes."""
+        return device_name(self.device)
+
+    def covey_join_group(self, place: Mapping[str, Any], num_workers: int) -> str:
+        """Be a rank of a process group with a run; returns what it failed with."""
+        self.covey_leave_group()
+        try:
+            at = GroupPlace(**place)
+            self._covey_group = WorkerGroup(at, self.rank + 1, num_workers + 1, self.device)
+        except (RuntimeError, TimeoutError) as error:
+            return first_line(error)
+        return ""
+
+    def covey_leave_group(self) -> None:
+        """Be in none."""
+        if self._covey_group is not None:
+            self._covey_group.leave()
+            self._covey_group = None
+
+    def covey_load_group(self, load: int) -> str:
+        """Take the weights of a new version from the group; returns what it failed with."""
+        if self._covey_group is None:
+            return tr("it is in no process group")
+        try:
+            self.covey_load(self._covey_group.received(load))
+        except Exception as error:  # noqa: BLE001 - said by the engine, whose workers go on
+            return first_line(error)
+        return ""
 
     def covey_parts(self) -> dict[str, list[int]]:
         """What this worker holds of each tensor, under transformers' names: a `Part` each, as a list."""
