@@ -181,7 +181,7 @@ class _Search:
             follows = next((more for words, more in counts if words.items() <= fix.edits.items()), {})
             if "quant_bits" in fix.edits:
                 follows = follows | {"quant_method": "bnb"}
-            found = self._try(base | fix.edits, {}, follows)
+            found = self._try({**base, **fix.edits}, {}, follows)
             if found is not None:
                 return found
         return None
