@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from covey.cli.listening import ports_of
 from covey.errors import RunFailed
@@ -23,6 +24,7 @@ from covey.models.policy import Policy
 from covey.rollout.server import bucket, group_send
 from covey.rollout.server.call import Caller, Refused
 from covey.rollout.server.client import ServerEngine
+from covey.rollout.server.group import Group, join_group, later
 from covey.rollout.server.wire import DTYPES, WireError, specs_of
 from faults.test_servers import WORDS
 from support.servers import Running, covey, engine_on, policy_of_server, processes, running, status_of
@@ -214,6 +216,35 @@ def test_a_server_on_the_gpu_of_the_run_is_not_asked(
     # Another one is.
     with pytest.raises(ConnectionRefusedError):
         sender._open(status_of(policies[0], group_device="cuda GPU-2"), "", torch.device("cuda"))
+
+
+def test_several_that_take_are_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each passes on what it took, in order, also where a tensor is empty."""
+    given = [torch.full((n, 3), float(n)) for n in (4, 0, 7, 1)]
+    store, how = dist.HashStore(), {"host": "127.0.0.1", "backend": "gloo", "timeout_s": TIMEOUT_S}
+    cpu, world = torch.device("cpu"), 4
+    joined = [later(lambda r=r: join_group(store, "g", r, world, device=cpu, **how)) for r in range(world)]
+    run, *others = [one.result(timeout=20) for one in joined]
+    sent: list[tuple[int, int]] = []
+    real = Group._pass_on
+    monkeypatch.setattr(
+        Group, "_pass_on", lambda g, tensor: sent.append((g.rank, tensor.nbytes)) or real(g, tensor)
+    )
+    taken = [[torch.empty_like(tensor) for tensor in given] for _ in others]
+
+    def take(group: Group, into: list[torch.Tensor]) -> None:
+        group.receive(into)
+        group.finish()
+
+    waiting = [later(lambda g=g, t=t: take(g, t)) for g, t in zip(others, taken, strict=True)]
+    run.send(given)
+    for one in waiting:
+        one.result(timeout=20)
+    assert all(torch.equal(a, b) for own in taken for a, b in zip(own, given, strict=True))
+    size = sum(tensor.nbytes for tensor in given)
+    assert [sum(n for rank, n in sent if rank == r) for r in range(world)] == [size, size, size, 0]
+    for group in (run, *others):
+        group.abort(2.0)
 
 
 def test_a_run_that_has_ended_leaves_no_port_open(policies: list[Policy]) -> None:

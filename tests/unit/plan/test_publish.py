@@ -21,6 +21,7 @@ from covey.training.facts import survey
 from support.checks import SIZES, config, facts
 
 HERE, THERE = "http://127.0.0.1:8000", "https://node2:8000"
+GPUS = "cuda GPU-1, cuda GPU-2"
 ON_CPU: dict[str, Any] = {"cuda": False, "model_sizes": SIZES, "num_parameters": 1000, "longest_prompt": 10}
 
 
@@ -147,7 +148,7 @@ def test_a_process_group_is_named_where_a_publish_takes_long() -> None:
 
     slow = plan()
     assert (slow.way, round(slow.seconds), round(slow.group_seconds)) == ("loopback", 140, 70)
-    assert slow.in_words()[-1] == "about 70.1 s through a process group: --vllm_server_group_port 51216"
+    assert slow.in_words()[-1] == "about 70.0 s through a process group: --vllm_server_group_port 51216"
     quick = plan(vllm_server_group_port=5000)
     assert (quick.way, round(quick.seconds), quick.group_seconds) == ("gloo", 70, None)
     without = (replace(known[0], group_device=""),)
@@ -155,3 +156,17 @@ def test_a_process_group_is_named_where_a_publish_takes_long() -> None:
     assert plan(without, vllm_server_group_port=5000).way == "loopback"
     small = publish_plan(options(HERE), served(HERE, servers=known))
     assert small is not None and small.group_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("billions", "seconds"), [(7.0, {"": 70, "cpu": 35, GPUS: 3}), (70.5, {"": 705, "cpu": 353, GPUS: 28})]
+)
+def test_a_model_goes_once_to_the_workers_of_a_server(billions: float, seconds: dict[str, int]) -> None:
+    """14 and 141 GB: over HTTP, and through a group that one worker or several of them join."""
+    big = {"model_sizes": replace(SIZES, parameters=int(billions * 1e9)), "cuda": True}
+    for device, expected in seconds.items():
+        known = (ServerFacts(address=HERE, rows=64, group_device=device),)
+        asked = options(HERE, torch_dtype="bfloat16", vllm_server_group_port=5000)
+        plan = publish_plan(asked, served(HERE, **big, servers=known))
+        assert plan is not None
+        assert (plan.num_bytes, round(plan.seconds)) == (int(2e9 * billions), expected)

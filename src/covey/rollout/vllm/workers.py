@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,16 @@ class WorkerGroup:
 
         def join() -> tuple[dist.Store, Group]:
             store = connect_store(place.host, place.port, place.timeout_s)
-            given = {"host": place.host, "backend": place.backend, "timeout_s": place.timeout_s}
-            return store, join_group(store, place.name, rank, world, device=where, **given)
+            return store, join_group(
+                store,
+                place.name,
+                rank,
+                world,
+                host=place.host,
+                backend=place.backend,
+                device=where,
+                timeout_s=place.timeout_s,
+            )
 
         store, self._group = later(join).result(timeout=place.timeout_s)
         self._store = dist.PrefixStore(place.name, store)
@@ -160,7 +169,7 @@ class WorkerGroup:
         while isinstance(note := self._read(_key(load, at)), dict):
             dtype = getattr(torch, note["dtype"])
             tensor = torch.empty(note["shape"], dtype=dtype, device=group.device)
-            self._in_time(lambda tensor=tensor: group.receive([tensor]))
+            self._in_time(partial(group.receive, [tensor]))
             yield note["name"], tensor
             at += 1
         if note != WHOLE:
