@@ -17,9 +17,9 @@ VLLM: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "E432",
-        "Temperature below vLLM's minimum",
-        "vLLM replaces such a temperature without a message, and the loss would divide the logits by "
-        "another temperature than the one used for sampling.",
+        "Temperature outside vLLM's range",
+        "vLLM refuses a temperature above its maximum, and replaces one below its minimum without a message: "
+        "the loss would divide the logits by another temperature than the one used for sampling.",
     ),
     (
         "E433",

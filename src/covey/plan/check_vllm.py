@@ -15,6 +15,7 @@ UNTRIED = tr("vLLM on a GPU: we have not tested this yet")
 
 LEAST_TEMPERATURE = 0.01
 """At which vLLM samples in the place of a lower temperature, but for 0."""
+_HIGHEST_TEMPERATURE = 2.0
 
 OWNED: frozenset[str] = frozenset(
     (
@@ -137,24 +138,30 @@ def _temperature(config: Config) -> list[Problem]:
     if config.eval_temperature == config.temperature:
         # It follows from the other.
         del named["eval_temperature"]
-    return [
-        problem(
-            "E432",
-            name,
-            tr(
-                "{name} is {value:g}, but vLLM raises temperatures below {least_temperature:g} to "
-                "{least_temperature:g}.",
-                name=name,
-                value=value,
-                least_temperature=LEAST_TEMPERATURE,
-            ),
-            "",
-            Fix(text=tr("use the lowest temperature of vLLM"), edits={name: LEAST_TEMPERATURE}),
-            _OWN_ENGINE,
-        )
-        for name, value in named.items()
-        if value is not None and 0 < value < LEAST_TEMPERATURE
-    ]
+    outside = {n: v for n, v in named.items() if v is not None and not _samples_at(v)}
+    return [_outside(name, value) for name, value in outside.items()]
+
+
+def _samples_at(temperature: float) -> bool:
+    """Whether vLLM samples at this temperature."""
+    return not temperature or LEAST_TEMPERATURE <= temperature <= _HIGHEST_TEMPERATURE
+
+
+def _outside(name: str, value: float) -> Problem:
+    if value > _HIGHEST_TEMPERATURE:
+        most = _HIGHEST_TEMPERATURE
+        seen = tr("{name} is {value:g}, but vLLM takes at most {most:g}.", name=name, value=value, most=most)
+        fix = Fix(text=tr("use the highest temperature of vLLM"), edits={name: most})
+        return problem("E432", name, seen, "", fix, _OWN_ENGINE)
+    seen = tr(
+        "{name} is {value:g}, but vLLM raises temperatures below {least_temperature:g} to "
+        "{least_temperature:g}.",
+        name=name,
+        value=value,
+        least_temperature=LEAST_TEMPERATURE,
+    )
+    fix = Fix(text=tr("use the lowest temperature of vLLM"), edits={name: LEAST_TEMPERATURE})
+    return problem("E432", name, seen, "", fix, _OWN_ENGINE)
 
 
 def _length(config: Config, facts: Facts) -> list[Problem]:

@@ -42,6 +42,7 @@ def test_nothing_stands_against_the_plain_one() -> None:
         ({"temperature": 0.005}, {}, ("E432", "temperature")),
         ({"temperature_end": 0.009}, {}, ("E432", "temperature_end")),
         ({"eval_temperature": 0.001}, {}, ("E432", "eval_temperature")),
+        ({"temperature": 2.5}, {}, ("E432", "temperature")),
         ({"vllm_max_model_len": 40}, {"longest_prompt": 20}, ("E433", "vllm_max_model_len")),
         ({"vllm_max_model_len": 4096}, {"model_context": 2048}, ("W108", "vllm_max_model_len")),
         ({"vllm_gpu_memory_utilization": 0.8}, {}, ("W108", "vllm_gpu_memory_utilization")),
