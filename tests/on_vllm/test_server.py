@@ -35,8 +35,9 @@ ALONE = "--vllm_enable_lora true --vllm_max_lora_rank 8"
         (ALONE, "--tuner_type lora --lora_rank 8"),
         (ALONE, f"--tuner_type lora --lora_rank 8 {GROUP}1"),
         ("", "--tuner_type lora --lora_rank 8"),
+        ("--vllm_tensor_parallel_size 2", f"{GROUP}2"),
     ],
-    ids=["full", "full-group", "adapter", "adapter-group", "merged"],
+    ids=["full", "full-group", "adapter", "adapter-group", "merged", "workers-group"],
 )
 def test_a_run(tmp_path: Path, of_server: str, of_run: str) -> None:
     """An adapter is sent alone, after its base, to a server that applies it, or added to the weights."""
@@ -68,4 +69,4 @@ def test_a_run(tmp_path: Path, of_server: str, of_run: str) -> None:
     assert max(m["publish/canary_gap"] for m in steps if m["publish/canary_gap"] is not None) < 1e-3
     first, *later = [m["publish/bytes"] for m in steps if m["publish/bytes"]]
     assert len(later) == 2
-    assert all(b < first / 2 for b in later) if of_server else {*later} == {first}
+    assert all(b < first / 2 for b in later) if of_server == ALONE else {*later} == {first}
