@@ -95,6 +95,7 @@ class SplitModel(Passes):
     def choose_layout(self, attention: Attention) -> None:
         """The layout that layers of each kind pass the probe with, two at a time beside the embedding and the
         head: no more is gathered."""
+        self.split.let_go()
         pairs = pairs_of_layers(self.sampler)
         found = [self._probed(pair, attention) for pair in pairs]
         if len({layout.attention for layout in found}) > 1:
@@ -129,6 +130,7 @@ class SplitModel(Passes):
         elif self.policy.adapter is None:
             yield from in_dtype(_of_model(self.split.whole()), dtype)
         else:
+            self.split.let_go()
             for unit in self.split.units:
                 with self.split.unit(unit) as tensors, self._room.lent(tensors):
                     yield from in_dtype(plain_weights(self.sampler, among=tensors), dtype)

@@ -31,7 +31,8 @@ class Split(Protocol):
         ...
 
     def unit(self, name: str) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """The tensors of a unit whole and in the dtype that they compute in, within it. Collective."""
+        """The tensors of a unit whole and in the dtype that they compute in, within it; called when passes
+        have let go of theirs. Collective."""
         ...
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
