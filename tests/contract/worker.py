@@ -137,8 +137,8 @@ def _lay_out(patch: pytest.MonkeyPatch, layout: str) -> None:
     """Take a layout for the best one that the model passes the probe with, of policy and reference."""
     real = load.widest_stream
 
-    def asked_for(policy: Policy) -> Any:
-        widest, shares_prompts, results = real(policy)
+    def asked_for(policy: Policy, share: float = 1.0) -> Any:
+        widest, shares_prompts, results = real(policy, share)
         assert widest == "prefix", "every model here can be laid out in any way"
         return layout, shares_prompts and layout == "prefix", results
 

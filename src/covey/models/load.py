@@ -228,7 +228,7 @@ def choose_liger(policy: Policy, asked: str) -> None:
         policy.has_liger = use_liger(policy.model) > 0
 
 
-def choose_stream(policy: Policy, attention: Attention = "sdpa") -> list[ProbeResult]:
+def choose_stream(policy: Policy, attention: Attention = "sdpa", share: float = 1.0) -> list[ProbeResult]:
     """Put the policy on the best layout that it passes the probe with; returns what the probe measured.
 
     `auto` is flex attention where the kernels are not torch's alone, the device has it and this model
@@ -237,7 +237,7 @@ def choose_stream(policy: Policy, attention: Attention = "sdpa") -> list[ProbeRe
     best = "sdpa" if policy.kernels.name == "torch" else automatic(policy.device)
     policy.attention = best if attention == "auto" else attention
     try:
-        return _choose_stream(policy)
+        return _choose_stream(policy, share)
     except RuntimeError as error:
         # What the compiler cannot do shows in its first call: errors of it and of its kernels are of this
         # kind. A kernel that was asked for by name is not exchanged, and memory is no matter of kernels.
@@ -246,11 +246,11 @@ def choose_stream(policy: Policy, attention: Attention = "sdpa") -> list[ProbeRe
             raise
         policy.no_flex = (str(error).strip().splitlines() or [type(error).__name__])[0]
         policy.attention = "sdpa"
-        return _choose_stream(policy)
+        return _choose_stream(policy, share)
 
 
-def _choose_stream(policy: Policy) -> list[ProbeResult]:
-    stream, policy.shares_prompts, results = widest_stream(policy)
+def _choose_stream(policy: Policy, share: float) -> list[ProbeResult]:
+    stream, policy.shares_prompts, results = widest_stream(policy, share)
     policy.use_stream(stream)
     return results
 

@@ -25,6 +25,7 @@ from covey.types import MicroBatch
 
 # Largest relative difference of a healthy model: 1e-6 is usual in float32, 1e-2 in bfloat16; a leak is above
 # 1e-2 in float32 and near 1 where state is carried over.
+_EXACT = (torch.float32, torch.float64)
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.15, torch.float16: 0.05}
 
 
@@ -191,12 +192,18 @@ def _evaluated(policy: Policy, kind: StreamKind) -> Iterator[None]:
 
 
 def probe(
-    policy: Policy, kind: StreamKind, *, in_passes: bool = False, oracle: Oracle | None = None
+    policy: Policy,
+    kind: StreamKind,
+    *,
+    in_passes: bool = False,
+    oracle: Oracle | None = None,
+    share: float = 1.0,
 ) -> ProbeResult:
     """Compare `kind` with rows run alone; the policy is left on the layout it came with.
 
     `in_passes` are two rows of one prompt in a pass each, of which the second goes on from the first one's
-    prompt. An `oracle` that is there already is not computed again.
+    prompt. An `oracle` that is there already is not computed again. `share` is that of the model's layers
+    that the policy has: fewer leak less and round less, so less is tolerated.
     """
     oracle = oracle or Oracle.of(policy)
     if in_passes:
@@ -221,7 +228,7 @@ def probe(
         expected_gradient.index_add_(0, index.to(policy.device), row_gradient[: len(row.token_ids) - 1])
     gradient_difference = _relative(gradient - expected_gradient, expected_gradient)
     dtype = coarsest_dtype(policy, next(policy.parameters()).dtype)
-    limit = _TOLERANCE.get(dtype, 0.05)
+    limit = _TOLERANCE.get(dtype, 0.05) * (share if dtype in _EXACT else math.sqrt(share))
     return ProbeResult(
         stream=kind,
         value_difference=value_difference,
@@ -250,13 +257,14 @@ def _token_index(rows: Sequence[Row], kind: StreamKind) -> list[Tensor]:
     return list(stream.context_U[stream.context_N].split([len(r.token_ids) - 1 for r in rows]))
 
 
-def widest_stream(policy: Policy) -> tuple[StreamKind, bool, list[ProbeResult]]:
+def widest_stream(policy: Policy, share: float = 1.0) -> tuple[StreamKind, bool, list[ProbeResult]]:
     """The best layout that the model passes with its attention, prefix-shared, else packed, else padded rows,
-    and whether a later pass may go on from the prompt of an earlier one."""
+    and whether a later pass may go on from the prompt of an earlier one; `share` is that of its layers that
+    the policy has."""
     oracle = Oracle.of(policy)
-    results = [probe(policy, "prefix", oracle=oracle)]
+    results = [probe(policy, "prefix", oracle=oracle, share=share)]
     if results[0].passed:
-        results.append(probe(policy, "prefix", in_passes=True, oracle=oracle))
+        results.append(probe(policy, "prefix", in_passes=True, oracle=oracle, share=share))
         return "prefix", results[1].passed, results
-    results.append(probe(policy, "packed", oracle=oracle))
+    results.append(probe(policy, "packed", oracle=oracle, share=share))
     return ("packed" if results[1].passed else "padded"), False, results

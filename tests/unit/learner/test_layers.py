@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch import nn
 
-from covey.learner.sharding.layers import decoder_layers, only_layers, pairs_of_layers
-from covey.models.policy import Policy, narrowest
+from covey.learner.sharding.layers import layout_of_layers, pairs_of_layers
+from covey.models.policy import Policy, RowLayout, narrowest
 from covey.models.probe import widest_stream
 from support.models import LEAKING_FAMILIES, STREAM_FAMILIES, VOCAB, random_model
 
@@ -23,16 +23,12 @@ _SIZES = {
 }
 
 
-def _by_layers(policy: Policy) -> Any:
+def _by_layers(policy: Policy) -> RowLayout:
     found = []
     for pair in pairs_of_layers(policy):
-        with only_layers(policy, pair):
-            assert len(decoder_layers(policy)) == len(pair)
-            stream, shares_prompts, _ = widest_stream(policy)
-        policy.shares_prompts = shares_prompts
-        policy.use_stream(stream)
-        found.append(policy.layout)
         policy.use_stream("padded")
+        found.append(layout_of_layers(policy, pair, "sdpa"))
+    policy.use_stream("padded")
     return narrowest(found)
 
 
@@ -74,6 +70,33 @@ def test_the_verdict_is_that_of_the_whole_model(family: str) -> None:
             [0, 3],
         ),
         (transformers.GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=5, n_head=4), [0]),
+        (
+            transformers.Qwen3NextConfig(
+                **_SIZES,
+                num_hidden_layers=8,
+                head_dim=16,
+                moe_intermediate_size=32,
+                shared_expert_intermediate_size=32,
+                num_experts=4,
+                num_experts_per_tok=2,
+                linear_num_key_heads=2,
+                linear_num_value_heads=4,
+                linear_key_head_dim=16,
+                linear_value_head_dim=16,
+            ),
+            [0, 3],
+        ),
+        (
+            transformers.FalconH1Config(
+                **_SIZES,
+                num_hidden_layers=6,
+                mamba_d_ssm=64,
+                mamba_n_heads=4,
+                mamba_d_head=16,
+                mamba_d_state=8,
+            ),
+            [0],
+        ),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, list) else "",
 )
@@ -106,3 +129,22 @@ def test_a_leak_in_the_rarest_kind_is_found() -> None:
     assert _by_layers(policy).stream == "padded"
     model.model.layers[7].mlp = model.model.layers[7].mlp.own
     assert _by_layers(policy).stream == "prefix"
+
+
+def test_layers_that_need_others_take_rows_of_their_own() -> None:
+    """The last layers of Gemma 3n attend to the keys and values of earlier ones."""
+    config: Any = transformers.Gemma3nTextConfig(
+        **_SIZES,
+        num_hidden_layers=10,
+        num_kv_shared_layers=5,
+        head_dim=16,
+        laurel_rank=8,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=VOCAB,
+        sliding_window=7,
+        pad_token_id=0,
+    )
+    policy = Policy(transformers.AutoModelForCausalLM.from_config(config), stream="padded").eval()
+    before = config.to_dict()
+    assert _by_layers(policy).stream == "padded"
+    assert policy.model.config.to_dict() == before

@@ -15,11 +15,11 @@ from covey.learner.backends.writers import adapter_writer, model_writer
 from covey.learner.fingerprints import whole_checksums
 from covey.learner.optimizer import Across
 from covey.learner.reference import MovingReference
-from covey.learner.sharding.layers import only_layers, pairs_of_layers
+from covey.learner.sharding.layers import layout_of_layers, pairs_of_layers
 from covey.learner.sharding.protocol import Split
 from covey.learner.sharding.room import Room, computing_dtypes
 from covey.models.adapter_shapes import is_of_adapter, saved_name
-from covey.models.load import Attention, choose_stream
+from covey.models.load import Attention
 from covey.models.lora import (
     AdapterAlone,
     Named,
@@ -109,9 +109,7 @@ class SplitModel(Passes):
         with ExitStack() as stack:
             for unit in ("", *(names[number] for number in layers)):
                 stack.enter_context(self._room.lent(stack.enter_context(self.split.unit(unit))))
-            stack.enter_context(only_layers(self.sampler, layers))
-            choose_stream(self.sampler, attention)
-        return self.sampler.layout
+            return layout_of_layers(self.sampler, layers, attention)
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:

@@ -7,13 +7,15 @@ leaks into the first tokens of a row reaches the others in the layer that comes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
-from covey.models.policy import Policy
+from covey.models.load import Attention, choose_stream
+from covey.models.policy import Policy, RowLayout
 
 
 def decoder_layers(policy: Policy) -> dict[str, nn.Module]:
@@ -32,12 +34,29 @@ def pairs_of_layers(policy: Policy) -> list[tuple[int, ...]]:
     return [(a[0], b[0] if a is not b else b[1]) for a in kinds for b in kinds if a is not b or len(b) > 1]
 
 
+def layout_of_layers(policy: Policy, numbers: Sequence[int], attention: Attention) -> RowLayout:
+    """Return the layout that the layers of these numbers pass the probe with, which the policy is on then:
+    rows of their own for layers that cannot run without others, since those need no proof."""
+    share = len(numbers) / len(_layer_list(policy)[1])
+    with only_layers(policy, numbers):
+        try:
+            choose_stream(policy, attention, share)
+        except torch.OutOfMemoryError:
+            raise
+        except (LookupError, AttributeError, TypeError, ValueError, RuntimeError):
+            # Such as layers that attend to the keys and values of an earlier one.
+            policy.use_stream("padded")
+    return policy.layout
+
+
 def _layers_by_kind(policy: Policy) -> dict[Any, list[int]]:
     _, layers = _layer_list(policy)
     found: dict[Any, list[int]] = {}
     options = [_options(layer) for layer in layers]
-    known = options[0] if options else {}
-    numbers = {key for key in known if _counts_layers([own.get(key) for own in options])}
+    known = {key for own in options for key in own}
+    numbers = {
+        key for key in known if _counts_layers({n: own[key] for n, own in enumerate(options) if key in own})
+    }
     for number, layer in enumerate(layers):
         kind = (
             tuple((path, type(module)) for path, module in layer.named_modules()),
@@ -88,11 +107,11 @@ def _options(layer: nn.Module) -> dict[tuple[str, str], bool | int | str | None]
     }
 
 
-def _counts_layers(values: list[Any]) -> bool:
-    """Whether these options of all layers are the layers' own numbers."""
-    if not all(type(value) is int for value in values):
+def _counts_layers(values: Mapping[int, Any]) -> bool:
+    """Whether an option of these layers, by their numbers, is the layers' own number."""
+    if not all(type(value) is int for value in values.values()):
         return False
-    return len({value - number for number, value in enumerate(values)}) == 1 and len(values) > 1
+    return len({value - number for number, value in values.items()}) == 1 and len(values) > 1
 
 
 def _configs(policy: Policy, num_layers: int) -> list[Any]:
