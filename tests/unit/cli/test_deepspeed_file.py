@@ -53,7 +53,7 @@ def test_what_is_planned(content: Any, stage: int, offload: str) -> None:
 
 
 def test_the_same_as_the_name_of_ms_swift(capsys: pytest.CaptureFixture[str], model: Path) -> None:
-    path = write(zero(stage=3, offload_optimizer=CPU, offload_param=CPU))
+    path = write(zero(stage=3, offload_optimizer=CPU, offload_param=CPU, reduce_bucket_size="auto"))
     plans = []
     for word in ("zero3_offload", path):
         assert main(["plan", "--model", str(model), *RUN, *GPUS, "--deepspeed", word, "--json"]) == 0
