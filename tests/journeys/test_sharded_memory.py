@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,10 +62,9 @@ _SPLIT = {
     "zero3 few live": ("--deepspeed", _FEW_LIVE, *_AGAIN),
     "zero3 few live lora": ("--deepspeed", _FEW_LIVE, *_AGAIN, *_LORA),
 }
-LAYOUTS = {
+_OTHERS = {
     "ddp": (),
     "ddp lora": _LORA,
-    **_SPLIT,
     "zero1": ("--deepspeed", "zero1"),
     "zero2": ("--deepspeed", "zero2"),
     "zero3": ("--deepspeed", "zero3"),
@@ -77,8 +77,18 @@ _PLANTED = {"gathers fsdp": (*_SPLIT["fsdp"], "--max_steps", "1")}
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank tells of each run; all of them sample on one server."""
-    folder = tmp_path_factory.mktemp("held")
+    """What each rank tells of runs whose model is split over them."""
+    return _told(tmp_path_factory.mktemp("held"), {**_SPLIT, **_PLANTED})
+
+
+@pytest.fixture(scope="module")
+def other_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The same of other layouts, which take minutes."""
+    return _told(tmp_path_factory.mktemp("held"), _OTHERS)
+
+
+def _told(folder: Path, layouts: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+    """Run each layout, one after the other; all of them sample on one server."""
     model = _saved(folder / "model")
     token = folder / "servers.token"
     server, log = covey(folder, "rollout", "--model", str(model), "--port", "0", "--token_file", str(token))
@@ -94,7 +104,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         words += "--per_device_train_batch_size 1 --max_completion_length 6 --max_steps 2 --kernels torch"
         runs = {
             name: [*words.split(), "--output_dir", str(folder / name.replace(" ", "-")), *more]
-            for name, more in {**LAYOUTS, **_PLANTED}.items()
+            for name, more in layouts.items()
         }
         (folder / "runs.json").write_text(json.dumps(runs))
         started = [
@@ -174,8 +184,18 @@ def _allocated(ranks: list[dict[str, Any]], name: str, phase: str) -> float:
     return median(told[name]["measured"][phase][0] for told in ranks)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", _SPLIT)
 def test_the_forecast_is_what_is_held(name: str, ranks: list[dict[str, Any]]) -> None:
+    _compare(ranks, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _OTHERS)
+def test_the_forecast_of_other_layouts(name: str, other_ranks: list[dict[str, Any]]) -> None:
+    _compare(other_ranks, name)
+
+
+def _compare(ranks: list[dict[str, Any]], name: str) -> None:
     """Within a fifth, in each phase that the plan has; the first rank also holds what it sends."""
     for phase, parts in ranks[1][name]["forecast"].items():
         if phase in ranks[1][name]["measured"]:
