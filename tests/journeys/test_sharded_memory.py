@@ -101,7 +101,8 @@ def _told(folder: Path, layouts: Mapping[str, tuple[str, ...]]) -> list[dict[str
         words += (
             f"--rollout_servers {ready[1]} --rollout_token_file {token} --num_generations 4 --guards false "
         )
-        words += "--ignore_memory_forecast true --per_device_train_batch_size 1 --max_completion_length 6 --max_steps 2 --kernels torch"
+        words += "--ignore_memory_forecast true "
+        words += "--per_device_train_batch_size 1 --max_completion_length 6 --max_steps 2 --kernels torch"
         runs = {
             name: [*words.split(), "--output_dir", str(folder / name.replace(" ", "-")), *more]
             for name, more in layouts.items()

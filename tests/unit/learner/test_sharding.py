@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,14 @@ from covey.learner.sharding.build import hollow_policy, sharded_policy
 from covey.learner.sharding.hollow import hollow_model, read_buffers
 from covey.learner.sharding.layers import decoder_layers
 from covey.learner.sharding.reference import SplitReference
+from covey.learner.sharding.room import Room
 from covey.learner.sharding.units import Sharded, sharding_over
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, read_policy
 from covey.models.lora import adapter_alone
 from covey.models.probe import micro_of
 from covey.plan.layout import Layout
+from covey.text_files import TextFiles
 from support.models import random_model, save_model
 from support.processes import run_in_processes
 from support.rows import random_rows
@@ -189,3 +192,52 @@ def test_a_rank_reads_its_own_rows_alone(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     report(Path(sys.argv[1]), Path(sys.argv[2]))
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [None, LoraSettings(rank=4, alpha=8), LoraSettings(rank=4, alpha=8, use_dora=True)],
+    ids=["full", "lora", "dora"],
+)
+def test_nothing_gathers_the_whole_model(
+    lora: LoraSettings | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layout, weights and the files of an adapter: at most what is outside of the layers, and two layers."""
+    save_model("llama", tmp_path, num_hidden_layers=6)
+    held, most, unit = [0], [0], Sharded.unit
+
+    @contextmanager
+    def counted(self: Sharded, name: str) -> Iterator[dict[str, Tensor]]:
+        with unit(self, name) as tensors:
+            num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            held[0] += num_bytes
+            most[0] = max(most[0], held[0])
+            yield tensors
+            held[0] -= num_bytes
+
+    def refused(self: Room, weights: object) -> None:
+        raise AssertionError("a whole copy was gathered")
+
+    monkeypatch.setattr(Sharded, "unit", counted)
+    monkeypatch.setattr(Room, "held", refused)
+    trained, sampler = (
+        split(tmp_path, lora),
+        hollow_policy(tmp_path, lora, adapter=None, seed=3, dtype=torch.float32, trust_remote_code=False),
+    )
+    units = {}
+    for name in trained.units:
+        with unit(trained, name) as tensors:
+            units[name] = sum(tensor.nbytes for tensor in tensors.values())
+    backend = FSDP2Backend(trained, sampler.policy, OPTIMIZER, compute_dtype=torch.float32)
+    backend.choose_layout("sdpa")
+    assert (backend.policy.stream, backend.sampler.stream) == ("prefix", "prefix")
+    for _ in backend.weights():
+        pass
+    if lora is not None:
+        backend.model_writer(TextFiles(origin=tmp_path), None)(tmp_path / "adapter")
+    two = units[""] + 2 * max(num_bytes for name, num_bytes in units.items() if name)
+    assert 0 < most[0] <= two < sum(units.values())
+    assert all(parameter.untyped_storage().nbytes() == 0 for parameter in backend.sampler.parameters())
+    monkeypatch.undo()
+    with backend.rollout_view() as whole:
+        assert sum(parameter.nbytes for parameter in whole.parameters()) == sum(units.values())
