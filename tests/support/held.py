@@ -145,6 +145,12 @@ def main(runs: Path, folder: Path) -> int:
         if code:
             return code
         gc.collect()
+        # The first rank is the one that leaves the server, which refuses another run until then.
+        ended = folder / f"{name}.ended"
+        if os.environ["RANK"] == "0":
+            ended.touch()
+        while not ended.exists():
+            time.sleep(0.05)
         if former and os.environ["RANK"] == "0":
             # A checkpoint takes 1.6 GB. The ranks are done with that of the run before.
             shutil.rmtree(former)
