@@ -22,10 +22,10 @@ from covey.weight_files import StoredTensor, stored_tensors
 ALL_LINEAR = "all-linear"
 
 ADAPTER = "default"
-"""What peft calls the adapter of a model with one."""
+"""peft gives this name to the only adapter of a model."""
 
 PEFT = "base_model.model."
-"""What peft writes before the names of a model's modules."""
+"""peft writes this prefix before the name of each module of a model."""
 
 TOKEN_LEAVES = ("embed_tokens", "wte", "embed_in", "word_embeddings")
 """What models call the embedding of their tokens."""

@@ -74,7 +74,7 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _colocated(config: Config, facts: Facts) -> list[Problem]:
-    """What vLLM in the training processes cannot be."""
+    """Return the problems of a vLLM that runs in the training processes."""
     problems = []
     number, spans = config.vllm_data_parallel_size, max(1, config.vllm_tensor_parallel_size)
     engines = max(1, facts.num_processes // spans)

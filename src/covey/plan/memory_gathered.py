@@ -99,8 +99,8 @@ def computing_parts(gathering: Gathering, how: Training) -> dict[str, int]:
 
 
 def bucket_parts(gathering: Gathering, how: Training, trained: int) -> dict[str, int]:
-    """What gradients travel between the processes in; FSDP reduces those of a unit at a time, in float32.
-    DeepSpeed sets its bucket aside, and keeps the gradients that are in it until it is full."""
+    """Return the bytes of the buffers that reduce gradients between processes, by part. FSDP reduces one unit
+    at a time, in float32. DeepSpeed allocates its whole bucket, and keeps gradients in it until it is full."""
     g = gathering
     if g.layout.fsdp:
         return {"reduced layer": FLOAT * min(max(g.tensor, g.inner), trained)}

@@ -80,8 +80,8 @@ def held_parts(
 
 
 def copies_of_deepspeed(model: ModelSizes, how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
-    """What DeepSpeed holds from the load on for an optimizer that it offloads: the gradients, those that it
-    adds up, and in stage 2 two tensors of them on their way."""
+    """Return the bytes that DeepSpeed holds from the load on for an offloaded optimizer, by part: gradients,
+    their sums, and in stage 2 two buffers of the largest tensor. Empty if it offloads nothing."""
     if not layout.by_deepspeed or layout.offload == "none":
         return {}
     gradients = replace(layout, offload="none").on_gpu(FLOAT * weights.trained, "gradients")

@@ -65,7 +65,7 @@ class GroupWorkers(Protocol):
         ...
 
     def leave(self) -> None:
-        """Be in no group."""
+        """Leave the process group, if the engine is in one."""
         ...
 
 

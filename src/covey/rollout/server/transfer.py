@@ -41,8 +41,8 @@ class Transfer:
         return bool(self._fault)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What is given, until it is whole; TransferEnded where nobody goes on. What is asked for meanwhile
-        is called in between."""
+        """Yield each tensor with its name as it arrives, until the transfer is whole, and run the calls that
+        are asked for in between. Raises TransferEnded if the sender stops before the end."""
         while True:
             with self._changed:
                 self._changed.wait_for(

@@ -105,7 +105,7 @@ class GroupEngine:
                 self._own.abort([self._running[owner] for owner in known])
 
     def _of_this_rank(self, completions: Sequence[Completion]) -> list[Completion]:
-        """Those of them that this rank asked for, under its own numbers."""
+        """Return the completions that this rank asked for, with its own request ids."""
         owners = {given: owner for owner, given in self._running.items()}
         found = []
         for completion in completions:

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from covey.checksums import MODULUS, checksum
+from covey.models.adapter_shapes import PEFT
 
 _WRAPPED = ".base_layer"
 # Slots, 1, and the two sides of a matrix.
 _STACK_DIM = 4
-# What peft writes before the names of a model's modules.
-_PEFT = "base_model.model."
 
 
 class Part(NamedTuple):
@@ -83,7 +82,7 @@ def adapter_parts_of(
             for name, tensor in zip(names, own, strict=True):
                 held = tensor[slot, 0]
                 used = held[:rank] if kind == "A" else held[:, :rank]
-                found[f"{_PEFT}{name}.lora_{kind}.weight"] = Part(checksum(held), used.numel())
+                found[f"{PEFT}{name}.lora_{kind}.weight"] = Part(checksum(held), used.numel())
     return found
 
 

@@ -67,7 +67,7 @@ class Workers:
         self._store = dist.PrefixStore(place.name, store)
 
     def leave(self) -> None:
-        """Be in no group."""
+        """Have every worker leave the group, if they are in one."""
         if self._store is not None:
             self._store = None
             self._call("covey_leave_group")
@@ -142,7 +142,8 @@ class WorkerGroup:
     """One worker's part of a group."""
 
     def __init__(self, place: GroupPlace, rank: int, world: int, device: torch.device) -> None:
-        """Be `rank` of the group; RuntimeError or TimeoutError where the others do not come in time."""
+        """Join the group as `rank` of `world`. Raises RuntimeError or TimeoutError if another rank does not join
+        within the place's `timeout_s` seconds."""
         self._limit_s = place.timeout_s
         where = device if place.backend == NCCL else torch.device("cpu")
 
@@ -189,5 +190,5 @@ class WorkerGroup:
         later(call).result(timeout=self._limit_s)
 
     def leave(self) -> None:
-        """Be in it no longer."""
+        """Leave the group and abort what still waits in it."""
         self._group.abort(CLOSING_S)
