@@ -100,7 +100,8 @@ def computing_parts(gathering: Gathering, how: Training) -> dict[str, int]:
 
 def bucket_parts(gathering: Gathering, how: Training, trained: int) -> dict[str, int]:
     """Return the bytes of the buffers that reduce gradients between processes, by part. FSDP reduces one unit
-    at a time, in float32. DeepSpeed allocates its whole bucket, and keeps gradients in it until it is full."""
+    at a time, in float32. DeepSpeed allocates its bucket whole, and keeps gradients in it until it is full.
+    """
     g = gathering
     if g.layout.fsdp:
         return {"reduced layer": FLOAT * min(max(g.tensor, g.inner), trained)}

@@ -142,8 +142,8 @@ class WorkerGroup:
     """One worker's part of a group."""
 
     def __init__(self, place: GroupPlace, rank: int, world: int, device: torch.device) -> None:
-        """Join the group as `rank` of `world`. Raises RuntimeError or TimeoutError if another rank does not join
-        within the place's `timeout_s` seconds."""
+        """Join the group as `rank` of `world`. Raises RuntimeError or TimeoutError if another rank does not
+        join within the place's `timeout_s` seconds."""
         self._limit_s = place.timeout_s
         where = device if place.backend == NCCL else torch.device("cpu")
 
