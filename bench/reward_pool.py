@@ -20,7 +20,7 @@ from typing import Any
 from covey.rewards.protocol import Scored, TrainerState
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.sandbox.layers import Isolation, isolate
-from covey.types import Finish, NoiseKey, Origin, Prompt, SamplingParams, Segment, Source, Status, Trajectory
+from covey.types import Finish, Origin, Prompt, SamplingParams, Segment, Source, Status, Trajectory, TurnId
 
 GROUP = 8
 TESTS = [{"input": f"{n} {n + 1}\n", "output": f"{2 * n + 1}\n"} for n in range(5)]
@@ -138,13 +138,11 @@ def scored(number: int, text: str, gold: str | None = None) -> Scored:
         Segment(token_ids=(1,), source=Source.PROMPT, trained=False),
         Segment(token_ids=(2,), source=Source.MODEL, trained=True, logprobs=(-1.0,), versions=(0,)),
     )
-    key = NoiseKey(
+    key = TurnId(
         seed=0, split="bench", rollout=0, attempt=0, prompt_id=number // GROUP, sibling=number % GROUP
     )
     sampling = SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=())
-    trajectory = Trajectory(
-        segments=segments, sampling=sampling, noise_key=key, finish=Finish.STOP, text=text
-    )
+    trajectory = Trajectory(segments=segments, sampling=sampling, turn=key, finish=Finish.STOP, text=text)
     return Scored(prompt=prompt, trajectory=trajectory)
 
 

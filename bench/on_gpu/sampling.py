@@ -14,7 +14,7 @@ from covey.kernels.gpu.recordings import Recordings
 from covey.models.policy import Policy
 from covey.rollout.engine import Engine
 from covey.rollout.native.engine import NativeEngine
-from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import Completion, GenerationRequest, SamplingParams, TurnId
 from on_gpu.machine import device, wait
 
 # Tokens of a stride where a CPU stands in for a GPU.
@@ -53,7 +53,7 @@ def requests(
             GenerationRequest(
                 prompt_token_ids=tokens,
                 sampling=SamplingParams(temperature=1.0, max_new_tokens=longest, stop_token_ids=()),
-                noise_key=NoiseKey(
+                turn=TurnId(
                     seed=seed, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling
                 ),
             )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from covey.types import StreamSegment
+from covey.types.arrays import Bools, ByValue, Ints, bools, ints
 
 StreamKind = Literal["padded", "packed", "prefix"]
 
@@ -27,14 +28,18 @@ _IntArray = np.ndarray[tuple[int], np.dtype[np.int64]]
 _IntTable = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row(ByValue):
     """One sequence: rows with equal `prompt_key` have equal tokens up to `prompt_length`."""
 
-    token_ids: Sequence[int]
-    is_trained: Sequence[bool]
+    token_ids: Ints
+    is_trained: Bools
     prompt_length: int
     prompt_key: Hashable
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", ints(self.token_ids))
+        object.__setattr__(self, "is_trained", bools(self.is_trained))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,7 @@ class _Trained:
 
 
 def _trained(row: Row) -> _Trained:
-    position_n = np.flatnonzero(np.asarray(row.is_trained, dtype=bool))
+    position_n = np.flatnonzero(row.is_trained)
     if len(position_n) and position_n[0] == 0:
         raise ValueError(
             "the first token of a sequence has nothing to be predicted from and cannot be trained"
@@ -96,7 +101,7 @@ def build_streams(
     begin = np.searchsorted(context_U, ahead)
     contexts = np.diff(begin).tolist()
     of_rows = [zip(rows, facts, strict=True) for rows, facts in zip(passes, trained, strict=True)]
-    target = [np.asarray(row.token_ids)[fact.position_n] for both in of_rows for row, fact in both]
+    target = [row.token_ids[fact.position_n] for both in of_rows for row, fact in both]
     number = [i for rows in passes for i in range(len(rows))]
     sequence = np.repeat(number, [len(fact.position_n) for facts in trained for fact in facts])
 

@@ -39,7 +39,7 @@ from covey.rollout.publisher import Publisher
 from covey.rollout.server.call import Caller
 from covey.rollout.server.http import _Handler
 from covey.rollout.server.remote import State
-from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import Completion, GenerationRequest, SamplingParams, TurnId
 from faults import covey_run
 from support.engines import sampled
 from support.models import VOCAB, policy_of
@@ -73,9 +73,7 @@ def requests() -> list[GenerationRequest]:
         GenerationRequest(
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(temperature=1.5, max_new_tokens=200 + 20 * sibling, stop_token_ids=()),
-            noise_key=NoiseKey(
-                seed=1, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling
-            ),
+            turn=TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=number, sibling=sibling),
         )
         for number, prompt in enumerate(prompts)
         for sibling in range(4)

@@ -21,7 +21,7 @@ from covey.rollout.server import bucket
 from covey.rollout.server.call import Caller
 from covey.rollout.server.token import own_token
 from covey.rollout.server.wire import MARKER
-from covey.types import GenerationRequest, NoiseKey, SamplingParams
+from covey.types import GenerationRequest, SamplingParams, TurnId
 from support.engines import sampled
 from support.machines import Machine, two_machines
 from support.needs import need
@@ -47,7 +47,7 @@ def request_of(prompt: range, number: int) -> GenerationRequest:
     return GenerationRequest(
         prompt_token_ids=tuple(prompt),
         sampling=SamplingParams(temperature=1.0, max_new_tokens=24, stop_token_ids=()),
-        noise_key=NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=number, sibling=0),
+        turn=TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=number, sibling=0),
     )
 
 

@@ -22,7 +22,7 @@ from covey.plan.facts import VllmServeFacts
 from covey.rollout.server.call import Caller
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.vllm_serve import VllmServe
-from covey.types import GenerationRequest, NoiseKey, SamplingParams
+from covey.types import GenerationRequest, SamplingParams, TurnId
 from support.engines import sampled
 from support.web import Handler, listening
 
@@ -135,7 +135,7 @@ def requests(count: int) -> list[GenerationRequest]:
         GenerationRequest(
             prompt_token_ids=(1, 2 + number // 2),
             sampling=SamplingParams(temperature=0.7, max_new_tokens=4, stop_token_ids=(9,)),
-            noise_key=NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=number),
+            turn=TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=number),
         )
         for number in range(count)
     ]

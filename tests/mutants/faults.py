@@ -534,7 +534,7 @@ MUTANTS = (
         "duplicates sibling completions",
         "F125",
         1,
-        _request(noise_key=lambda r: replace(r.noise_key, sibling=0)),
+        _request(turn=lambda r: replace(r.turn, sibling=0)),
         MANY,
     ),
     Mutant("trains re-encoded text", "F110", 1, changed(samples, "_sample", _of_text)),

@@ -187,7 +187,7 @@ class _DrawsByAnotherSeed(CopyEngine):
     """Its logprobs are right and its noise is its own."""
 
     def submit(self, request: GenerationRequest) -> int:
-        return super().submit(replace(request, noise_key=replace(request.noise_key, seed=77)))
+        return super().submit(replace(request, turn=replace(request.turn, seed=77)))
 
 
 def _one(

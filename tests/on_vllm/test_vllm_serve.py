@@ -34,7 +34,7 @@ from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.vllm_serve import VllmServe
 from covey.training.facts.servers import with_servers
 from covey.training.served import served_engine
-from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
 from support.engines import sampled
 from support.steps import OPTIMIZER
 
@@ -137,7 +137,7 @@ def requests(count: int = 24, **sampling: Any) -> list[GenerationRequest]:
         GenerationRequest(
             prompt_token_ids=(5 + number // 4, 6, 7),
             sampling=SamplingParams(**given),
-            noise_key=NoiseKey(
+            turn=TurnId(
                 seed=1, split="train", rollout=0, attempt=0, prompt_id=number // 4, sibling=number % 4
             ),
         )

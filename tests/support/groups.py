@@ -8,7 +8,6 @@ from typing import Any
 from covey.types import (
     Finish,
     Group,
-    NoiseKey,
     Origin,
     Prompt,
     SamplingParams,
@@ -17,6 +16,7 @@ from covey.types import (
     Segment,
     Source,
     Trajectory,
+    TurnId,
 )
 
 SAMPLING = SamplingParams(temperature=0.8, max_new_tokens=24, stop_token_ids=(2,))
@@ -55,7 +55,7 @@ def trajectory(
     return Trajectory(
         segments=(Segment(token_ids=tuple(prompt), source=Source.PROMPT, trained=False), answer),
         sampling=sampling,
-        noise_key=NoiseKey(
+        turn=TurnId(
             seed=0,
             split="train",
             rollout=origin.rollout,

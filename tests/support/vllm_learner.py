@@ -15,7 +15,7 @@ from covey.models.policy import Policy
 from covey.quickstart import task
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
-from covey.types import Completion, GenerationRequest, NoiseKey, Receipt, SamplingParams
+from covey.types import Completion, GenerationRequest, Receipt, SamplingParams, TurnId
 from support.engines import sampled
 
 
@@ -32,7 +32,7 @@ def request_of(prompt: Sequence[int], sibling: int = 0, **changes: Any) -> Gener
     return GenerationRequest(
         prompt_token_ids=tuple(prompt),
         sampling=SamplingParams(**sampling),
-        noise_key=NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=sibling),
+        turn=TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=sibling),
     )
 
 

@@ -17,8 +17,9 @@ from covey.algorithm.advantages import (
     decoupled_advantages,
     has_signal,
 )
-from covey.batching.steps import step_advantages, token_advantages
-from covey.types import AnnotatedSample, Finish, Sample, Score, ScoredGroup, Status, TrainSample
+from covey.batching.steps import RowIndex, step_advantages, token_advantages
+from covey.types import AnnotatedSample, Outcome, Sample, Score, ScoredGroup, Status, TrainSample
+from covey.types.arrays import Floats, bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class RowCredit:
     advantage: float
     masked: str | None
     is_whole: bool = False
-    token_advantages: tuple[float, ...] | None = None
+    token_advantages: Floats | None = None
 
 
 def row_credits(
@@ -84,19 +85,25 @@ def row_credits(
     of_steps = step_advantages(groups, counted, config.scale_rewards)
     whole = has_signal(reward, valid).tolist() if config.whole_groups else [False] * len(groups)
     credits = []
+    written: dict[RowIndex, int] = {}
     for sample in samples:
         masked = None
         row_index = sample.group, sample.sibling
         if row_index not in counted:
-            masked = "invalid"
-        elif config.mask_truncated_completions and sample.finish is Finish.LENGTH:
+            masked = groups[sample.group].group.invalid.get(sample.sibling, "invalid")
+        elif config.mask_truncated_completions and sample.outcome is Outcome.TRUNCATED:
             masked = "truncated"
-        elif not any(sample.is_trained):
+        elif not sample.is_trained.any():
             masked = "empty"
         value, tokens = values[sample.group][sample.sibling], None
         if row_index in of_steps:
+            # Steps are counted over all sequences of an episode.
+            steps, before = counted[row_index].steps, written.get(row_index, 0)
+            assert steps is not None
+            written[row_index] = before + len(sample.token_ids) - sample.prompt_length
+            ends = [max(0, end - before) for end in steps.ends]
             outcome = float(advantage[row_index])
-            value, tokens = _spread(sample, counted[row_index], of_steps[row_index], outcome)
+            value, tokens = _spread(sample, ends, of_steps[row_index], outcome)
         credits.append(
             RowCredit(advantage=value, masked=masked, is_whole=whole[sample.group], token_advantages=tokens)
         )
@@ -104,13 +111,13 @@ def row_credits(
 
 
 def _spread(
-    sample: Sample, score: Score, of_steps: Sequence[float], outcome: float
-) -> tuple[float, tuple[float, ...] | None]:
+    sample: Sample, ends: Sequence[int], of_steps: Sequence[float], outcome: float
+) -> tuple[float, Floats | None]:
     """The mean advantage of a row's tokens and, where they differ, all of them."""
-    assert score.steps is not None
-    tokens = token_advantages(sample, score.steps.ends, of_steps, outcome)
+    tokens_N = token_advantages(sample, ends, of_steps, outcome)
+    tokens = tokens_N.tolist()
     if len(set(tokens)) > 1:
-        return fmean(tokens), tokens
+        return fmean(tokens), tokens_N
     return (tokens[0] if tokens else outcome), None
 
 
@@ -158,7 +165,7 @@ def credit_samples(
         TrainSample(
             annotated=row,
             advantage=credit.advantage,
-            loss_mask=(credit.masked is None,) * sum(row.sample.is_trained),
+            loss_mask=bools([credit.masked is None] * len(row.sample.sampler_logprobs)),
             masked=credit.masked,
             needs_forward=needs_forward(credit, may_skip_rows=may_skip_rows),
             token_advantages=credit.token_advantages,

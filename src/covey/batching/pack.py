@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from covey.models.prefix import share_prompt
 from covey.token_streams import Row, StreamKind, build_streams
 from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample, TrainSample
+from covey.types.arrays import bools, floats
 
 # Sums of float32 advantages closer to 0 than this are rounding.
 _CANCELLED = 1e-4
@@ -94,9 +95,9 @@ def _cut(samples: Sequence[Sample], unit: Sequence[int], plan: PackPlan) -> list
     """The passes that siblings alone would take: their numbers, and the tokens of each pass, in which their
     prompt counts once."""
     passes: list[tuple[list[int], int]] = []
-    families: set[tuple[int, float]] = set()
+    families: set[Hashable] = set()
     for i in unit:
-        family, num_tokens = _family(samples[i]), len(samples[i].token_ids)
+        family, num_tokens = samples[i].prompt_key, len(samples[i].token_ids)
         members, used = passes[-1] if passes else ([], plan.max_tokens)
         total = used + num_tokens - (samples[i].prompt_length if family in families else 0)
         if total > plan.max_tokens:
@@ -171,26 +172,26 @@ def _keep(row: TrainSample, least: float | None) -> Tensor | None:
 
 
 def _has_signal(rows: Sequence[TrainSample], least: float | None, wait: bool) -> bool:
-    """Whether the advantages of some completion do not cancel over the rows that hold it; stale rows are
-    ignored, because their ratio may be clipped. With `wait`, first tokens do not count: their gradient comes
-    in a later pass."""
-    rows = [row for row in rows if not row.annotated.sample.is_stale]
+    """Whether the advantages of some completion do not cancel over the rows that hold it; rows of an older
+    policy are ignored, because their ratio may be clipped. With `wait`, first tokens do not count: their
+    gradient comes in a later pass."""
+    rows = [row for row in rows if not row.annotated.sample.age]
     if any(row.token_advantages is not None for row in rows):
         return _has_token_signal(rows, least, wait)
-    net: dict[tuple[int, tuple[int, ...]], float] = {}
+    net: dict[tuple[int, bytes], float] = {}
     for row in rows:
         sample, keep_N = row.annotated.sample, _keep(row, least)
         waiting = _waiting(sample, wait)
         if len(sample.sampler_logprobs) == waiting or (keep_N is not None and not keep_N[waiting:].any()):
             continue
-        key = (sample.group, sample.token_ids)
+        key = (sample.group, sample.token_ids.tobytes())
         net[key] = net.get(key, 0.0) + row.advantage
     return any(abs(value) > _CANCELLED for value in net.values())
 
 
 def _waiting(sample: Sample, wait: bool) -> int:
     """How many of a row's trained tokens the prompt's last position predicts, 0 or 1, where these `wait`."""
-    return int(wait and any(sample.is_trained[sample.prompt_length : sample.prompt_length + 1]))
+    return int(wait and sample.is_trained[sample.prompt_length : sample.prompt_length + 1].any())
 
 
 def _has_token_signal(rows: Sequence[TrainSample], least: float | None, wait: bool) -> bool:
@@ -204,9 +205,9 @@ def _has_token_signal(rows: Sequence[TrainSample], least: float | None, wait: bo
         keep = [1.0] * len(row.advantages) if keep_N is None else keep_N.tolist()
         if _waiting(sample, wait):
             keep[0] = 0.0
-        values = iter([a * k for a, k in zip(row.advantages, keep, strict=True)])
+        values = iter([a * k for a, k in zip(row.advantages.tolist(), keep, strict=True)])
         at = 0
-        for token, on in zip(sample.token_ids, sample.is_trained, strict=True):
+        for token, on in zip(sample.token_ids.tolist(), sample.is_trained.tolist(), strict=True):
             at = places.setdefault((sample.group, at, token), len(places) + 1)
             if on:
                 value = next(values)
@@ -219,7 +220,7 @@ def _denominators(rows: Sequence[TrainSample], plan: PackPlan, least: float | No
     kept = None if least is None else [_keep(r, least) for r in rows if r.masked is None]
     return Denominators(
         num_sequences=len(rows),
-        num_tokens=sum(sum(r.loss_mask) for r in rows),
+        num_tokens=sum(r.num_tokens for r in rows),
         max_completion_length=plan.max_completion_length,
         num_kept=None if kept is None else int(sum(float(k.sum()) for k in kept if k is not None)),
     )
@@ -237,7 +238,7 @@ def build_micros(
     micros = _each_alone(passes, plan, least) if passes else []
     if plan.stream != "prefix":
         return micros
-    keys = [_family(rows[0].annotated.sample) for rows in passes]
+    keys = [rows[0].annotated.sample.prompt_key for rows in passes]
     pairs = groupby(zip(keys, micros, strict=True), key=itemgetter(0))
     return [micro for _, same in pairs for micro in share_prompt([micro for _, micro in same])]
 
@@ -248,7 +249,7 @@ def _each_alone(
     """The forward passes before any prompt is shared; their tensors are slices of the whole step's."""
     rows = [row for members in passes for row in members]
     samples, annotated = [row.annotated.sample for row in rows], [row.annotated for row in rows]
-    assert all(all(row.loss_mask) for row in rows), "rows with masked tokens are out of the forward pass"
+    assert all(row.loss_mask.all() for row in rows), "rows with masked tokens are out of the forward pass"
     counts = [len(s.sampler_logprobs) for s in samples]
     sizes = [len(members) for members in passes]
     ends = np.cumsum([0, *counts])[np.cumsum([0, *sizes])]
@@ -257,10 +258,10 @@ def _each_alone(
     def cut(tensor: Tensor | None, lengths: list[int] = tokens) -> Sequence[Any]:
         return [None] * len(passes) if tensor is None else tensor.to(plan.device).split(lengths)
 
-    stale = [s.is_stale for s in samples]
+    ages = [s.age for s in samples]
     parts: dict[str, Sequence[Any]] = {
         "temperature_N": cut(
-            _flat([[s.temperature] * count for s, count in zip(samples, counts, strict=True)])
+            _flat([np.full(count, s.temperature) for s, count in zip(samples, counts, strict=True)])
         ),
         "sampler_logprob_N": cut(_flat([s.sampler_logprobs for s in samples])),
         "advantage_N": cut(_flat([row.advantages for row in rows])),
@@ -269,7 +270,7 @@ def _each_alone(
         "keep_N": cut(_joined([_keep(row, least) for row in rows])),
         "trained_count_S": cut(torch.tensor(counts), sizes),
         "group_S": cut(torch.tensor([s.group for s in samples]), sizes),
-        "is_stale_S": cut(torch.tensor(stale) if any(stale) else None, sizes),
+        "age_S": cut(torch.tensor(ages) if any(ages) else None, sizes),
     }
     streams = build_streams(
         [[_row(row.annotated.sample) for row in members] for members in passes], plan.stream, plan.device
@@ -290,8 +291,8 @@ def _each_alone(
     ]
 
 
-def _flat(values: Sequence[Sequence[float]]) -> Tensor:
-    return torch.from_numpy(np.array(list(chain.from_iterable(values)), dtype=np.float32))
+def _flat(values: Sequence[np.ndarray[tuple[int], Any]]) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.empty(0), *values]).astype(np.float32))
 
 
 def _row(sample: Sample) -> Row:
@@ -299,13 +300,8 @@ def _row(sample: Sample) -> Row:
         token_ids=sample.token_ids,
         is_trained=sample.is_trained,
         prompt_length=sample.prompt_length,
-        prompt_key=_family(sample),
+        prompt_key=sample.prompt_key,
     )
-
-
-def _family(sample: Sample) -> tuple[int, float]:
-    """Samples that share a prompt in the stream: a context of the head has one temperature."""
-    return sample.group, sample.temperature
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -319,19 +315,20 @@ def empty_micro(sample: Sample, plan: PackPlan) -> MicroBatch:
     nothing = Sample(
         group=sample.group,
         sibling=sample.sibling,
+        episode=sample.episode,
         token_ids=sample.token_ids[:1],
         prompt_length=1,
-        is_trained=(False,),
-        sampler_logprobs=(),
+        is_trained=bools([False]),
+        sampler_logprobs=floats(()),
         versions=(),
         temperature=1.0,
-        finish=sample.finish,
+        outcome=sample.outcome,
     )
     # An empty annotation stands for "annotated": whether a loss needs one follows from the configuration.
     none = torch.zeros(0)
     row = TrainSample(
         annotated=AnnotatedSample(sample=nothing, old_logprob_N=none, ref_logprob_N=none),
         advantage=0.0,
-        loss_mask=(),
+        loss_mask=bools(()),
     )
     return build_micros([[row]], plan)[0]

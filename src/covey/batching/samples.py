@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from covey.types import Sample, ScoredGroup, Source, Trajectory
+from covey.types import Sample, ScoredGroup, Source, TokenSequence
+from covey.types.arrays import bools, floats, ints
 
 
-def to_samples(groups: Sequence[ScoredGroup], stale: Collection[int] = ()) -> list[Sample]:
-    """One sample a trajectory, group by group and in sibling order; what is trained is the very ids
-    sampled.
+def to_samples(groups: Sequence[ScoredGroup], version: int | None = None) -> list[Sample]:
+    """One sample a sequence, episode by episode in sibling order; what is trained is the very ids sampled.
 
-    `stale` are the numbers of groups that an earlier policy sampled.
+    An episode without a sequence has an empty row. `version` is the policy's, from which ages are counted
+    (None: that of the newest token).
     """
-    return [
-        _sample(trajectory, group=number, sibling=sibling, is_stale=number in stale)
-        for number, scored in enumerate(groups)
-        for sibling, trajectory in enumerate(scored.group.trajectories)
-    ]
+    if version is None:
+        version = max((v for g in groups for e in g.group.episodes for v in e.versions), default=0)
+    samples: list[Sample] = []
+    episode_number = 0
+    for number, scored in enumerate(groups):
+        for sibling, episode in enumerate(scored.group.episodes):
+            for index, sequence in enumerate(episode.sequences or (_nothing_of(scored),)):
+                samples.append(
+                    Sample(
+                        group=number,
+                        sibling=sibling,
+                        episode=episode_number,
+                        sequence=index,
+                        token_ids=sequence.token_ids,
+                        prompt_length=sequence.prompt_length,
+                        is_trained=sequence.is_trained,
+                        sampler_logprobs=sequence.logprobs,
+                        versions=sequence.versions,
+                        temperature=episode.sampling.temperature,
+                        outcome=episode.outcome,
+                        age=version - min((v for v, count in sequence.versions if count), default=version),
+                    )
+                )
+            episode_number += 1
+    return samples
 
 
-def _sample(trajectory: Trajectory, *, group: int, sibling: int, is_stale: bool) -> Sample:
-    token_ids: list[int] = []
-    is_trained: list[bool] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    for segment in trajectory.segments:
-        token_ids.extend(segment.token_ids)
-        is_trained.extend([segment.trained] * len(segment.token_ids))
-        if segment.trained:
-            logprobs.extend(segment.logprobs)
-            versions.extend(segment.versions)
-    first = trajectory.segments[0]
-    return Sample(
-        group=group,
-        sibling=sibling,
-        token_ids=tuple(token_ids),
-        prompt_length=len(first.token_ids) if first.source is Source.PROMPT else 0,
-        is_trained=tuple(is_trained),
-        sampler_logprobs=tuple(logprobs),
-        versions=tuple(versions),
-        temperature=trajectory.sampling.temperature,
-        finish=trajectory.finish,
-        is_stale=is_stale,
+def _nothing_of(scored: ScoredGroup) -> TokenSequence:
+    """The prompt alone."""
+    prompt = scored.group.prompt.token_ids
+    return TokenSequence(
+        token_ids=ints(prompt),
+        is_trained=bools([False] * len(prompt)),
+        logprobs=floats(()),
+        versions=(),
+        sources=((Source.PROMPT, len(prompt)),),
     )

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from covey.algorithm.advantages import ScaleRewards, advantages
 from covey.types import Sample, Score, ScoredGroup
+from covey.types.arrays import Floats, floats
 
 RowIndex = tuple[int, int]
 """Group and sibling of a row."""
@@ -66,15 +68,13 @@ def _scaled(
 
 def token_advantages(
     sample: Sample, ends: Sequence[int], of_steps: Sequence[float], outcome: float
-) -> tuple[float, ...]:
-    """The advantage of each trained token of a row, in float32: that of its step and the row's `outcome`.
+) -> Floats:
+    """The advantage (N,) of each trained token of a row: that of its step and the row's `outcome`.
 
     `ends` are the completion's tokens up to the end of each step. A row without steps has its outcome alone.
     """
     is_trained = sample.is_trained[sample.prompt_length :]
-    values = [outcome] * len(is_trained)
+    values = np.full(len(is_trained), outcome)
     for start, end, gain in zip((0, *ends), ends, of_steps, strict=False):
-        values[start:end] = [outcome + gain] * (end - start)
-    trained = [value for value, on in zip(values, is_trained, strict=True) if on]
-    out: list[float] = torch.tensor(trained, dtype=torch.float64).float().tolist()
-    return tuple(out)
+        values[start:end] = outcome + gain
+    return floats(values[is_trained])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int)
     Taken from the rows as a whole, so it knows nothing of forward passes. `longest` is
     max_completion_length.
     """
-    tokens_S = np.array([sum(r.loss_mask) for r in rows], dtype=np.float64)
+    tokens_S = np.array([r.num_tokens for r in rows], dtype=np.float64)
     advantage_S = np.array([r.advantage for r in rows])
     weight_S = {
         "grpo": (tokens_S > 0) / len(rows),
@@ -52,12 +53,12 @@ def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int)
 def _size(row: TrainSample) -> float:
     """The mean size of the advantages of a row's tokens."""
     tokens = row.token_advantages
-    return abs(row.advantage) if tokens is None else fmean(map(abs, tokens))
+    return abs(row.advantage) if tokens is None else fmean(map(abs, tokens.tolist()))
 
 
 def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     d = batch.denominators
-    tokens = sum(sum(r.loss_mask) for r in rows)
+    tokens = sum(r.num_tokens for r in rows)
     if (d.num_sequences, d.num_tokens) != (len(rows), tokens):
         seen = tr(
             "the step divides by {num_sequences} completions and {num_tokens} tokens, but its rows "
@@ -80,12 +81,12 @@ def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
 
 
 def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
-    ids = [np.asarray(r.annotated.sample.token_ids) for r in rows]
-    at = [np.flatnonzero(np.asarray(r.annotated.sample.is_trained)) for r in rows]
+    ids = [r.annotated.sample.token_ids for r in rows]
+    at = [np.flatnonzero(r.annotated.sample.is_trained) for r in rows]
     counts = [len(n) for n in at]
     micros = batch.micro_batches
 
-    def joined(parts: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> np.ndarray:  # type: ignore[type-arg]
+    def joined(parts: Sequence[np.ndarray[tuple[int], Any]]) -> np.ndarray:  # type: ignore[type-arg]
         return np.concatenate(parts) if parts else np.empty(0)
 
     def repeated(values: Sequence[float]) -> np.ndarray:  # type: ignore[type-arg]
@@ -106,7 +107,7 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
             "advantages",
             "F113",
             [m.advantage_N for m in micros],
-            np.array([a for r in rows for a in r.advantages]),
+            np.concatenate([np.empty(0), *(r.advantages for r in rows)]),
         ),
         (
             "temperatures",

@@ -12,7 +12,7 @@ from covey.errors import GuardStop
 from covey.health.saved import MENDED
 from covey.rewards.kinds import kind_of, standing
 from covey.texts import counted, tr
-from covey.types import Finding, Finish, Fix, ScoredGroup, ScorePart, Severity, Status
+from covey.types import Finding, Fix, Outcome, ScoredGroup, ScorePart, Severity, Status
 
 _WINDOW = 10
 _MOST_FAILED = 0.01
@@ -137,7 +137,7 @@ def refuse_no_numbers(groups: Sequence[ScoredGroup], step: int) -> None:
         for sibling, score in enumerate(scored.scores, start=1):
             part = next((p for p in score.parts if p.status is Status.INVALID), None)
             if part is not None:
-                text = scored.group.trajectories[sibling - 1].text
+                text = scored.group.episodes[sibling - 1].text
                 where = tr(
                     "completion {sibling} of {num_scores}, {text!r:.80}",
                     sibling=sibling,
@@ -275,8 +275,8 @@ def _constant(
 
 
 def _share_cut(groups: Sequence[ScoredGroup]) -> float:
-    finishes = [t.finish for g in groups for t in g.group.trajectories]
-    return sum(f is Finish.LENGTH for f in finishes) / len(finishes)
+    outcomes = [e.outcome for g in groups for e in g.group.episodes]
+    return sum(o is Outcome.TRUNCATED for o in outcomes) / len(outcomes)
 
 
 def _cause(groups: Sequence[ScoredGroup], value: float | None) -> str:

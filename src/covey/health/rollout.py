@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from covey.health.saved import NEWEST
 from covey.health.words import broken
 from covey.texts import joined, tr
-from covey.types import Fix, ScoredGroup, TrainSample, Trajectory
+from covey.types import Episode, Fix, ScoredGroup, TrainSample
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,20 +21,22 @@ _EVIDENCE = 25.0
 _COPIED = (0.5, 0.125)
 _TINY = 1e-300
 _ROUNDING = 1e-4
+# Why a row is in no statistic of its group.
+_UNSCORED = ("invalid", "infrastructure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFacts:
     """What a rollout is held to.
 
-    The step that it is for, siblings of a prompt, rows in all, whether advantages are in units of the spread
-    of their group or of the rollout, whether they are compared over the whole rollout, the policy version
-    of every token (None: replayed), and the numbers of the groups that an earlier policy sampled.
+    The step that it is for, siblings of a prompt, episodes in all, whether advantages are in units of the
+    spread of their group or of the rollout, whether they are compared over the whole rollout, the policy
+    version of every token (None: replayed), and the numbers of the groups that an earlier policy sampled.
     """
 
     step: int
     num_generations: int
-    num_rows: int
+    num_episodes: int
     scaled_by: Literal["group", "rollout"] | None
     is_over_rollout: bool
     version: int | None
@@ -49,19 +50,20 @@ def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fa
     F113: advantages that no rewards can give. F114: tokens of another policy version. F118: numbers that are
     not finite. F122: rows beside the plan. F125: siblings that repeat each other.
     """
-    trajectories = [t for g in groups for t in g.group.trajectories]
-    if facts.version is not None and len(rows) != facts.num_rows:
+    episodes = [e for g in groups for e in g.group.episodes]
+    if facts.version is not None and len(episodes) != facts.num_episodes:
         seen = tr(
             "a rollout has {num_rows} completions, but {planned} were planned",
-            num_rows=len(rows),
-            planned=facts.num_rows,
+            num_rows=len(episodes),
+            planned=facts.num_episodes,
         )
         raise broken("F122", facts.step, seen, tr("Completions were lost or added after sampling."))
     _check_groups(groups, facts)
     totals = [s.total for g in groups for s in g.scores]
-    for row, trajectory, total in zip(rows, trajectories, totals, strict=True):
-        _check_row(row, trajectory, facts)
-        _check_finite(row, total, facts.step)
+    for row in rows:
+        number = row.annotated.sample.episode
+        _check_row(row, episodes[number], facts)
+        _check_finite(row, totals[number], facts.step)
     _check_advantages(groups, rows, facts)
     if facts.version is not None:
         _check_repeats(groups, facts.step)
@@ -69,7 +71,7 @@ def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fa
 
 def refuse_other_versions(groups: Sequence[ScoredGroup], version: int) -> None:
     """Raise GuardStop (F114) where an evaluation of `version` holds tokens of another one."""
-    versions = {v for g in groups for t in g.group.trajectories for s in t.segments for v in s.versions}
+    versions = {v for g in groups for e in g.group.episodes for v in e.versions}
     if versions - {version}:
         seen = tr(
             "an evaluation was sampled by policy version {versions}, but the policy is at version {version}",
@@ -84,8 +86,8 @@ def refuse_other_versions(groups: Sequence[ScoredGroup], version: int) -> None:
 def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
     for number, scored in enumerate(groups):
         group = scored.group
-        siblings = [t.noise_key.sibling for t in group.trajectories]
-        prompts = {t.segments[0].token_ids for t in group.trajectories}
+        siblings = [e.id.sibling for e in group.episodes]
+        prompts = {tuple(e.sequences[0].prompt_ids.tolist()) for e in group.episodes if e.sequences}
         if len(siblings) != group.planned or len(set(siblings)) != len(siblings):
             seen = tr(
                 "group {number} has the completions {siblings}, but {planned} were planned",
@@ -100,7 +102,7 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
                 planned=group.planned,
                 num_generations=facts.num_generations,
             )
-        elif prompts != (own := {tuple(group.prompt.token_ids)}):
+        elif not prompts <= (own := {tuple(group.prompt.token_ids)}):
             seen = tr(
                 "group {number} has completions of {num_prompts} different prompts",
                 number=number,
@@ -111,12 +113,12 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
         raise broken("F112", facts.step, seen, tr("Completions were sorted into the wrong groups."))
 
 
-def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) -> None:
+def _check_row(row: TrainSample, episode: Episode, facts: RolloutFacts) -> None:
     sample = row.annotated.sample
     name = tr("completion {sibling} of group {group}", sibling=sample.sibling, group=sample.group)
-    written = [s for s in trajectory.segments if s.trained]
-    sampled = tuple(i for s in written for i in s.token_ids)
-    trained = tuple(i for i, on in zip(sample.token_ids, sample.is_trained, strict=True) if on)
+    written = episode.sequences[sample.sequence : sample.sequence + 1]
+    sampled = [i for s in written for i in s.trained_ids.tolist()]
+    trained = sample.token_ids[sample.is_trained].tolist()
     if trained != sampled:
         differs_at = next((i for i, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
         where = (
@@ -135,12 +137,12 @@ def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) ->
         raise broken(
             "F110", facts.step, seen, tr("Text was decoded and encoded again, or a mask is shifted.")
         )
-    if row.masked is None and sum(row.loss_mask) != len(sampled):
+    if row.masked is None and row.num_tokens != len(sampled):
         seen = tr(
             "{name}: {num_sampled} tokens were sampled, but the loss covers {loss_mask}",
             name=name,
             num_sampled=len(sampled),
-            loss_mask=sum(row.loss_mask),
+            loss_mask=row.num_tokens,
         )
         raise broken(
             "F111",
@@ -148,7 +150,7 @@ def _check_row(row: TrainSample, trajectory: Trajectory, facts: RolloutFacts) ->
             seen,
             tr("The mask is shorter than the completion; most often the EOS token is missing."),
         )
-    versions = {v for s in written for v in s.versions}
+    versions = {v for s in written for v, count in s.versions if count}
     if facts.version is not None and sample.group in facts.stale:
         if max(versions, default=-1) >= facts.version:
             seen = tr(
@@ -179,8 +181,8 @@ def _check_finite(row: TrainSample, total: float | None, step: int) -> None:
     )
     numbers: dict[str, bool] = {
         "its reward": total is None or math.isfinite(total),
-        "its sampler's logprobs": all(map(math.isfinite, annotated.sample.sampler_logprobs)),
-        "its advantage": all(map(math.isfinite, (row.advantage, *row.advantages))),
+        "its sampler's logprobs": all(map(math.isfinite, annotated.sample.sampler_logprobs.tolist())),
+        "its advantage": all(map(math.isfinite, (row.advantage, *row.advantages.tolist()))),
         "its old logprobs": _is_finite(annotated.old_logprob_N),
         "its reference logprobs": _is_finite(annotated.ref_logprob_N),
     }
@@ -214,7 +216,7 @@ def _check_advantages(
     of a completion has the sum of all of its steps: these add up to 0, and have no such bound.
     """
     values = [
-        [(r.advantages or (r.advantage,))[0] for r in members if r.masked != "invalid"]
+        [_first_advantage(r) for r in members if r.masked not in _UNSCORED]
         for members in _members(groups, rows)
     ]
     is_bounded = all(s.steps is None for g in groups for s in g.scores)
@@ -247,10 +249,17 @@ def _check_advantages(
         _check_largest(everything, None, facts.step)
 
 
-def _members(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample]) -> list[Sequence[TrainSample]]:
-    sizes = [len(scored.group.trajectories) for scored in groups]
-    ends = list(accumulate(sizes))
-    return [rows[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+def _members(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    members: list[list[TrainSample]] = [[] for _ in groups]
+    for row in rows:
+        # An episode has one advantage, whatever the number of its rows.
+        if row.annotated.sample.sequence == 0:
+            members[row.annotated.sample.group].append(row)
+    return members
+
+
+def _first_advantage(row: TrainSample) -> float:
+    return float(row.advantages[0]) if len(row.loss_mask) else row.advantage
 
 
 def _check_largest(values: Sequence[float], number: int | None, step: int) -> None:
@@ -287,9 +296,9 @@ def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
     """
     evidence, copies, others = 0.0, 0, 0
     for scored in groups:
-        first, *rest = scored.group.trajectories
-        p = math.exp(min(-1e-9, sum(x for s in first.segments for x in s.logprobs)))
-        equal = sum(t.completion_ids == first.completion_ids for t in rest)
+        first, *rest = scored.group.episodes
+        p = math.exp(min(-1e-9, sum(x for s in first.sequences for x in s.logprobs.tolist())))
+        equal = sum(e.completion_ids == first.completion_ids for e in rest)
         alternatives = [(share, p + share * (1 - p)) for share in _COPIED]
         ratios = [
             equal * math.log(q / max(p, _TINY)) + (len(rest) - equal) * math.log(1 - share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from covey.batching.samples import to_samples
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
 from covey.types import AnnotatedSample, Sample, ScoredGroup, TrainSample
+from covey.types.arrays import bools
 
 
 def annotate_and_credit(
@@ -24,24 +25,25 @@ def annotate_and_credit(
     needs: Needs,
     plan: PackPlan,
     comm: Comm,
-    stale: Collection[int] = (),
+    version: int | None = None,
 ) -> list[TrainSample]:
     """Annotate and credit every sample of a rollout; every rank gets all of them.
 
     The forward passes that annotate are the ones that train: the same rows in the same order, so that before
-    an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0. The groups `stale` were
-    sampled by an earlier policy, so their old logprobs are their sampler's; the others need theirs then too.
+    an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0. What an earlier policy
+    than `version` sampled has its sampler's logprobs as old ones; the others need theirs then too.
     """
     comm.activity.enter("annotate")
-    samples = to_samples(groups, stale)
+    samples = to_samples(groups, version)
     credits = row_credits(groups, samples, credit)
     forward = [needs_forward(c, may_skip_rows=needs.may_skip_rows) for c in credits]
-    has_old = needs.old or len(stale) > 0
+    has_aged = any(s.age for s in samples)
+    has_old = needs.old or has_aged
     annotations: list[Annotation] = [w for w, on in (("old", has_old), ("reference", needs.reference)) if on]  # type: ignore[misc]
     values = {which: annotate(samples, forward, backend, which, plan, comm) for which in annotations}
-    if stale:
+    if has_aged:
         values["old"] = [
-            torch.tensor(s.sampler_logprobs) if s.is_stale else old
+            torch.tensor(s.sampler_logprobs) if s.age else old
             for s, old in zip(samples, values["old"], strict=True)
         ]
     if needs.kl_in_reward:
@@ -98,5 +100,5 @@ def _bare(sample: Sample) -> TrainSample:
     return TrainSample(
         annotated=AnnotatedSample(sample=sample),
         advantage=0.0,
-        loss_mask=(True,) * len(sample.sampler_logprobs),
+        loss_mask=bools([True] * len(sample.sampler_logprobs)),
     )

@@ -16,7 +16,17 @@ from covey.batching.pack import PackPlan, build_micros
 from covey.learner.backends.base import Advance, Annotation
 from covey.models.policy import Policy
 from covey.rollout.canary import LearnersView, Sampled, View
-from covey.types import AnnotatedSample, Completion, GenerationRequest, MicroBatch, Sample, TrainSample
+from covey.types import (
+    AnnotatedSample,
+    Completion,
+    GenerationRequest,
+    MicroBatch,
+    Outcome,
+    Sample,
+    TokenSequence,
+    TrainSample,
+)
+from covey.types.arrays import bools
 
 # Numbers of whole rows of the vocabulary, which bound what they take: 40 bytes each.
 _CELLS = 1 << 20
@@ -62,7 +72,7 @@ def _micro(sampled: Sequence[Sampled], policy: Policy) -> MicroBatch:
         TrainSample(
             annotated=AnnotatedSample(sample=_sample(number, *pair)),
             advantage=0.0,
-            loss_mask=(True,) * len(pair[1].token_ids),
+            loss_mask=bools([True] * len(pair[1].token_ids)),
         )
         for number, pair in enumerate(sampled)
     ]
@@ -81,17 +91,18 @@ def _micro(sampled: Sequence[Sampled], policy: Policy) -> MicroBatch:
 
 
 def _sample(number: int, request: GenerationRequest, completion: Completion) -> Sample:
-    prompt, own = request.prompt_token_ids, completion.token_ids
+    sequence = TokenSequence.of_turn(request.prompt_token_ids, completion)
     return Sample(
         group=number,
         sibling=0,
-        token_ids=(*prompt, *own),
-        prompt_length=len(prompt),
-        is_trained=(False,) * len(prompt) + (True,) * len(own),
-        sampler_logprobs=completion.logprobs,
-        versions=completion.versions,
+        episode=number,
+        token_ids=sequence.token_ids,
+        prompt_length=sequence.prompt_length,
+        is_trained=sequence.is_trained,
+        sampler_logprobs=sequence.logprobs,
+        versions=sequence.versions,
         temperature=request.sampling.temperature,
-        finish=completion.finish,
+        outcome=Outcome(completion.finish),
     )
 
 

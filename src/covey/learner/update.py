@@ -28,7 +28,7 @@ from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, Tok
 class _Sums:
     """Sums over the trained tokens of a step on this rank. What they are of is kept on the device, and added
     up when the step is over. `gradients` are samples of the gradient, before the first pass and behind
-    each. `pairs` are the logprobs of the engine and the learner, but for stale rows."""
+    each. `pairs` are the logprobs of the engine and the learner, but for rows of an older policy."""
 
     values: dict[str, list[Tensor]] = field(default_factory=dict)
     tokens: int = 0
@@ -38,13 +38,13 @@ class _Sums:
     gaps: list[Tensor] = field(default_factory=list)
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def add(self, inputs: LossInputs, output: LossOutput, is_stale_S: Tensor | None) -> None:
+    def add(self, inputs: LossInputs, output: LossOutput, age_S: Tensor | None) -> None:
         logprob_N, old_N = inputs.logprob_N.detach(), inputs.old_logprob_N
         assert inputs.entropy_N is not None and inputs.sampler_logprob_N is not None
         learner_N, engine_N = logprob_N if old_N is None else old_N, inputs.sampler_logprob_N
         gap_N = learner_N - engine_N
-        if is_stale_S is not None:
-            is_new_N = ~is_stale_S[inputs.sequence_N]
+        if age_S is not None:
+            is_new_N = (age_S == 0)[inputs.sequence_N]
             learner_N, engine_N = learner_N[is_new_N], engine_N[is_new_N]
         self.pairs.append((engine_N, learner_N))
         found = {
@@ -59,8 +59,8 @@ class _Sums:
         self.sequences += int(inputs.trained_count_S.shape[0]) if logprob_N.shape[0] else 0
         if old_N is not None:
             moved_N = (logprob_N - old_N).abs()
-            if is_stale_S is not None:
-                moved_N = moved_N[~is_stale_S[inputs.sequence_N]]
+            if age_S is not None:
+                moved_N = moved_N[(age_S == 0)[inputs.sequence_N]]
             if moved_N.numel():
                 self.gaps.append(moved_N.max())
 
@@ -141,7 +141,7 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
         is_last = number == num_micro
         loss = _loss_of(batch, config, contrast, activity if is_last and comm.world > 1 else None)
         stats, output = backend.backward(micro, loss, last=is_last)
-        sums.add(micro_inputs(stats, micro, batch, contrast), output, micro.is_stale_S)
+        sums.add(micro_inputs(stats, micro, batch, contrast), output, micro.age_S)
         sums.look(backend.gradient_probe())
     return sums
 

@@ -22,6 +22,7 @@ from covey.models.quantized import coarsest_dtype
 from covey.norms import total_norm
 from covey.token_streams import Row, StreamKind, build_stream
 from covey.types import MicroBatch
+from covey.types.arrays import bools, ints
 
 # Largest relative difference of a healthy model: 1e-6 is usual in float32, 1e-2 in bfloat16; a leak is above
 # 1e-2 in float32 and near 1 where state is carried over.
@@ -52,8 +53,8 @@ def _rows(vocab: int) -> list[Row]:
             begin = own[:same]
             rows.append(
                 Row(
-                    token_ids=shared + own,
-                    is_trained=[False] * prompt + [True] * length,
+                    token_ids=ints(shared + own),
+                    is_trained=bools([False] * prompt + [True] * length),
                     prompt_length=prompt,
                     prompt_key=family,
                 )
@@ -247,7 +248,7 @@ def _token_index(rows: Sequence[Row], kind: StreamKind) -> list[Tensor]:
     everything = [
         Row(
             token_ids=r.token_ids,
-            is_trained=[False] + [True] * (len(r.token_ids) - 1),
+            is_trained=bools([False] + [True] * (len(r.token_ids) - 1)),
             prompt_length=r.prompt_length,
             prompt_key=r.prompt_key,
         )

@@ -13,7 +13,7 @@ from typing import Any
 from covey.rewards.callee import Wants
 from covey.rewards.protocol import Form, Scored
 from covey.texts import tr
-from covey.types import Finish
+from covey.types import Outcome
 
 # What a function may name whatever the data holds; the last three are made where the function is called.
 STANDARD = (
@@ -51,11 +51,11 @@ def arguments_of(
         "prompts": lambda r: _messages(r, r.prompt.messages) if form == "messages" else r.prompt.text,
         "completions": lambda r: [_turn(r)] if form == "messages" else r.text,
         "completion_steps": lambda r: r.steps(step_separator),
-        "completion_ids": lambda r: list(r.trajectory.completion_ids),
+        "completion_ids": lambda r: r.episode.completion_ids,
         "messages": lambda r: [*_messages(r, r.before), _turn(r)],
-        "response_token_ids": lambda r: list(r.trajectory.completion_ids),
-        "finish_reason": lambda r: r.trajectory.finish.value,
-        "is_truncated": lambda r: r.trajectory.finish is Finish.LENGTH,
+        "response_token_ids": lambda r: r.episode.completion_ids,
+        "finish_reason": lambda r: r.episode.outcome.value,
+        "is_truncated": lambda r: r.episode.outcome is Outcome.TRUNCATED,
         "prompt_id": lambda r: str(r.prompt.id),
     }
     columns = sorted({name for r in rows for name in r.prompt.columns} - {*STANDARD})

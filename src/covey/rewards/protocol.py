@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from covey.rewards.steps import steps_of
 from covey.texts import packed, unpacked
-from covey.types import Metric, Prompt, RewardCause, RewardFault, ScorePart, Trajectory
+from covey.types import Episode, Metric, Prompt, RewardCause, RewardFault, ScorePart
 
 Form = Literal["text", "messages"]
 
@@ -18,12 +18,12 @@ class Scored:
     """One completion as a reward receives it."""
 
     prompt: Prompt
-    trajectory: Trajectory
+    episode: Episode
 
     @property
     def text(self) -> str:
         """The assistant's turn as a reader would see it: what the prompt opened, then what was sampled."""
-        return self.prompt.opened + self.trajectory.text
+        return self.prompt.opened + self.episode.text
 
     @property
     def before(self) -> tuple[Mapping[str, Any], ...] | None:
@@ -34,7 +34,7 @@ class Scored:
 
     def steps(self, separator: str) -> list[str]:
         """The text in steps; what the prompt opened is of the first."""
-        pieces = steps_of(self.trajectory.text, separator)
+        pieces = steps_of(self.episode.text, separator)
         return [self.prompt.opened + pieces[0], *pieces[1:]] if pieces else []
 
 

@@ -16,18 +16,20 @@ from covey.texts import tr
 from covey.types import (
     GOLD_NAMES,
     BlindReward,
+    Completion,
+    Episode,
+    EpisodeId,
     Finish,
-    NoiseKey,
+    Outcome,
     Prompt,
     RewardCause,
     RewardFault,
     SamplingParams,
     ScorePart,
-    Segment,
-    Source,
     Status,
-    Trajectory,
+    TokenSequence,
 )
+from covey.types.arrays import floats, ints
 
 # What a right answer may look like: rewards look for a tag, a box, a mark, a block of code, or at all of it.
 _FORMS: tuple[Callable[[str, str], str], ...] = (
@@ -98,20 +100,22 @@ def answered(prompt: Prompt, text: str, sibling: int) -> Scored:
     """A prompt with this text as its answer: the whole of it, or what follows the beginning that the prompt
     has."""
     begun = prompt.opened if prompt.messages and prompt.messages[-1]["role"] == "assistant" else ""
-    key = NoiseKey(seed=0, split="trial", rollout=0, attempt=0, prompt_id=prompt.id, sibling=sibling)
-    segments = (
-        Segment(token_ids=tuple(prompt.token_ids), source=Source.PROMPT, trained=False),
-        Segment(token_ids=(0,), source=Source.MODEL, trained=True, logprobs=(0.0,), versions=(0,)),
-    )
-    sampling = SamplingParams(temperature=1.0, max_new_tokens=1, stop_token_ids=())
-    trajectory = Trajectory(
-        segments=segments,
-        sampling=sampling,
-        noise_key=key,
+    one_token = Completion(
+        request_id=0,
+        token_ids=ints([0]),
+        logprobs=floats([0.0]),
+        versions=((0, 1),),
         finish=Finish.STOP,
-        text=_behind(begun, text) if begun else text,
+        seconds=0.0,
     )
-    return Scored(prompt=replace(prompt, opened=begun), trajectory=trajectory)
+    episode = Episode(
+        id=EpisodeId(seed=0, split="trial", rollout=0, attempt=0, prompt_id=prompt.id, sibling=sibling),
+        sequences=(TokenSequence.of_turn(prompt.token_ids, one_token),),
+        outcome=Outcome.SCORED,
+        text=_behind(begun, text) if begun else text,
+        sampling=SamplingParams(temperature=1.0, max_new_tokens=1, stop_token_ids=()),
+    )
+    return Scored(prompt=replace(prompt, opened=begun), episode=episode)
 
 
 def _behind(begun: str, text: str) -> str:

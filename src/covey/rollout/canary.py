@@ -20,7 +20,8 @@ from torch import Tensor
 from covey.rollout.engine import Engine
 from covey.rollout.noise import draws, row_key, token_table
 from covey.texts import tr
-from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
+from covey.types.arrays import floats, ints
 
 # The first new token follows the prompt, the second a step of decoding; a further one would read all weights
 # again. All together are a stream of 30 tokens for the learner: on a CPU one of up to 32 takes as long.
@@ -77,7 +78,7 @@ def canary_requests(vocab: int) -> tuple[GenerationRequest, ...]:
         GenerationRequest(
             prompt_token_ids=tuple(prompt),
             sampling=sampling,
-            noise_key=NoiseKey(seed=0, split="canary", rollout=0, attempt=0, prompt_id=number, sibling=0),
+            turn=TurnId(seed=0, split="canary", rollout=0, attempt=0, prompt_id=number, sibling=0),
         )
         for number, prompt in enumerate(chosen.tolist())
     )
@@ -88,7 +89,7 @@ def sample_canary(engine: Engine, requests: Sequence[GenerationRequest]) -> list
     has no token."""
     numbers = [engine.submit(request) for request in requests]
     found = {completion.request_id: completion for completion in engine.results()}
-    lost = [n for n in numbers if n not in found or not found[n].token_ids]
+    lost = [n for n in numbers if n not in found or not len(found[n].token_ids)]
     if lost:
         raise ValueError(
             tr(
@@ -107,13 +108,13 @@ class Comparison:
     def __init__(self, canary: Canary, sampled: Sequence[Sequence[Completion]]) -> None:
         self._requests = canary.requests
         asked = {
-            (number, completion.token_ids): completion
+            (number, _tokens(completion)): completion
             for own in sampled
             for number, completion in enumerate(own)
         }
         # A rank whose engine sampled nothing makes its pass for the others' sake.
         pairs = [(self._requests[number], completion) for (number, _), completion in asked.items()]
-        self._view = canary.view(pairs or [(self._requests[0], _ONE_TOKEN)])
+        self._view = canary.view(pairs or [(self._requests[0], _one_token())])
         self._start: dict[tuple[int, tuple[int, ...]], int] = {}
         self._row: dict[tuple[int, tuple[int, ...]], int] = {}
         total = 0
@@ -127,23 +128,24 @@ class Comparison:
         """How far one engine is from the learner; with noise keys its tokens too, where the learner's two
         best ones are further apart than two gaps of `bound`."""
         learner_N = torch.cat([self._logprobs(*pair) for pair in enumerate(completions)])
-        engine_N = torch.tensor([x for completion in completions for x in completion.logprobs])
+        engine_N = torch.cat([torch.tensor(completion.logprobs) for completion in completions])
         gap_N = (engine_N - learner_N).abs().nan_to_num(nan=math.inf)
         at = int(gap_N.argmax())
         wrong = self._wrong_token(completions, bound) if has_keys else ""
         return Outcome(gap=float(gap_N[at]), at=at, num_tokens=int(gap_N.shape[0]), wrong_token=wrong)
 
     def _logprobs(self, number: int, completion: Completion) -> Tensor:
-        start = self._start[number, completion.token_ids]
+        start = self._start[number, _tokens(completion)]
         return self._view.logprob_N[start : start + len(completion.token_ids)]
 
     def _wrong_token(self, completions: Sequence[Completion], bound: float) -> str:
         """The first token that the learner does not draw with the same noise, in words."""
         places = [
-            (row, row_key(self._requests[number].noise_key), position, token)
+            (row, row_key(self._requests[number].turn), position, token)
             for number, completion in enumerate(completions)
-            for position, token in enumerate(completion.token_ids)
-            if (row := self._row[number, completion.token_ids[:position]]) < self._view.logprob_RV.shape[0]
+            for tokens in [_tokens(completion)]
+            for position, token in enumerate(tokens)
+            if (row := self._row[number, tokens[:position]]) < self._view.logprob_RV.shape[0]
         ]
         if not places:
             return ""
@@ -188,6 +190,17 @@ class Bound:
             self._learned = gap
 
 
-_ONE_TOKEN = Completion(
-    request_id=0, token_ids=(0,), logprobs=(0.0,), versions=(0,), finish=Finish.LENGTH, seconds=0.0
-)
+def _tokens(completion: Completion) -> tuple[int, ...]:
+    """The sampled tokens, as what can be looked up."""
+    return tuple(completion.token_ids.tolist())
+
+
+def _one_token() -> Completion:
+    return Completion(
+        request_id=0,
+        token_ids=ints([0]),
+        logprobs=floats([0.0]),
+        versions=((0, 1),),
+        finish=Finish.LENGTH,
+        seconds=0.0,
+    )

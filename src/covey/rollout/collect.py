@@ -15,16 +15,16 @@ from covey.rollout.engine import Engine
 from covey.rollout.records import groups_of, to_record
 from covey.types import (
     Completion,
+    Episode,
+    EpisodeId,
     GenerationRequest,
     Group,
-    NoiseKey,
+    Outcome,
     Prompt,
     SamplingParams,
     Score,
     ScoredGroup,
-    Segment,
-    Source,
-    Trajectory,
+    TokenSequence,
 )
 
 Scorer = Callable[[Sequence[Scored]], Callable[[], list[Score]]]
@@ -116,7 +116,7 @@ def collect(
     if is_stopped or share_of_rank is None:
         raise Stopped
     return Collected(
-        groups=tuple(_assemble(prompts, mine, share_of_rank.trajectories, share_of_rank.scores, comm)),
+        groups=tuple(_assemble(prompts, mine, share_of_rank.episodes, share_of_rank.scores, comm)),
         rollout_s=share_of_rank.rollout_s,
         reward_s=share_of_rank.reward_s,
     )
@@ -126,7 +126,7 @@ def collect(
 class _Share:
     """What one rank samples of a rollout, and what it took in seconds."""
 
-    trajectories: list[Trajectory]
+    episodes: list[Episode]
     scores: list[Score]
     rollout_s: float
     reward_s: float
@@ -148,10 +148,10 @@ def _sample_share(
     spans = engine.capabilities.spans_ranks and not is_kept
     started = time.perf_counter()
     waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
-    trajectories: dict[int, Trajectory] = {}
+    episodes: dict[int, Episode] = {}
     with activity.stoppable_between_steps() if spans else stoppable():
-        for numbers in _finished(mine, engine, plan, trajectories, codec, activity):
-            rows = [Scored(prompt=mine[i].prompt, trajectory=trajectories[i]) for i in numbers]
+        for numbers in _finished(mine, engine, plan, episodes, codec, activity):
+            rows = [Scored(prompt=mine[i].prompt, episode=episodes[i]) for i in numbers]
             waiting.append((numbers, score(rows)))
     sampled = time.perf_counter()
     scores: dict[int, Score] = {}
@@ -161,17 +161,17 @@ def _sample_share(
             scores.update(zip(numbers, wait(), strict=True))
             activity.advance()
     return _Share(
-        trajectories=[trajectories[i] for i in range(len(mine))],
+        episodes=[episodes[i] for i in range(len(mine))],
         scores=[scores[i] for i in range(len(mine))],
         rollout_s=sampled - started,
         reward_s=time.perf_counter() - sampled,
     )
 
 
-def noise_key(slot: _Slot, plan: CollectPlan) -> NoiseKey:
-    """The key that the noise of one completion follows from."""
+def episode_id(slot: _Slot, plan: CollectPlan) -> EpisodeId:
+    """Which draw a slot is."""
     origin = slot.prompt.origin
-    return NoiseKey(
+    return EpisodeId(
         seed=plan.seed,
         split=plan.split,
         rollout=origin.rollout,
@@ -185,18 +185,18 @@ def _finished(
     slots: Sequence[_Slot],
     engine: Engine,
     plan: CollectPlan,
-    trajectories: dict[int, Trajectory],
+    episodes: dict[int, Episode],
     codec: TextCodec,
     activity: Activity,
 ) -> Iterator[list[int]]:
-    """Sample every slot's completion into `trajectories`; gives the numbers of the slots of groups that have
+    """Sample every slot's completion into `episodes`; gives the numbers of the slots of groups that have
     ended, several groups at a time, in slot order."""
     number_of = {
         engine.submit(
             GenerationRequest(
                 prompt_token_ids=tuple(slot.prompt.token_ids),
                 sampling=plan.sampling,
-                noise_key=noise_key(slot, plan),
+                turn=episode_id(slot, plan).turn_id(),
                 media=slot.prompt.media,
             )
         ): number
@@ -213,7 +213,7 @@ def _finished(
         tokens += len(completion.token_ids)
         number = number_of[completion.request_id]
         group = slots[number].group
-        trajectories[number] = _trajectory(slots[number], completion, codec, plan)
+        episodes[number] = _episode(slots[number], completion, codec, plan)
         running[group] -= 1
         if running[group] == 0:
             ended.extend(members[group])
@@ -224,24 +224,15 @@ def _finished(
         yield sorted(ended)
 
 
-def _trajectory(slot: _Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Trajectory:
+def _episode(slot: _Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Episode:
     # A reader sees what the prompt has opened and the completion as one text.
     before = slot.prompt.token_ids if slot.prompt.opened else ()
-    return Trajectory(
-        segments=(
-            Segment(token_ids=tuple(slot.prompt.token_ids), source=Source.PROMPT, trained=False),
-            Segment(
-                token_ids=completion.token_ids,
-                source=Source.MODEL,
-                trained=True,
-                logprobs=completion.logprobs,
-                versions=completion.versions,
-            ),
-        ),
+    return Episode(
+        id=episode_id(slot, plan),
+        sequences=(TokenSequence.of_turn(slot.prompt.token_ids, completion, slot.prompt.media),),
+        outcome=Outcome(completion.finish),
+        text=codec.decode_behind(before, completion.token_ids.tolist()),
         sampling=plan.sampling,
-        noise_key=noise_key(slot, plan),
-        finish=completion.finish,
-        text=codec.decode_behind(before, completion.token_ids),
         seconds=completion.seconds,
     )
 
@@ -249,7 +240,7 @@ def _trajectory(slot: _Slot, completion: Completion, codec: TextCodec, plan: Col
 def _assemble(
     prompts: Sequence[Prompt],
     slots: Sequence[_Slot],
-    trajectories: Sequence[Trajectory],
+    episodes: Sequence[Episode],
     scores: Sequence[Score],
     comm: Comm,
 ) -> list[ScoredGroup]:
@@ -257,7 +248,7 @@ def _assemble(
     if comm.world > 1:
         records = [
             to_record(s.prompt, t, score, group=s.group)
-            for s, t, score in zip(slots, trajectories, scores, strict=True)
+            for s, t, score in zip(slots, episodes, scores, strict=True)
         ]
         groups = groups_of([record for share in comm.gather_json(records) for record in share])
         return [
@@ -271,7 +262,7 @@ def _assemble(
         ScoredGroup(
             group=Group(
                 prompt=slots[members[0]].prompt,
-                trajectories=tuple(trajectories[i] for i in members),
+                episodes=tuple(episodes[i] for i in members),
                 planned=len(members),
             ),
             scores=tuple(scores[i] for i in members),

@@ -20,6 +20,7 @@ from covey.models.policy import Policy
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.noise import row_key, sample, token_table
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
+from covey.types.arrays import floats, ints
 
 
 class _Sampler(LogitsProcessor):
@@ -30,7 +31,7 @@ class _Sampler(LogitsProcessor):
         self, requests: Sequence[GenerationRequest], device: torch.device, count: Callable[[int], None]
     ) -> None:
         self._count = count
-        self._keys_R = torch.tensor([row_key(r.noise_key) for r in requests], device=device)
+        self._keys_R = torch.tensor([row_key(r.turn) for r in requests], device=device)
         self._temperature_R = torch.tensor([r.sampling.temperature for r in requests], device=device)
         self._table_V: Tensor | None = None
         self.tokens: list[Tensor] = []
@@ -85,16 +86,7 @@ class GenerateEngine:
         """Drop requests whose batch has not started."""
         for number in ids:
             if self._requests.pop(number, None) is not None:
-                self._aborted.append(
-                    Completion(
-                        request_id=number,
-                        token_ids=(),
-                        logprobs=(),
-                        versions=(),
-                        finish=Finish.ABORT,
-                        seconds=0.0,
-                    )
-                )
+                self._aborted.append(Completion.aborted(number))
 
     def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
         """Count a new version; `generate` reads the learner's own weights."""
@@ -189,9 +181,9 @@ class GenerateEngine:
         length = ends[0] + 1 if ends else min(limit, len(tokens))
         return Completion(
             request_id=number,
-            token_ids=tuple(tokens[:length]),
-            logprobs=tuple(logprobs[:length]),
-            versions=(self._version,) * length,
+            token_ids=ints(tokens[:length]),
+            logprobs=floats(logprobs[:length]),
+            versions=((self._version, length),),
             finish=Finish.STOP if ends else Finish.LENGTH,
             seconds=seconds,
         )

@@ -1,8 +1,8 @@
 """The noise of sampling, as a pure function of what is sampled.
 
 Gumbel-max: argmax(logits / T + g) is a draw from softmax(logits / T). g depends on seed, split, rollout,
-attempt, prompt, sibling, position and token id alone, so a completion is the same whatever it is batched
-with, on any number of ranks, and after a resume.
+attempt, prompt, sibling, turn, position and token id alone, so a completion is the same whatever it is
+batched with, on any number of ranks, and after a resume.
 
 Axes: R rows, V vocabulary, B blocks of the vocabulary, C tokens of a block.
 """
@@ -14,7 +14,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from covey.types import NoiseKey
+from covey.types import TurnId
 
 _MASK_32 = 0xFFFFFFFF
 # Tokens of a block of the vocabulary, and what sets the noise of blocks apart from that of tokens.
@@ -24,10 +24,9 @@ _BLOCK_KEY = 0x5BF03635
 _AHEAD, _AHEAD_CELLS = 8, 1 << 18
 
 
-def row_key(key: NoiseKey) -> int:
-    """A 32-bit number from a noise key, equal on every machine."""
-    text = f"{key.seed}/{key.split}/{key.rollout}/{key.attempt}/{key.prompt_id}/{key.sibling}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+def row_key(turn: TurnId) -> int:
+    """A 32-bit number from the id of a turn, equal on every machine."""
+    return int.from_bytes(hashlib.blake2b(turn.text.encode(), digest_size=4).digest(), "little")
 
 
 def _mix(x: Tensor) -> Tensor:

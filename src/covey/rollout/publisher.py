@@ -225,7 +225,7 @@ class Publisher:
                     # It took the weights and is gone: it is asked for nothing more, and the others go on.
                     lost = error
                     continue
-                check_sampled_by(self._who(name), {v for c in sampled[name] for v in c.versions}, version)
+                check_sampled_by(self._who(name), {v for c in sampled[name] for v, _ in c.versions}, version)
             if lost is not None and not sampled:
                 raise lost
 

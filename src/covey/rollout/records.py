@@ -1,4 +1,4 @@
-"""Trajectories as JSON records, complete enough to train on again.
+"""Episodes as JSON records, complete enough to train on again.
 
 One form serves the rollout files, replay, resume in the middle of a rollout, and the exchange between ranks.
 Floats survive exactly: a float32 is a Python float, whose repr reads back to the same bits.
@@ -15,29 +15,31 @@ from typing import Any
 
 from covey.data.pass_rates import checksum
 from covey.types import (
-    Finish,
+    Episode,
+    EpisodeId,
     Group,
-    NoiseKey,
     Origin,
+    Outcome,
     Prompt,
     SamplingParams,
     Score,
     ScoredGroup,
     ScorePart,
-    Segment,
     Source,
     Status,
     StepSpans,
-    Trajectory,
+    TokenSequence,
 )
+from covey.types.arrays import bools, each, floats, ints, runs
 
 Record = dict[str, Any]
 
 
-def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: int) -> Record:
-    """One trajectory with its prompt and score; `group` is its group's number within the rollout."""
-    key, sampling = trajectory.noise_key, trajectory.sampling
-    completion = [s for s in trajectory.segments if s.source is not Source.PROMPT]
+def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> Record:
+    """One episode with its prompt and score; `group` is its group's number within the rollout. The tokens of
+    its first sequence stand beside the prompt, and those of others in `sequences`."""
+    key, sampling = episode.id, episode.sampling
+    first, *others = [_sequence_record(s) for s in episode.sequences] or [_NO_TOKENS]
     return {
         "rollout": key.rollout,
         "group": group,
@@ -54,8 +56,8 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "stop_token_ids": list(sampling.stop_token_ids),
         "prompt": prompt.text,
         "opened": prompt.opened,
-        "text": trajectory.text,
-        "finish": str(trajectory.finish),
+        "text": episode.text,
+        "finish": str(episode.outcome),
         "reward": score.total,
         "parts": [_part_record(p) for p in score.parts],
         **({} if score.steps is None else {"steps": _spans_record(score.steps)}),
@@ -65,14 +67,44 @@ def to_record(prompt: Prompt, trajectory: Trajectory, score: Score, *, group: in
         "columns": dict(prompt.columns),
         **_non_finite_places(prompt.columns),
         "prompt_ids": list(prompt.token_ids),
-        "completion_ids": list(trajectory.completion_ids),
-        "trained_mask": [int(s.trained) for s in completion for _ in s.token_ids],
-        "sampler_logprobs": [x for s in completion for x in s.logprobs],
-        "versions": [x for s in completion for x in s.versions],
-        # Of each segment: who wrote it, its tokens, whether it is trained, how many logprobs it has.
-        "sources": [[str(s.source), len(s.token_ids), int(s.trained), len(s.logprobs)] for s in completion],
-        "seconds": trajectory.seconds,
+        **first,
+        **({"sequences": others} if others else {}),
+        "seconds": episode.seconds,
     }
+
+
+def _sequence_record(sequence: TokenSequence) -> Record:
+    """The tokens of a sequence; one that is not an episode's first has its own prompt."""
+    before = sequence.prompt_length
+    is_trained = sequence.is_trained[before:]
+    return {
+        "prompt_ids": sequence.prompt_ids.tolist(),
+        "completion_ids": sequence.completion_ids.tolist(),
+        "trained_mask": is_trained.astype(int).tolist(),
+        "sampler_logprobs": sequence.logprobs.tolist(),
+        "versions": list(each(sequence.versions)),
+        "sources": [list(run) for run in _source_runs(sequence)],
+    }
+
+
+def _source_runs(sequence: TokenSequence) -> Iterator[tuple[str, int, int, int]]:
+    """Of each run of tokens behind the prompt: who wrote it, its tokens, whether it is trained, and how many
+    logprobs it has."""
+    start = 0
+    for source, count in sequence.sources:
+        is_trained = bool(sequence.is_trained[start : start + count].any())
+        if source is not Source.PROMPT:
+            yield str(source), count, int(is_trained), count if is_trained else 0
+        start += count
+
+
+_NO_TOKENS: Record = {
+    "completion_ids": [],
+    "trained_mask": [],
+    "sampler_logprobs": [],
+    "versions": [],
+    "sources": [],
+}
 
 
 def _non_finite_places(columns: Mapping[str, Any]) -> Record:
@@ -111,19 +143,12 @@ def _spans_record(steps: StepSpans) -> Record:
     return {"ends": list(steps.ends), "weights": list(steps.weights), "outcome": steps.outcome}
 
 
-def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
-    """The trajectory of a record."""
-    return Trajectory(
-        segments=(
-            Segment(token_ids=tuple(record["prompt_ids"]), source=Source.PROMPT, trained=False),
-            *_segments(record),
-        ),
-        sampling=SamplingParams(
-            temperature=record["temperature"],
-            max_new_tokens=record["max_new_tokens"],
-            stop_token_ids=tuple(record["stop_token_ids"]),
-        ),
-        noise_key=NoiseKey(
+def episode_of(record: Mapping[str, Any]) -> Episode:
+    """The episode of a record."""
+    outcome = Outcome(record["finish"])
+    sequences = () if outcome is Outcome.INFRASTRUCTURE else (record, *record.get("sequences", ()))
+    return Episode(
+        id=EpisodeId(
             seed=record["seed"],
             split=record["split"],
             rollout=record["rollout"],
@@ -131,27 +156,32 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
             prompt_id=record["prompt_id"],
             sibling=record["sibling"],
         ),
-        finish=Finish(record["finish"]),
+        sequences=tuple(map(_sequence_of, sequences)),
+        outcome=outcome,
         text=record["text"],
+        sampling=SamplingParams(
+            temperature=record["temperature"],
+            max_new_tokens=record["max_new_tokens"],
+            stop_token_ids=tuple(record["stop_token_ids"]),
+        ),
         seconds=record["seconds"],
     )
 
 
-def _segments(record: Mapping[str, Any]) -> list[Segment]:
-    segments, token, number = [], 0, 0
-    for source, length, trained, spoken in record["sources"]:
-        segments.append(
-            Segment(
-                token_ids=tuple(record["completion_ids"][token : token + length]),
-                source=Source(source),
-                trained=bool(trained),
-                logprobs=tuple(record["sampler_logprobs"][number : number + spoken]),
-                versions=tuple(record["versions"][number : number + spoken]),
-            )
-        )
-        token += length
-        number += spoken
-    return segments
+def _sequence_of(record: Mapping[str, Any]) -> TokenSequence:
+    is_trained = [False] * len(record["prompt_ids"])
+    for _, length, trained, _ in record["sources"]:
+        is_trained += [bool(trained)] * length
+    return TokenSequence(
+        token_ids=ints([*record["prompt_ids"], *record["completion_ids"]]),
+        is_trained=bools(is_trained),
+        logprobs=floats(record["sampler_logprobs"]),
+        versions=runs(record["versions"]),
+        sources=(
+            (Source.PROMPT, len(record["prompt_ids"])),
+            *((Source(source), length) for source, length, _, _ in record["sources"]),
+        ),
+    )
 
 
 def score_of(record: Mapping[str, Any]) -> Score:
@@ -200,8 +230,8 @@ def groups_of(records: Sequence[Mapping[str, Any]]) -> list[ScoredGroup]:
     groups = []
     for _, same in groupby(ordered, key=lambda r: r["group"]):
         members = list(same)
-        trajectories = tuple(trajectory_of(r) for r in members)
-        group = Group(prompt=prompt_of(members[0]), trajectories=trajectories, planned=len(members))
+        episodes = tuple(episode_of(r) for r in members)
+        group = Group(prompt=prompt_of(members[0]), episodes=episodes, planned=len(members))
         groups.append(ScoredGroup(group=group, scores=tuple(score_of(r) for r in members)))
     return groups
 
@@ -209,7 +239,7 @@ def groups_of(records: Sequence[Mapping[str, Any]]) -> list[ScoredGroup]:
 def records_of(groups: Sequence[ScoredGroup]) -> list[Record]:
     """The records of a rollout, group by group."""
     return [
-        to_record(scored.group.prompt, trajectory, score, group=number)
+        to_record(scored.group.prompt, episode, score, group=number)
         for number, scored in enumerate(groups)
-        for trajectory, score in zip(scored.group.trajectories, scored.scores, strict=True)
+        for episode, score in zip(scored.group.episodes, scored.scores, strict=True)
     ]

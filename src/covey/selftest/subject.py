@@ -38,20 +38,20 @@ from covey.token_streams import StreamKind
 from covey.training import settings
 from covey.training.facts.memory import free_memory
 from covey.types import (
-    Finish,
+    Completion,
+    Episode,
     Fix,
     GenerationRequest,
     Group,
-    NoiseKey,
     Origin,
+    Outcome,
     Prompt,
     SamplingParams,
     Score,
     ScoredGroup,
-    Segment,
-    Source,
+    TokenSequence,
     TrainSample,
-    Trajectory,
+    TurnId,
 )
 
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.2)
@@ -227,7 +227,7 @@ def _rollout(view: Policy, subject: Subject, number: int) -> list[ScoredGroup]:
     requests = [{engine.submit(r): r for r in _requests(prompt)} for prompt in prompts]
     made = {c.request_id: c for c in engine.results()}
     return [
-        _scored(p, [_trajectory(r, made[i].token_ids, made[i].logprobs) for i, r in siblings.items()])
+        _scored(p, [_episode(r, made[i]) for i, r in siblings.items()])
         for p, siblings in zip(prompts, requests, strict=True)
     ]
 
@@ -251,7 +251,7 @@ def _requests(prompt: Prompt) -> list[GenerationRequest]:
         GenerationRequest(
             prompt_token_ids=tuple(prompt.token_ids),
             sampling=SamplingParams(temperature=TEMPERATURE, max_new_tokens=length, stop_token_ids=()),
-            noise_key=NoiseKey(
+            turn=TurnId(
                 seed=1,
                 split="train",
                 rollout=prompt.origin.rollout,
@@ -264,30 +264,20 @@ def _requests(prompt: Prompt) -> list[GenerationRequest]:
     ]
 
 
-def _trajectory(
-    request: GenerationRequest, token_ids: tuple[int, ...], logprobs: tuple[float, ...]
-) -> Trajectory:
-    prompt = Segment(token_ids=request.prompt_token_ids, source=Source.PROMPT, trained=False)
-    own = Segment(
-        token_ids=token_ids,
-        source=Source.MODEL,
-        trained=True,
-        logprobs=logprobs,
-        versions=(0,) * len(token_ids),
-    )
-    return Trajectory(
-        segments=(prompt, own),
-        sampling=request.sampling,
-        noise_key=request.noise_key,
-        finish=Finish.LENGTH,
+def _episode(request: GenerationRequest, completion: Completion) -> Episode:
+    return Episode(
+        id=request.turn.episode,
+        sequences=(TokenSequence.of_turn(request.prompt_token_ids, completion),),
+        outcome=Outcome(completion.finish),
         text="",
+        sampling=request.sampling,
     )
 
 
-def _scored(prompt: Prompt, trajectories: Sequence[Trajectory]) -> ScoredGroup:
+def _scored(prompt: Prompt, episodes: Sequence[Episode]) -> ScoredGroup:
     """Rewards that no two siblings share, so that every row has a gradient."""
-    scores = [Score(total=sum(t.completion_ids) % 7 + 0.1 * i, parts=()) for i, t in enumerate(trajectories)]
-    group = Group(prompt=prompt, trajectories=tuple(trajectories), planned=len(trajectories))
+    scores = [Score(total=sum(e.completion_ids) % 7 + 0.1 * i, parts=()) for i, e in enumerate(episodes)]
+    group = Group(prompt=prompt, episodes=tuple(episodes), planned=len(episodes))
     return ScoredGroup(group=group, scores=tuple(scores))
 
 

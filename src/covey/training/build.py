@@ -195,7 +195,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, engine: Engine, c
         untrained=tuple(n for n in backend.frozen() if is_whole and not n.startswith("reference ")),
         comm=comm,
         num_generations=config.num_generations,
-        num_rows=plan.prompts_per_rollout * config.num_generations,
+        num_episodes=plan.prompts_per_rollout * config.num_generations,
         peak_rate=config.learning_rate,
         scaled_by=settings.scaled_by(config),
         is_over_rollout=config.advantage_estimator == "reinforce_plus_plus",

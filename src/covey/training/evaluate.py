@@ -94,9 +94,9 @@ class Evaluator:
 def _metrics(
     groups: Sequence[ScoredGroup], prefix: str, rewards: Mapping[str, Collection[str]], codec: TextCodec
 ) -> dict[str, Metric]:
-    trajectories = [t for g in groups for t in g.group.trajectories]
-    found = {**reward_metrics(groups), **length_metrics(trajectories), **_pass_at_k(groups)}
-    found |= id_metrics(trajectories, codec)
+    episodes = [e for g in groups for e in g.group.episodes]
+    found = {**reward_metrics(groups), **length_metrics(episodes), **_pass_at_k(groups)}
+    found |= id_metrics(episodes, codec)
     for task in sorted({g.group.prompt.task for g in groups} - {""}):
         found |= task_metrics(groups, {task: rewards.get(task, ())})
         passes = _pass_at_k([g for g in groups if g.group.prompt.task == task])

@@ -40,7 +40,7 @@ class Guards:
 
     comm: Comm
     num_generations: int
-    num_rows: int
+    num_episodes: int
     scaled_by: Literal["group", "rollout"] | None
     is_over_rollout: bool
     plain_loss: LossType | None
@@ -85,7 +85,7 @@ class Guards:
         facts = RolloutFacts(
             step=version + 1,
             num_generations=self.num_generations,
-            num_rows=self.num_rows,
+            num_episodes=self.num_episodes,
             scaled_by=self.scaled_by,
             is_over_rollout=self.is_over_rollout,
             version=None if collected.is_replayed else version,
@@ -101,9 +101,9 @@ class Guards:
             return
         self._on_all_ranks(lambda: check_batches(batches, rows, plan, steps_done + 1))
         first = [rows[i] for i in step_slices(len(rows), plan)[0]]
-        # The ratios of stale rows are known to no plan.
+        # The ratios of rows of an older policy are known to no plan.
         self._planned_loss = None
-        if self.plain_loss is not None and not any(r.annotated.sample.is_stale for r in first):
+        if self.plain_loss is not None and not any(r.annotated.sample.age for r in first):
             self._planned_loss = planned_loss(first, self.plain_loss, plan.max_completion_length)
 
     def is_second_gradient_due(self, batch: Batch, *, is_fresh: bool) -> bool:
@@ -111,7 +111,7 @@ class Guards:
         whose rows have signal. Collective."""
         if not self.is_on or self._is_matched or self.has_dropout or not (is_fresh and self.is_comparable):
             return False
-        stale = any(m.is_stale_S is not None for m in batch.micro_batches)
+        stale = any(m.age_S is not None for m in batch.micro_batches)
         has_signal, has_stale = self.comm.max([float(any(batch.has_signal)), float(stale)])
         return bool(has_signal) and not has_stale
 

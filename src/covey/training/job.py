@@ -29,6 +29,7 @@ from covey.rollout.publisher import Publisher
 from covey.rollout.records import records_of
 from covey.texts import tr
 from covey.texts.numbers import told
+from covey.training.buffer import RolloutBuffer
 from covey.training.evaluate import Best, EvalTimes, Evaluator
 from covey.training.guards import Guards
 from covey.training.limits import Limits, Signals
@@ -39,7 +40,7 @@ from covey.training.recorder import Recorder
 from covey.training.saving import Saver
 from covey.training.scoring import Scoring
 from covey.training.source import Source
-from covey.training.state import Progress, RolloutBuffer
+from covey.training.state import Progress
 from covey.types import Batch, Finding, Metric, Severity, StepRecord, StepResult, TrainSample
 
 # Steps between full garbage collections, on every rank at once. A run makes next to no garbage, but the
@@ -361,9 +362,12 @@ class Job:
 def _records(collected: Collected, rows: Sequence[TrainSample]) -> list[dict[str, Any]]:
     """One record a completion for the files of rollouts, with what it was trained with."""
     records = records_of(collected.groups)
-    for record, row in zip(records, rows, strict=True):
-        record["advantage"] = row.advantage
-        record["masked"] = row.masked
-        if row.annotated.sample.is_stale:
-            record["is_stale"] = True
+    for row in rows:
+        sample = row.annotated.sample
+        if sample.sequence == 0:
+            record = records[sample.episode]
+            record["advantage"] = row.advantage
+            record["masked"] = row.masked
+            if sample.age:
+                record["age"] = sample.age
     return records

@@ -26,7 +26,7 @@ def run(job: Job) -> None:
                 needs=job.needs,
                 plan=job.pack_plan,
                 comm=job.comm,
-                stale=collected.stale,
+                version=None if collected.is_replayed else job.progress.step,
             )
             job.start_rollout(collected, rows)
         for batch in job.remaining_batches():

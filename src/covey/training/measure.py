@@ -12,7 +12,8 @@ from covey.health.names import UNKNOWN_IDS
 from covey.rollout.collect import Collected
 from covey.rollout.publisher import Published
 from covey.telemetry.files import RESERVED
-from covey.types import Finish, Metric, Score, ScoredGroup, StepResult, TrainSample, Trajectory
+from covey.types import Episode, Metric, Outcome, Score, ScoredGroup, StepResult, TrainSample
+from covey.types.arrays import each
 
 
 def rollout_metrics(
@@ -21,15 +22,15 @@ def rollout_metrics(
     """Metrics of a whole rollout, under TRL's names where TRL has the thing."""
     groups = collected.groups
     samples = [r.annotated.sample for r in rows]
-    logprobs = [x for s in samples for x in s.sampler_logprobs]
-    ages = [version - v for s in samples for v in s.versions]
+    logprobs = [x for s in samples for x in s.sampler_logprobs.tolist()]
+    ages = [version - v for s in samples for v in each(s.versions)]
     return {
         **reward_metrics(groups),
-        **length_metrics([t for g in groups for t in g.group.trajectories]),
-        **id_metrics([t for g in groups for t in g.group.trajectories], codec),
+        **length_metrics([e for g in groups for e in g.group.episodes]),
+        **id_metrics([e for g in groups for e in g.group.episodes], codec),
         **task_metrics(groups, collected.tasks),
         **completion_metrics(
-            [[_written(t) for t in g.group.trajectories] for g in groups],
+            [[e.trained_ids for e in g.group.episodes] for g in groups],
             [s.extras.get("parsed_by") for g in groups for s in g.scores],
             [g.group.prompt.id for g in groups],
             [[s.total for s in g.scores] for g in groups],
@@ -65,7 +66,7 @@ def _selection_metrics(collected: Collected, version: int) -> dict[str, Metric]:
         return {}
     num, stale = len(collected.groups), collected.stale
     sampled_by = [
-        set(chain.from_iterable(s.versions for t in g.group.trajectories for s in t.segments))
+        {v for e in g.group.episodes for v in e.versions}
         for i, g in enumerate(collected.groups)
         if i in stale
     ]
@@ -82,17 +83,11 @@ def _selection_metrics(collected: Collected, version: int) -> dict[str, Metric]:
     }
 
 
-def _written(trajectory: Trajectory) -> tuple[int, ...]:
-    """The tokens that the model wrote."""
-    parts = [s.token_ids for s in trajectory.segments if s.trained]
-    return parts[0] if len(parts) == 1 else tuple(chain.from_iterable(parts))
-
-
-def length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Metric]:
+def length_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
     """Lengths of completions in tokens of the model, and how many were cut."""
-    lengths = [sum(len(s.token_ids) for s in t.segments if s.trained) for t in trajectories]
-    ended = [n for n, t in zip(lengths, trajectories, strict=True) if t.finish is Finish.STOP]
-    cut = sum(t.finish is Finish.LENGTH for t in trajectories)
+    lengths = [sum(len(s.logprobs) for s in e.sequences) for e in episodes]
+    ended = [n for n, e in zip(lengths, episodes, strict=True) if e.outcome is Outcome.SCORED]
+    cut = sum(e.outcome is Outcome.TRUNCATED for e in episodes)
     return {
         "completions/mean_length": _mean(lengths),
         "completions/min_length": Metric(value=min(lengths), count=len(lengths)),
@@ -102,9 +97,9 @@ def length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, Metric]:
     }
 
 
-def id_metrics(trajectories: Sequence[Trajectory], codec: TextCodec) -> dict[str, Metric]:
+def id_metrics(episodes: Sequence[Episode], codec: TextCodec) -> dict[str, Metric]:
     """The share of the model's tokens whose ids the tokenizer does not have."""
-    ids = list(chain.from_iterable(_written(t) for t in trajectories))
+    ids = list(chain.from_iterable(e.trained_ids for e in episodes))
     share = codec.num_unknown(ids) / len(ids) if ids else None
     return {UNKNOWN_IDS: Metric(value=share, count=len(ids))}
 
@@ -143,7 +138,7 @@ def task_metrics(groups: Sequence[ScoredGroup], tasks: Mapping[str, Collection[s
     for task, rewards in tasks.items():
         own = [g for g in groups if g.group.prompt.task == task]
         some = own or groups
-        values = {**reward_metrics(some), **length_metrics([t for g in some for t in g.group.trajectories])}
+        values = {**reward_metrics(some), **length_metrics([e for g in some for e in g.group.episodes])}
         for name, metric in values.items():
             of_reward = name.removeprefix("rewards/").removesuffix("/mean")
             if not name.startswith("rewards/") or (

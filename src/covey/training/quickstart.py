@@ -161,7 +161,7 @@ def _samples(before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup])
             if groups is not None:
                 scored = groups[number]
                 mark = tr("right") if _accuracy(scored) else tr("wrong")
-                said = Text(scored.group.trajectories[0].text)
+                said = Text(scored.group.episodes[0].text)
                 lines.append(joined("", ("  ", padded(name, 7), " ", mark, "  ", said)))
     return lines
 

@@ -18,7 +18,7 @@ def step_tokens(codec: TextCodec, separator: str) -> Callable[[Scored], tuple[in
     """Counts the tokens of a completion up to the end of each of its steps; the last step ends with it."""
 
     def ends(row: Scored) -> tuple[int, ...]:
-        ids, text = row.trajectory.completion_ids, row.trajectory.text
+        ids, text = row.episode.completion_ids, row.episode.text
         characters = step_ends(text, separator)
         return (*codec.tokens_until(ids, text, characters[:-1]), len(ids)) if characters else ()
 

@@ -183,8 +183,8 @@ class SelectingSource:
 def _timeless(scored: ScoredGroup) -> ScoredGroup:
     """The group without what a clock said: replaying it takes no sampling, and its state is that of any run
     like this one."""
-    trajectories = tuple(replace(t, seconds=0.0) for t in scored.group.trajectories)
-    return replace(scored, group=replace(scored.group, trajectories=trajectories))
+    episodes = tuple(replace(e, seconds=0.0) for e in scored.group.episodes)
+    return replace(scored, group=replace(scored.group, episodes=episodes))
 
 
 def _silent(found: Sequence[Silence | None]) -> dict[int, Silence]:

@@ -129,14 +129,12 @@ class ReplaySource:
         """The rollout at this index of the directory's order."""
         records = self._rollouts[rollout]
         groups = tuple(self._weighted(g) for g in groups_of(records))
-        order = sorted({r["group"] for r in records})
         return Collected(
             groups=groups,
             rollout_s=0.0,
             reward_s=0.0,
             is_replayed=True,
             tasks=self._tasks,
-            stale=frozenset(order.index(r["group"]) for r in records if r.get("is_stale")),
         )
 
     def _weighted(self, scored: ScoredGroup) -> ScoredGroup:

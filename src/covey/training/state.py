@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.checkpoint.registry import State
 from covey.comm import Comm
-from covey.errors import CheckpointError
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.health.words import broken
 from covey.learner.backends.base import Backend
 from covey.learner.reference import MovingReference
 from covey.texts import tr
+from covey.training.buffer import RolloutBuffer
 from covey.training.guards import Guards
-from covey.types import AnnotatedSample, Finish, Fix, Metric, Sample, TrainSample
+from covey.types import Fix
 
 
 class Progress:
@@ -178,114 +178,3 @@ class Health:
         self.rules.load_state(values["rules"])
         self.watch.load_state(values["rewards"])
         self.guards.load_state(values["guards"])
-
-
-# Names of a checkpoint's tensors, and the annotations that they hold.
-_ANNOTATIONS = {"old": "old_logprob_N", "ref": "ref_logprob_N", "entropy": "entropy_N"}
-
-
-class RolloutBuffer:
-    """The samples of the rollout being trained on, so that a resume in its middle goes on with the same
-    ones."""
-
-    name = "rollout"
-
-    def __init__(self) -> None:
-        self.rows: tuple[TrainSample, ...] = ()
-        self.metrics: dict[str, Metric] = {}
-        self.logged: dict[str, Metric] = {}
-        self.done = 0
-
-    def fill(
-        self, rows: Sequence[TrainSample], metrics: dict[str, Metric], logged: dict[str, Metric]
-    ) -> None:
-        """Take a new rollout, none of whose steps is done; `logged` is what the rewards have logged."""
-        self.rows, self.metrics, self.logged, self.done = tuple(rows), metrics, logged, 0
-
-    def clear(self) -> None:
-        """The rollout's steps are all done."""
-        self.fill((), {}, {})
-
-    def state(self) -> State:
-        """The samples as JSON, and their annotations as one flat tensor a kind."""
-        tensors = {}
-        for kind, field in _ANNOTATIONS.items():
-            parts = [getattr(r.annotated, field) for r in self.rows]
-            present = [p for p in parts if p is not None]
-            if present:
-                tensors[kind] = torch.cat(present)
-        return State(
-            json={
-                "done": self.done,
-                "rows": [_row_json(r) for r in self.rows],
-                "metrics": {name: [m.value, m.count] for name, m in self.metrics.items()},
-                "logged": {name: [m.value, m.count] for name, m in self.logged.items()},
-            },
-            tensors=tensors,
-        )
-
-    def load_state(self, state: State) -> None:
-        """Go on with these samples, `done` of whose steps are taken."""
-        values: Any = state.json
-        counts = [len(r["sampler_logprobs"]) for r in values["rows"]]
-        split: dict[str, list[Tensor | None]] = {}
-        for kind, field in _ANNOTATIONS.items():
-            if kind in state.tensors and state.tensors[kind].numel() != sum(counts):
-                raise CheckpointError(
-                    tr("the {kind} log-probabilities of the rollout do not match its samples", kind=kind)
-                )
-            whole = state.tensors.get(kind)
-            split[field] = [None] * len(counts) if whole is None else list(whole.split(counts))
-        self.rows = tuple(
-            _row(r, {field: parts[i] for field, parts in split.items()}) for i, r in enumerate(values["rows"])
-        )
-        self.metrics, self.logged = (
-            {name: Metric(value=v, count=c) for name, (v, c) in values.get(kind, {}).items()}
-            for kind in ("metrics", "logged")
-        )
-        self.done = values["done"]
-
-
-def _row_json(row: TrainSample) -> dict[str, Any]:
-    sample = row.annotated.sample
-    return {
-        "group": sample.group,
-        "sibling": sample.sibling,
-        "token_ids": list(sample.token_ids),
-        "prompt_length": sample.prompt_length,
-        "is_trained": [int(x) for x in sample.is_trained],
-        "sampler_logprobs": list(sample.sampler_logprobs),
-        "versions": list(sample.versions),
-        "temperature": sample.temperature,
-        "finish": str(sample.finish),
-        **({"is_stale": True} if sample.is_stale else {}),
-        "advantage": row.advantage,
-        "loss_mask": [int(x) for x in row.loss_mask],
-        "masked": row.masked,
-        "needs_forward": row.needs_forward,
-        **({} if row.token_advantages is None else {"token_advantages": list(row.token_advantages)}),
-    }
-
-
-def _row(values: dict[str, Any], annotations: dict[str, Tensor | None]) -> TrainSample:
-    sample = Sample(
-        group=values["group"],
-        sibling=values["sibling"],
-        token_ids=tuple(values["token_ids"]),
-        prompt_length=values["prompt_length"],
-        is_trained=tuple(bool(x) for x in values["is_trained"]),
-        sampler_logprobs=tuple(values["sampler_logprobs"]),
-        versions=tuple(values["versions"]),
-        temperature=values["temperature"],
-        finish=Finish(values["finish"]),
-        is_stale=values.get("is_stale", False),
-    )
-    tokens = values.get("token_advantages")
-    return TrainSample(
-        annotated=AnnotatedSample(sample=sample, **annotations),
-        advantage=values["advantage"],
-        loss_mask=tuple(bool(x) for x in values["loss_mask"]),
-        masked=values["masked"],
-        needs_forward=values["needs_forward"],
-        token_advantages=None if tokens is None else tuple(tokens),
-    )

@@ -4,6 +4,18 @@ Every type is frozen, slotted and built by keyword. A stage that learns a new fa
 field is filled in later.
 """
 
+from covey.types.episode import (
+    Completion,
+    Episode,
+    EpisodeId,
+    Finish,
+    GenerationRequest,
+    Outcome,
+    SamplingParams,
+    Source,
+    TokenSequence,
+    TurnId,
+)
 from covey.types.messages import (
     Finding,
     Fix,
@@ -20,23 +32,15 @@ from covey.types.rewards import (
     RewardFault,
 )
 from covey.types.rollout import (
-    Completion,
-    Finish,
-    GenerationRequest,
     Group,
-    NoiseKey,
     Origin,
     Prompt,
     Receipt,
-    SamplingParams,
     Score,
     ScoredGroup,
     ScorePart,
-    Segment,
-    Source,
     Status,
     StepSpans,
-    Trajectory,
 )
 from covey.types.training import (
     AnnotatedSample,
@@ -64,6 +68,8 @@ __all__ = [
     "BlindReward",
     "Completion",
     "Denominators",
+    "Episode",
+    "EpisodeId",
     "FaultKind",
     "Finding",
     "Finish",
@@ -73,8 +79,8 @@ __all__ = [
     "Group",
     "Metric",
     "MicroBatch",
-    "NoiseKey",
     "Origin",
+    "Outcome",
     "Problem",
     "Prompt",
     "Receipt",
@@ -85,7 +91,6 @@ __all__ = [
     "Score",
     "ScorePart",
     "ScoredGroup",
-    "Segment",
     "Severity",
     "SharedPrompt",
     "Source",
@@ -95,7 +100,8 @@ __all__ = [
     "StepSpans",
     "StepStats",
     "StreamSegment",
+    "TokenSequence",
     "TokenStats",
     "TrainSample",
-    "Trajectory",
+    "TurnId",
 ]

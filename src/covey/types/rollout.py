@@ -1,30 +1,13 @@
-"""From a prompt to a group of scored trajectories: what is asked of an engine, what it gives, and what the
-rewards say of it."""
+"""From a prompt to a group of scored episodes: the rows of the data, and what the rewards say of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
 from typing import Any
 
-
-class Source(StrEnum):
-    """Who wrote the tokens of a segment."""
-
-    PROMPT = "prompt"
-    MODEL = "model"
-    TOOL = "tool"
-    ENVIRONMENT = "environment"
-
-
-class Finish(StrEnum):
-    """Why a trajectory ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
+from covey.types.episode import Episode
 
 
 class Status(StrEnum):
@@ -76,52 +59,6 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64,
-    stop_token_ids=(257,))`."""
-
-    temperature: float
-    max_new_tokens: int
-    stop_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseKey:
-    """What the sampling noise of one completion is a pure function of, together with position and token
-    id."""
-
-    seed: int
-    split: str
-    rollout: int
-    attempt: int
-    prompt_id: int
-    sibling: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """One completion to sample. Requests with equal prompt tokens share one prefill where the engine can."""
-
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    noise_key: NoiseKey
-    media: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """What an engine gives back for one request; `logprobs` are of the sampled tokens at the sampling
-    temperature."""
-
-    request_id: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
-    finish: Finish
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """An engine's confirmation that it serves `version`; `fingerprints` are the checksums of the tensors that
     it holds, read back from it by name, and empty where weights are shared, not copied. `unread` names
@@ -137,51 +74,18 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A run of tokens from one source; logprobs and versions only for the model's own tokens."""
-
-    token_ids: tuple[int, ...]
-    source: Source
-    trained: bool
-    logprobs: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
-    """What one draw from the policy did; a plain completion is a prompt segment and one model segment.
-
-    `text` is the decoded model output, for rewards and people; nothing is trained from it.
-    """
-
-    segments: tuple[Segment, ...]
-    sampling: SamplingParams
-    noise_key: NoiseKey
-    finish: Finish
-    text: str
-    seconds: float = 0.0
-
-    @property
-    def completion_ids(self) -> tuple[int, ...]:
-        """Token ids after the prompt segment."""
-        written = [s.token_ids for s in self.segments if s.source is not Source.PROMPT]
-        return written[0] if len(written) == 1 else tuple(chain.from_iterable(written))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt and its trajectories, in sibling order; `invalid` maps a sibling to the reason it is left
-    out."""
+    """A prompt and its episodes, in sibling order; `invalid` maps a sibling to the reason it is left out."""
 
     prompt: Prompt
-    trajectories: tuple[Trajectory, ...]
+    episodes: tuple[Episode, ...]
     planned: int
     invalid: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorePart:
-    """One reward's result for one trajectory; value None means "not for this row".
+    """One reward's result for one episode; value None means "not for this row".
 
     `steps` are the numbers of a process reward, one per step of the completion, of which `value` is the mean.
     `message` says why it failed; with status OK, why the call with several rows did, before this row alone.
@@ -226,7 +130,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
-    """A group with one score per trajectory, in sibling order."""
+    """A group with one score per episode, in sibling order."""
 
     group: Group
     scores: tuple[Score, ...]

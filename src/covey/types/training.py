@@ -8,37 +8,55 @@ Tensor fields carry axis suffixes:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from covey.types.rollout import Finish
+from covey.types.arrays import ByValue, Versions, bools, floats, ints
+from covey.types.episode import Outcome
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from covey.types.arrays import Bools, Floats, Ints
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One trainable sequence.
 
-    `Sample(group=3, sibling=0, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False, False, True,
-    True), sampler_logprobs=(-0.1, -0.2), versions=(4, 4), temperature=1.0, finish=Finish.STOP)`. `group`
-    counts within the rollout. The first `prompt_length` tokens are the same for every sibling;
-    `sampler_logprobs` and `versions` have one entry per trained token. `is_stale` says that an earlier policy
-    sampled it: its ratio is not 1 before the rollout's first update.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample(ByValue):
+    """One trainable sequence: a row of the batch.
+
+    `Sample(group=3, sibling=0, episode=12, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False,
+    False, True, True), sampler_logprobs=(-0.1, -0.2), versions=((4, 2),), temperature=1.0,
+    outcome=Outcome.SCORED)`. `group` and `episode` count within the rollout, and `sequence` within the
+    episode. The first `prompt_length` tokens of sequence 0 are the same for every sibling.
+    `sampler_logprobs` and `versions` are of the trained tokens. `age` is how many optimizer steps the policy
+    has taken since the version of the oldest token: above 0 its ratio is not 1 before the rollout's first
+    update.
     """
 
     group: int
     sibling: int
-    token_ids: tuple[int, ...]
+    episode: int
+    token_ids: Ints
     prompt_length: int
-    is_trained: tuple[bool, ...]
-    sampler_logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
+    is_trained: Bools
+    sampler_logprobs: Floats
+    versions: Versions
     temperature: float
-    finish: Finish
-    is_stale: bool = False
+    outcome: Outcome
+    sequence: int = 0
+    age: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", ints(self.token_ids))
+        object.__setattr__(self, "is_trained", bools(self.is_trained))
+        object.__setattr__(self, "sampler_logprobs", floats(self.sampler_logprobs))
+
+    @property
+    def prompt_key(self) -> Hashable:
+        """Equal for the rows that begin with the same prompt at the same temperature."""
+        own = (self.sibling, self.sequence) if self.sequence else ()
+        return (self.group, self.temperature, *own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,28 +70,39 @@ class AnnotatedSample:
     entropy_N: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainSample:
     """An annotated sample with its advantage and its final mask.
 
-    `loss_mask` has one entry per trained token; a False token enters neither numerator nor token count.
-    `masked` says why a whole row is out of the loss (it still counts as a sequence), and `needs_forward` is
-    False where the row's gradient is exactly zero. `token_advantages` has one entry per trained token where
-    they differ, and `advantage` is their mean then.
+    `loss_mask` (N,) bool has one entry per trained token; a False token enters neither numerator nor token
+    count. `masked` says why a whole row is out of the loss (its episode still counts), and `needs_forward` is
+    False where the row's gradient is exactly zero. `token_advantages` (N,) float32 has one entry per trained
+    token where they differ, and `advantage` is their mean then.
     """
 
     annotated: AnnotatedSample
     advantage: float
-    loss_mask: tuple[bool, ...]
+    loss_mask: Bools
     masked: str | None = None
     needs_forward: bool = True
-    token_advantages: tuple[float, ...] | None = None
+    token_advantages: Floats | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss_mask", bools(self.loss_mask))
+        if self.token_advantages is not None:
+            object.__setattr__(self, "token_advantages", floats(self.token_advantages))
 
     @property
-    def advantages(self) -> tuple[float, ...]:
-        """The advantage of each trained token."""
-        same = (self.advantage,) * len(self.loss_mask)
-        return same if self.token_advantages is None else self.token_advantages
+    def advantages(self) -> Floats:
+        """The advantage (N,) float32 of each trained token."""
+        if self.token_advantages is not None:
+            return self.token_advantages
+        return floats([self.advantage] * len(self.loss_mask))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the loss is over."""
+        return int(self.loss_mask.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +143,8 @@ class MicroBatch:
     token of every sibling. Tokens of one context have one temperature. `num_rows` is 1 for a stream; above 1
     the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
     of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
-    policy term of a token counts and 0 where it does not (None: all count). `is_stale_S` is True for
-    sequences that an earlier policy sampled (None: for none). A prompt whose rows do not fit one pass is the
+    policy term of a token counts and 0 where it does not (None: all count). `age_S` is the age of each
+    sequence in optimizer steps (None: all 0). A prompt whose rows do not fit one pass is the
     first segment of several, one behind the other, and may be computed once for all: `shared` is of those.
     """
 
@@ -135,7 +164,7 @@ class MicroBatch:
     trained_count_S: Tensor
     group_S: Tensor
     keep_N: Tensor | None = None
-    is_stale_S: Tensor | None = None
+    age_S: Tensor | None = None
     shared: SharedPrompt | None = None
 
 

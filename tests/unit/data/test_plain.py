@@ -17,7 +17,7 @@ from covey.data.rows import prompt_table
 from covey.data.sources import load_source, parse_source, stream_rows
 from covey.rollout.records import prompt_of, to_record
 from covey.telemetry.jsonl import encode
-from covey.types import Finish, NoiseKey, Origin, SamplingParams, Score, Segment, Source, Trajectory
+from covey.types import Finish, Origin, SamplingParams, Score, Segment, Source, Trajectory, TurnId
 
 WHEN = dt.datetime(2020, 1, 2, 3, 4, 5, 600000)
 BERLIN = "Europe/Berlin"
@@ -96,13 +96,13 @@ def read(source, *, streamed):
 
 def recorded(prompt):
     """The columns of a prompt as a resumed or replayed run reads them."""
-    key = NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0)
+    key = TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0)
     sampling = SamplingParams(temperature=1.0, max_new_tokens=1, stop_token_ids=(1,))
     ids = Segment(token_ids=(1,), source=Source.MODEL, trained=True, logprobs=(0.0,), versions=(0,))
     trajectory = Trajectory(
         segments=(Segment(token_ids=prompt.token_ids, source=Source.PROMPT, trained=False), ids),
         sampling=sampling,
-        noise_key=key,
+        turn=key,
         finish=Finish.STOP,
         text="",
     )

@@ -26,7 +26,7 @@ from covey.models.lora import (
 )
 from covey.models.probe import micro_of
 from covey.rollout.native.engine import NativeEngine
-from covey.types import GenerationRequest, NoiseKey, SamplingParams
+from covey.types import GenerationRequest, SamplingParams, TurnId
 
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -334,7 +334,7 @@ def test_the_engine_samples_the_same_merged_and_unmerged(bases):
         GenerationRequest(
             prompt_token_ids=prompt,
             sampling=sampling,
-            noise_key=NoiseKey(seed=0, split="train", rollout=0, attempt=0, prompt_id=i, sibling=s),
+            turn=TurnId(seed=0, split="train", rollout=0, attempt=0, prompt_id=i, sibling=s),
         )
         for i, prompt in enumerate(prompts)
         for s in range(4)

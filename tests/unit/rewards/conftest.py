@@ -10,13 +10,13 @@ import pytest
 from covey.rewards.protocol import Scored
 from covey.types import (
     Finish,
-    NoiseKey,
     Origin,
     Prompt,
     SamplingParams,
     Segment,
     Source,
     Trajectory,
+    TurnId,
 )
 
 
@@ -53,7 +53,7 @@ def make_scored(
                 ),
             ),
             sampling=SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=()),
-            noise_key=NoiseKey(seed=0, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0),
+            turn=TurnId(seed=0, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0),
             finish=finish,
             text=text,
         ),

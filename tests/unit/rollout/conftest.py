@@ -14,7 +14,7 @@ from covey.data.text import TextCodec, load_codec
 from covey.models.load import choose_stream, load_policy
 from covey.models.policy import Policy
 from covey.quickstart import task
-from covey.types import Completion, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import Completion, GenerationRequest, SamplingParams, TurnId
 
 VOCAB = 96
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def requests_of() -> Callable[..., list[GenerationRequest]]:
             GenerationRequest(
                 prompt_token_ids=tuple(prompt),
                 sampling=sampling,
-                noise_key=NoiseKey(
+                turn=TurnId(
                     seed=1, split="train", rollout=rollout, attempt=0, prompt_id=number, sibling=sibling
                 ),
             )

@@ -42,7 +42,7 @@ def test_the_prompts_are_fixed() -> None:
     assert one == two
     assert len(one) == 6
     assert all(0 <= t < VOCAB for r in one for t in r.prompt_token_ids)
-    assert {r.noise_key.split for r in one} == {"canary"}
+    assert {r.turn.split for r in one} == {"canary"}
 
 
 @pytest.mark.parametrize("stream", ["prefix", "packed", "padded"])
@@ -113,7 +113,7 @@ def test_a_token_that_its_noise_does_not_draw_is_named_by_whichever_engine() -> 
     canary = canary_of(policy)
     engine = CopyEngine(policy)
     done = sample_canary(engine, canary.requests)
-    others = tuple(replace(r, noise_key=replace(r.noise_key, seed=5)) for r in canary.requests)
+    others = tuple(replace(r, turn=replace(r.turn, seed=5)) for r in canary.requests)
     drawn = sample_canary(engine, others)
     comparison = Comparison(canary, [done, drawn])
     assert comparison.of(done, has_keys=True, bound=1e-4).wrong_token == ""

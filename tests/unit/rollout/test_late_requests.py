@@ -13,7 +13,7 @@ from covey.kernels.protocol import Spans
 from covey.models.policy import Policy
 from covey.rollout.native import caches
 from covey.rollout.native.engine import NativeEngine
-from covey.types import GenerationRequest, NoiseKey, SamplingParams
+from covey.types import GenerationRequest, SamplingParams, TurnId
 from support.needs import need
 
 
@@ -30,11 +30,11 @@ def layout(request, monkeypatch):
 
 def request_of(prompt: int, new: int, sibling: int = 0) -> GenerationRequest:
     """A request of so many prompt tokens, which decodes so many."""
-    key = NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=prompt, sibling=sibling)
+    key = TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=prompt, sibling=sibling)
     return GenerationRequest(
         prompt_token_ids=tuple(3 + (7 * i + prompt) % 80 for i in range(prompt)),
         sampling=SamplingParams(temperature=1.0, max_new_tokens=new, stop_token_ids=()),
-        noise_key=key,
+        turn=key,
     )
 
 

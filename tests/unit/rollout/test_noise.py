@@ -14,10 +14,10 @@ import torch
 
 from covey.rollout import noise as noise_module
 from covey.rollout.noise import Ahead, gumbel, row_key, sample, token_table
-from covey.types import NoiseKey
+from covey.types import TurnId
 
 CPU = torch.device("cpu")
-KEY = NoiseKey(seed=1, split="train", rollout=2, attempt=0, prompt_id=3, sibling=4)
+KEY = TurnId(seed=1, split="train", rollout=2, attempt=0, prompt_id=3, sibling=4)
 EULER = 0.5772156649
 
 

@@ -13,7 +13,6 @@ from covey.rollout.records import groups_of, prompt_of, records_of, score_of, to
 from covey.types import (
     Finish,
     Group,
-    NoiseKey,
     Origin,
     Prompt,
     SamplingParams,
@@ -24,6 +23,7 @@ from covey.types import (
     Source,
     Status,
     Trajectory,
+    TurnId,
 )
 
 # Numbers whose decimal form is not their value: float32s, a third, the smallest and a huge one.
@@ -59,7 +59,7 @@ def trajectory(*completion: Segment, sibling: int = 1, finish: Finish = Finish.S
     return Trajectory(
         segments=(Segment(token_ids=PROMPT.token_ids, source=Source.PROMPT, trained=False), *completion),
         sampling=SamplingParams(temperature=0.7, max_new_tokens=64, stop_token_ids=(257, 0)),
-        noise_key=NoiseKey(seed=3, split="train", rollout=12, attempt=2, prompt_id=7, sibling=sibling),
+        turn=TurnId(seed=3, split="train", rollout=12, attempt=2, prompt_id=7, sibling=sibling),
         finish=finish,
         text="é <answer>3</answer>\n",
         seconds=0.1,
@@ -148,7 +148,7 @@ def test_groups_come_back_in_order_and_train_the_same():
                 trajectories=tuple(
                     replace(
                         trajectory(MODEL, TOOL, sibling=s),
-                        noise_key=replace(trajectory(MODEL).noise_key, prompt_id=number, sibling=s),
+                        turn=replace(trajectory(MODEL).noise_key, prompt_id=number, sibling=s),
                     )
                     for s in range(size)
                 ),

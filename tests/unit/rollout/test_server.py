@@ -31,11 +31,10 @@ from covey.rollout.server.wire import (
     ServerStatus,
     WireError,
     completion_of,
-    key_text,
     request_body,
     requests_of,
 )
-from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
 from support.engines import sampled
 from support.servers import TOKEN, Running, engine_on, policy_of_server, running
 
@@ -63,14 +62,14 @@ def requests(quickstart_codec: Any) -> list[GenerationRequest]:
         temperature=1.0, max_new_tokens=12, stop_token_ids=quickstart_codec.stop_token_ids
     )
     return [
-        GenerationRequest(prompt_token_ids=tuple(prompt), sampling=sampling, noise_key=key(number, sibling))
+        GenerationRequest(prompt_token_ids=tuple(prompt), sampling=sampling, turn=key(number, sibling))
         for number, prompt in enumerate(prompts)
         for sibling in range(4)
     ]
 
 
-def key(prompt: int, sibling: int) -> NoiseKey:
-    return NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=prompt, sibling=sibling)
+def key(prompt: int, sibling: int) -> TurnId:
+    return TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=prompt, sibling=sibling)
 
 
 def weights_of(policy: Policy) -> dict[str, torch.Tensor]:
@@ -284,7 +283,7 @@ def test_an_id_that_runs_already_or_is_given_twice_is_refused(
         assert refused.value.body["version"] == 0
         stop.set()
         lines = list(answer.lines())
-    assert [line["id"] for line in lines if "id" in line] == [key_text(requests[0].noise_key)]
+    assert [line["id"] for line in lines if "id" in line] == [requests[0].turn.text]
     assert lines[-1] == {"done": True}
     engine.close()
 

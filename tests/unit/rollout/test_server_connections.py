@@ -28,7 +28,7 @@ from covey.quickstart import task
 from covey.rollout.server import http as server_http
 from covey.rollout.server.http import ROUTES
 from covey.rollout.server.unproven import Unproven
-from covey.types import GenerationRequest, NoiseKey, SamplingParams
+from covey.types import GenerationRequest, SamplingParams, TurnId
 from support.engines import sampled
 from support.servers import TOKEN, Running, engine_on, policy_of_server, running
 
@@ -219,12 +219,12 @@ def test_metrics_are_what_the_server_has_done(server: Running, policies: list[Po
     codec = load_codec(task.MODEL_DIR)
     prompts = codec.encode([codec.render(row["messages"]) for row in task.training_rows()[:3]])
     params = SamplingParams(temperature=1.0, max_new_tokens=20, stop_token_ids=codec.stop_token_ids)
-    key = NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0)
+    key = TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0)
     requests = [
         GenerationRequest(
             prompt_token_ids=tuple(prompt),
             sampling=params,
-            noise_key=replace(key, prompt_id=number, sibling=sibling),
+            turn=replace(key, prompt_id=number, sibling=sibling),
         )
         for number, prompt in enumerate(prompts)
         for sibling in range(2)
@@ -267,10 +267,10 @@ def test_requests_beyond_the_rows_of_the_server_wait(policies: list[Policy]) -> 
         engine = engine_on([server.address])
         engine.publish(plain_weights(policies[1]), 0)
         params = SamplingParams(temperature=1.0, max_new_tokens=4, stop_token_ids=())
-        key = NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0)
-        request = GenerationRequest(prompt_token_ids=(1, 2), sampling=params, noise_key=key)
+        key = TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0)
+        request = GenerationRequest(prompt_token_ids=(1, 2), sampling=params, turn=key)
         for sibling in range(5):
-            engine.submit(replace(request, noise_key=replace(key, sibling=sibling)))
+            engine.submit(replace(request, turn=replace(key, sibling=sibling)))
         server.engine.on_turn = lambda real=server.engine.on_turn: (real(), hold())
         sampling = threading.Thread(target=lambda: list(engine.results()))
         sampling.start()

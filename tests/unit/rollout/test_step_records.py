@@ -12,7 +12,6 @@ from covey.training.state import RolloutBuffer
 from covey.types import (
     AnnotatedSample,
     Finish,
-    NoiseKey,
     Origin,
     Prompt,
     Sample,
@@ -22,6 +21,7 @@ from covey.types import (
     Source,
     TrainSample,
     Trajectory,
+    TurnId,
 )
 
 PROMPT = Prompt(id=0, messages=None, text="Q", token_ids=(9,), columns={}, origin=Origin(epoch=0, rollout=0))
@@ -33,7 +33,7 @@ TRAJECTORY = Trajectory(
         ),
     ),
     sampling=SamplingParams(temperature=1.0, max_new_tokens=4, stop_token_ids=()),
-    noise_key=NoiseKey(seed=0, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0),
+    turn=TurnId(seed=0, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0),
     finish=Finish.STOP,
     text="a\n\nb",
 )

@@ -10,7 +10,7 @@ import pytest
 from covey.activity import Stopped
 from covey.errors import GuardStop
 from covey.rollout.vllm.group import GroupEngine
-from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
 from support.threads import on_ranks
 
 
@@ -18,7 +18,7 @@ def request_of(prompt: int, new: int = 3) -> GenerationRequest:
     return GenerationRequest(
         prompt_token_ids=(prompt, 7),
         sampling=SamplingParams(temperature=0.7, max_new_tokens=new, stop_token_ids=(1, 2)),
-        noise_key=NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=prompt, sibling=0),
+        turn=TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=prompt, sibling=0),
     )
 
 

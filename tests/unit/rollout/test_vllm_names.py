@@ -13,7 +13,7 @@ from covey.checksums import checksum
 from covey.rollout.vllm.library import is_greedy, seed_of
 from covey.rollout.vllm.names import Part, adapter_parts_of, parts_of, whole, whole_adapter
 from covey.rollout.vllm.settings import OWNED, VllmSettings, arguments_of
-from covey.types import NoiseKey
+from covey.types import TurnId
 
 FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 VOCAB, HIDDEN, HEAD, HEADS, KV = 10, 8, 4, 4, 2
@@ -292,10 +292,10 @@ def test_every_argument_of_coveys_is_refused_as_an_extra_one() -> None:
 def test_seeds_differ_in_each_part_of_the_key() -> None:
     key = {"seed": 1, "split": "train", "rollout": 2, "attempt": 0, "prompt_id": 3, "sibling": 4}
     changes = [{}, *({n: 9} for n in key if n != "split"), {"split": "eval"}]
-    seeds = [seed_of(NoiseKey(**{**key, **change})) for change in changes]
+    seeds = [seed_of(TurnId(**{**key, **change})) for change in changes]
     assert len(set(seeds)) == len(seeds) == 7
     assert all(0 <= seed < 1 << 63 for seed in seeds)
-    assert seeds[0] == seed_of(NoiseKey(**key))
+    assert seeds[0] == seed_of(TurnId(**key))
 
 
 def test_temperatures_that_vllm_would_replace() -> None:

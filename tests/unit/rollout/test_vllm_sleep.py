@@ -18,7 +18,7 @@ import torch
 from covey.rollout.vllm import library, workers
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
-from covey.types import GenerationRequest, NoiseKey, SamplingParams
+from covey.types import GenerationRequest, SamplingParams, TurnId
 
 WEIGHTS = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
 
@@ -66,7 +66,7 @@ def request() -> GenerationRequest:
     return GenerationRequest(
         prompt_token_ids=(1, 2),
         sampling=SamplingParams(temperature=1.0, max_new_tokens=3, stop_token_ids=()),
-        noise_key=NoiseKey(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0),
+        turn=TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0),
     )
 
 

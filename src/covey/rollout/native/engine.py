@@ -25,6 +25,7 @@ from covey.rollout.native.rows import Family, Row, refuse_empty
 from covey.rollout.noise import row_key
 from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
+from covey.types.arrays import floats, ints
 
 # Tokens of one prefill pass; bounds its activations.
 _PREFILL_TOKENS = 16384
@@ -145,16 +146,7 @@ class NativeEngine:
             for number in [n for n in queue if n in wanted]:
                 queue.remove(number)
                 self._requests.pop(number)
-                self._aborted.append(
-                    Completion(
-                        request_id=number,
-                        token_ids=(),
-                        logprobs=(),
-                        versions=(),
-                        finish=Finish.ABORT,
-                        seconds=0.0,
-                    )
-                )
+                self._aborted.append(Completion.aborted(number))
         self._prompts = {p: q for p, q in self._prompts.items() if q}
         self._families = [f for f in self._families if f.running or f.waiting]
 
@@ -219,7 +211,7 @@ class NativeEngine:
             while family.waiting and len(started) < room:
                 number = family.waiting.popleft()
                 request = self._requests[number]
-                started.append(Row(number, request, family, row_key(request.noise_key), time.perf_counter()))
+                started.append(Row(number, request, family, row_key(request.turn), time.perf_counter()))
                 family.running += 1
         if not started:
             return []
@@ -278,9 +270,9 @@ class NativeEngine:
         row.family.running -= 1
         return Completion(
             request_id=row.id,
-            token_ids=tuple(row.tokens),
-            logprobs=tuple(row.logprobs),
-            versions=(self._version,) * len(row.tokens),
+            token_ids=ints(row.tokens),
+            logprobs=floats(row.logprobs),
+            versions=((self._version, len(row.tokens)),),
             finish=finish,
             seconds=time.perf_counter() - row.started,
         )

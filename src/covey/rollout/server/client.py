@@ -30,9 +30,9 @@ from covey.rollout.server.remote import (
     tell,
 )
 from covey.rollout.server.send import send_weights
-from covey.rollout.server.wire import REQUESTS, WireError, completion_of, key_text
+from covey.rollout.server.wire import REQUESTS, WireError, completion_of
 from covey.texts import counted, joined, tr
-from covey.types import Completion, Finding, Finish, Fix, GenerationRequest, Receipt, Severity
+from covey.types import Completion, Finding, Fix, GenerationRequest, Receipt, Severity
 
 Ask = tuple[int, GenerationRequest]
 
@@ -139,7 +139,7 @@ class ServerEngine:
             found += own.values()
             if own:
                 tell(stream.server, _ending(own))
-        self._aborted += [_nothing_of(number) for number, _ in found]
+        self._aborted += [Completion.aborted(number) for number, _ in found]
 
     def results(self) -> Iterator[Completion]:
         """Sample until nothing is left; RunFailed (F140) where no server is left that could."""
@@ -211,7 +211,7 @@ class ServerEngine:
 
     def _send(self, server: RolloutServer, asks: Sequence[Ask]) -> None:
         for start in range(0, len(asks), REQUESTS):
-            part = {key_text(ask[1].noise_key): ask for ask in asks[start : start + REQUESTS]}
+            part = {ask[1].turn.text: ask for ask in asks[start : start + REQUESTS]}
             stream = Stream(server, self._version, part, self._events)
             self._streams.append(stream)
             stream.start()
@@ -392,9 +392,3 @@ def _rows_of(server: RolloutServer) -> int:
 def _ending(ids: Collection[str]) -> Callable[[RolloutServer], None]:
     own = list(ids)
     return lambda server: server.abort(own)
-
-
-def _nothing_of(number: int) -> Completion:
-    return Completion(
-        request_id=number, token_ids=(), logprobs=(), versions=(), finish=Finish.ABORT, seconds=0.0
-    )

@@ -154,7 +154,7 @@ def _body(model: str, request: GenerationRequest) -> dict[str, Any]:
         "model": model,
         "prompt": list(request.prompt_token_ids),
         "temperature": 0.0 if is_greedy(sampling.temperature) else sampling.temperature,
-        "seed": seed_of(request.noise_key),
+        "seed": seed_of(request.turn),
         "max_tokens": sampling.max_new_tokens,
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": True,

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from covey.texts import counted, joined, tr
-from covey.types import Completion, Finish, GenerationRequest, NoiseKey, SamplingParams
+from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
+from covey.types.arrays import Versions, floats, ints
 
-PROTOCOL = 3
+PROTOCOL = 4
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together up to this size; a larger one is sent alone."""
 HEADER_BYTES = 1 << 20
@@ -118,20 +119,15 @@ class ServerStatus:
         return cls(**values)
 
 
-def key_text(key: NoiseKey) -> str:
-    """The id of a request on the wire: the same completion has the same one on every server."""
-    return f"{key.seed}/{key.split}/{key.rollout}/{key.attempt}/{key.prompt_id}/{key.sibling}"
-
-
 def request_body(request: GenerationRequest) -> dict[str, Any]:
     """A request as JSON."""
     if request.media:
         raise ValueError("rollout servers take no images, audio or video")
     return {
-        "id": key_text(request.noise_key),
+        "id": request.turn.text,
         "prompt_token_ids": list(request.prompt_token_ids),
         "sampling": asdict(request.sampling),
-        "noise_key": asdict(request.noise_key),
+        "turn": asdict(request.turn),
     }
 
 
@@ -149,9 +145,9 @@ def requests_of(body: Any, *, vocab: int, max_len: int) -> dict[str, GenerationR
 
 
 def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationRequest]:
-    given = _fields(body, ("id", "prompt_token_ids", "sampling", "noise_key"))
+    given = _fields(body, ("id", "prompt_token_ids", "sampling", "turn"))
     sampling = _fields(given["sampling"], ("temperature", "max_new_tokens", "stop_token_ids"))
-    key = _fields(given["noise_key"], ("seed", "split", "rollout", "attempt", "prompt_id", "sibling"))
+    turn = _fields(given["turn"], [field.name for field in fields(TurnId)])
     prompt = _tokens(given["prompt_token_ids"], vocab)
     if not prompt:
         raise WireError("a prompt has at least one token")
@@ -167,17 +163,15 @@ def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationReques
             f"a prompt of {len(prompt)} tokens and {longest} new ones are more than the {max_len} "
             "that this server's model has positions for"
         )
-    split = key.pop("split")
-    if not isinstance(split, str) or any(type(number) is not int for number in key.values()):
-        raise WireError("a noise key is a split and whole numbers")
+    split = turn.pop("split")
+    if not isinstance(split, str) or any(type(number) is not int for number in turn.values()):
+        raise WireError("the id of a turn is a split and whole numbers")
     params = SamplingParams(
         temperature=float(temperature),
         max_new_tokens=longest,
         stop_token_ids=_tokens(sampling["stop_token_ids"], None),
     )
-    request = GenerationRequest(
-        prompt_token_ids=prompt, sampling=params, noise_key=NoiseKey(split=split, **key)
-    )
+    request = GenerationRequest(prompt_token_ids=prompt, sampling=params, turn=TurnId(split=split, **turn))
     return given["id"], request
 
 
@@ -185,9 +179,9 @@ def completion_body(rid: str, completion: Completion) -> dict[str, Any]:
     """A completion as JSON."""
     return {
         "id": rid,
-        "token_ids": list(completion.token_ids),
-        "logprobs": list(completion.logprobs),
-        "versions": list(completion.versions),
+        "token_ids": completion.token_ids.tolist(),
+        "logprobs": completion.logprobs.tolist(),
+        "versions": completion.versions,
         "finish": completion.finish.value,
         "seconds": completion.seconds,
     }
@@ -199,13 +193,13 @@ def completion_of(
     """The completion of a request with the id `number`; WireError where it cannot be one."""
     given = _fields(body, ("id", "token_ids", "logprobs", "versions", "finish", "seconds"))
     tokens = _tokens(given["token_ids"], vocab)
-    logprobs, versions = given["logprobs"], given["versions"]
+    logprobs, versions = given["logprobs"], _versions(given["versions"])
     if not isinstance(logprobs, list) or not all(_is_number(one) and one <= 1e-3 for one in logprobs):
         raise WireError(tr("it sent logprobs that are not finite numbers of at most 0"))
-    if not len(tokens) == len(logprobs) == (len(versions) if isinstance(versions, list) else -1):
+    if not len(tokens) == len(logprobs) == sum(count for _, count in versions):
         raise WireError(tr("it sent a completion with fewer or more logprobs or versions than tokens"))
-    if any(one != version for one in versions):
-        other = next(one for one in versions if one != version)
+    if any(one != version for one, _ in versions):
+        other = next(one for one, _ in versions if one != version)
         raise WireError(
             tr("it sent tokens of version {other!r:.40} instead of {version}", other=other, version=version)
         )
@@ -228,12 +222,26 @@ def completion_of(
         raise WireError(tr("it sent seconds that are not a number"))
     return Completion(
         request_id=number,
-        token_ids=tokens,
-        logprobs=tuple(map(float, logprobs)),
-        versions=tuple(versions),
+        token_ids=ints(tokens),
+        logprobs=floats(logprobs),
+        versions=versions,
         finish=Finish(given["finish"]),
         seconds=float(given["seconds"]),
     )
+
+
+def _versions(body: Any) -> Versions:
+    """Runs of versions."""
+    pairs: list[Any] = body if isinstance(body, list) else [None]
+    if any(
+        not isinstance(pair, list)
+        or len(pair) != 2
+        or not all(type(one) is int for one in pair)
+        or pair[1] < 1
+        for pair in pairs
+    ):
+        raise WireError(tr("it sent versions that are not pairs of a version and a number of tokens"))
+    return tuple((version, count) for version, count in pairs)
 
 
 def names_of(body: Any) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from covey.rollout.vllm.settings import VllmSettings
 from covey.rollout.vllm.workers import Workers
 from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
+from covey.types.arrays import floats, ints, joined_runs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,14 +39,14 @@ class _Running:
     started: float
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
 
     def completion(self, number: int, finish: Finish) -> Completion:
         return Completion(
             request_id=number,
-            token_ids=tuple(self.tokens),
-            logprobs=tuple(self.logprobs),
-            versions=tuple(self.versions),
+            token_ids=ints(self.tokens),
+            logprobs=floats(self.logprobs),
+            versions=joined_runs([tuple(self.versions)]),
             finish=finish,
             seconds=time.perf_counter() - self.started,
         )
@@ -208,7 +209,7 @@ class VllmEngine:
             running.logprobs += [0.0] * len(tokens)
         else:
             running.logprobs += [at[token].logprob for token, at in zip(tokens, new.logprobs, strict=True)]
-        running.versions += [self._version] * len(tokens)
+        running.versions.append((self._version, len(tokens)))
 
     def abort(self, ids: Sequence[int]) -> None:
         """End requests now; they keep what has been sampled."""

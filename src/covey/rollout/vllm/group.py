@@ -24,9 +24,9 @@ from covey.types import (
     Finding,
     Fix,
     GenerationRequest,
-    NoiseKey,
     Receipt,
     SamplingParams,
+    TurnId,
 )
 
 
@@ -169,7 +169,7 @@ def _told(request: GenerationRequest) -> dict[str, Any]:
     return {
         "prompt": request.prompt_token_ids,
         "sampling": asdict(request.sampling),
-        "noise_key": asdict(request.noise_key),
+        "turn": asdict(request.turn),
     }
 
 
@@ -179,5 +179,5 @@ def _request_of(told: Mapping[str, Any]) -> GenerationRequest:
     return GenerationRequest(
         prompt_token_ids=tuple(told["prompt"]),
         sampling=SamplingParams(**{**sampling, "stop_token_ids": tuple(sampling["stop_token_ids"])}),
-        noise_key=NoiseKey(**told["noise_key"]),
+        turn=TurnId(**told["turn"]),
     )

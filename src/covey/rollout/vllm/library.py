@@ -17,7 +17,7 @@ from torch import nn
 
 from covey.plan.check_vllm import LEAST_TEMPERATURE
 from covey.rollout.vllm.settings import VllmSettings, arguments_of
-from covey.types import GenerationRequest, NoiseKey
+from covey.types import GenerationRequest, TurnId
 
 # vLLM reads them when it is asked, so they stay set. What the user has set stands.
 _QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_PLUGINS": ""}
@@ -126,11 +126,10 @@ def _undisturbed() -> Iterator[None]:
         os.environ.update(environment | kept)
 
 
-def seed_of(key: NoiseKey) -> int:
+def seed_of(turn: TurnId) -> int:
     """Return a request's seed, 63 bits that are equal on every machine: a completion has its own, whatever it
     is batched with."""
-    text = f"{key.seed}/{key.split}/{key.rollout}/{key.attempt}/{key.prompt_id}/{key.sibling}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    return int.from_bytes(hashlib.blake2b(turn.text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def sampling_params(request: GenerationRequest) -> Any:
@@ -142,7 +141,7 @@ def sampling_params(request: GenerationRequest) -> Any:
     sampling = request.sampling
     return SamplingParams(
         temperature=0.0 if is_greedy(sampling.temperature) else sampling.temperature,
-        seed=seed_of(request.noise_key),
+        seed=seed_of(request.turn),
         max_tokens=sampling.max_new_tokens,
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=True,

@@ -1,0 +1,234 @@
+"""Episodes: what is asked of an engine, what it gives, and what one draw from the policy did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from covey.types.arrays import ByValue, Versions, bools, floats, ints
+
+if TYPE_CHECKING:
+    from covey.types.arrays import Bools, Floats, Ints
+
+
+class Source(StrEnum):
+    """Who wrote a run of tokens."""
+
+    PROMPT = "prompt"
+    MODEL = "model"
+    TOOL = "tool"
+    ENVIRONMENT = "environment"
+
+
+class Finish(StrEnum):
+    """Why a turn of the model ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Outcome(StrEnum):
+    """What became of an episode.
+
+    `SCORED`: it ended by itself. `TRUNCATED`: at a limit of tokens. `POLICY_FAILURE`: by what the model did,
+    such as a call that cannot be parsed; it is data. `INFRASTRUCTURE`: a server, sandbox or environment
+    failed; it is no data, and the episode has no sequence. `ABORTED`: it was told to.
+    """
+
+    SCORED = "stop"
+    TRUNCATED = "length"
+    ABORTED = "abort"
+    POLICY_FAILURE = "policy_failure"
+    INFRASTRUCTURE = "infrastructure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64,
+    stop_token_ids=(257,))`."""
+
+    temperature: float
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeId:
+    """Which draw an episode is: one draw, one id, wherever and whenever it is made.
+
+    `EpisodeId(seed=42, split="train", rollout=12, attempt=0, prompt_id=7, sibling=3)`. `attempt` counts the
+    further prompts that were taken for the same rollout.
+    """
+
+    seed: int
+    split: str
+    rollout: int
+    attempt: int
+    prompt_id: int
+    sibling: int
+
+    def turn_id(self, number: int = 0) -> TurnId:
+        """The id of a turn of the model in this episode, counted from 0."""
+        return TurnId(**{name: getattr(self, name) for name in EpisodeId.__dataclass_fields__}, turn=number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnId(EpisodeId):
+    """Which turn of which episode: the id of a request, and what the noise of its tokens is a pure function
+    of, together with position and token id."""
+
+    turn: int = 0
+
+    @property
+    def episode(self) -> EpisodeId:
+        """The episode that the turn is of."""
+        return EpisodeId(**{name: getattr(self, name) for name in EpisodeId.__dataclass_fields__})
+
+    @property
+    def text(self) -> str:
+        """The id as text: the same turn has the same one on every engine, server and machine."""
+        words = f"{self.seed}/{self.split}/{self.rollout}/{self.attempt}/{self.prompt_id}/{self.sibling}"
+        return f"{words}/{self.turn}" if self.turn else words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One turn to sample. Requests with an equal `prefix` share one prefill where the engine can."""
+
+    turn: TurnId
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    media: tuple[Any, ...] = ()
+
+    @property
+    def prefix(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """What a cache of keys and values depends on: the tokens of the prompt, and its media."""
+        return self.prompt_token_ids, self.media
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completion(ByValue):
+    """What an engine gives back for one request: ids (n,) int32 and logprobs (n,) float32 of the sampled
+    tokens at the sampling temperature, and the versions that sampled them. Other sequences of numbers become
+    such arrays."""
+
+    request_id: int
+    token_ids: Ints
+    logprobs: Floats
+    versions: Versions
+    finish: Finish
+    seconds: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", ints(self.token_ids))
+        object.__setattr__(self, "logprobs", floats(self.logprobs))
+
+    @classmethod
+    def aborted(cls, request_id: int) -> Completion:
+        """That of a request which was aborted before it had a token."""
+        return cls(
+            request_id=request_id,
+            token_ids=ints(()),
+            logprobs=floats(()),
+            versions=(),
+            finish=Finish.ABORT,
+            seconds=0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenSequence(ByValue):
+    """The tokens of an episode in the order in which the model saw them.
+
+    `token_ids` (L,) int32 and `is_trained` (L,) bool; `logprobs` (n,) float32 and `versions` are of the n
+    trained tokens. `sources` are runs of who wrote the tokens, the prompt first where there is one:
+    `((Source.PROMPT, 9), (Source.MODEL, 4), (Source.TOOL, 6), (Source.MODEL, 3))` are two turns of the model.
+    """
+
+    token_ids: Ints
+    is_trained: Bools
+    logprobs: Floats
+    versions: Versions
+    sources: tuple[tuple[Source, int], ...]
+    media: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", ints(self.token_ids))
+        object.__setattr__(self, "is_trained", bools(self.is_trained))
+        object.__setattr__(self, "logprobs", floats(self.logprobs))
+
+    @classmethod
+    def of_turn(
+        cls, prompt_ids: Sequence[int], completion: Completion, media: tuple[Any, ...] = ()
+    ) -> TokenSequence:
+        """A prompt with one turn of the model behind it."""
+        before, written = len(prompt_ids), len(completion.token_ids)
+        return cls(
+            token_ids=ints([*prompt_ids, *completion.token_ids.tolist()]),
+            is_trained=bools([False] * before + [True] * written),
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+            sources=((Source.PROMPT, before), (Source.MODEL, written)),
+            media=media,
+        )
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return self.sources[0][1] if self.sources and self.sources[0][0] is Source.PROMPT else 0
+
+    @property
+    def prompt_ids(self) -> Ints:
+        """The tokens of the prompt."""
+        return self.token_ids[: self.prompt_length]
+
+    @property
+    def completion_ids(self) -> Ints:
+        """The tokens behind the prompt, whoever wrote them."""
+        return self.token_ids[self.prompt_length :]
+
+    @property
+    def trained_ids(self) -> Ints:
+        """The tokens that the loss is over."""
+        return self.token_ids[self.is_trained]
+
+    @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """For each turn of the model the number of tokens up to its end."""
+        ends = accumulate(count for _, count in self.sources)
+        return tuple(e for e, (source, _) in zip(ends, self.sources, strict=True) if source is Source.MODEL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What one draw from the policy did, in one or several sequences: a turn whose template rewrites what
+    stood before begins a new one. An infrastructure failure has none.
+
+    `text` is the decoded output of the model, for rewards and people; nothing is trained from it.
+    """
+
+    id: EpisodeId
+    sequences: tuple[TokenSequence, ...]
+    outcome: Outcome
+    text: str
+    sampling: SamplingParams
+    seconds: float = 0.0
+
+    @property
+    def completion_ids(self) -> list[int]:
+        """Token ids behind the prompts of all sequences."""
+        return [token for s in self.sequences for token in s.completion_ids.tolist()]
+
+    @property
+    def trained_ids(self) -> list[int]:
+        """The token ids that the loss is over."""
+        return [token for s in self.sequences for token in s.trained_ids.tolist()]
+
+    @property
+    def versions(self) -> Iterator[int]:
+        """The versions that sampled its tokens, each once a run."""
+        return (version for s in self.sequences for version, count in s.versions if count)
