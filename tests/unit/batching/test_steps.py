@@ -189,7 +189,7 @@ def test_against_a_slow_loop(scale, group, assert_close_guarded):
     assert_close_guarded(flat, wanted, 1e-6)
     # Siblings and groups in another order have the same numbers.
     turned = [
-        replace(g, scores=g.scores[::-1], group=replace(g.group, trajectories=g.group.trajectories[::-1]))
+        replace(g, scores=g.scores[::-1], group=replace(g.group, episodes=g.group.episodes[::-1]))
         for g in groups[::-1]
     ]
     assert_close_guarded(
@@ -212,7 +212,8 @@ def test_a_row_with_some_tokens_at_0_takes_part(group, pack_plan):
     made = group([score([1.0, 0.0], [2, 5]), score([0.5, 0.5], [1, 4])])
     samples = to_samples([made])
     credits = row_credits([made], samples, PLAIN)
-    assert credits[0].token_advantages == (0.0, 0.0, -0.5, -0.5, -0.5) and credits[0].advantage == -0.3
+    assert credits[0].token_advantages.tolist() == [0.0, 0.0, -0.5, -0.5, -0.5]
+    assert credits[0].advantage == -0.3
     rows = credit_samples([AnnotatedSample(sample=s) for s in samples], credits, may_skip_rows=True)
     assert [r.needs_forward for r in rows] == [True, False]
     (batch,) = pack(rows, pack_plan(completions_per_rank=2), 0)
@@ -249,7 +250,7 @@ def test_a_token_with_another_advantage_is_found_before_it_is_trained_on(group, 
     mean = [replace(row, token_advantages=None) for row in rows]
     shifted = [replace(row, token_advantages=row.advantages[::-1]) for row in rows]
     facts = RolloutFacts(
-        step=1, num_generations=2, num_rows=2, scaled_by="group", is_over_rollout=False, version=3
+        step=1, num_generations=2, num_episodes=2, scaled_by="group", is_over_rollout=False, version=3
     )
     check_rollout([made], rows, facts)
     for wrong in (
