@@ -20,7 +20,7 @@ from covey.errors import GuardStop
 from covey.health.batch import check_batches, planned_loss
 from covey.health.rollout import RolloutFacts, check_rollout
 from covey.rewards.registry import total
-from covey.types import AnnotatedSample, Finish, Score, ScorePart, Status
+from covey.types import AnnotatedSample, Finish, Outcome, Score, ScorePart, Status
 
 PLAIN = CreditConfig(scale_rewards="none", mask_truncated_completions=False)
 GROUP = replace(PLAIN, scale_rewards="group")
@@ -123,7 +123,8 @@ def test_rows_without_a_word_and_failed_ones(group):
     # Steps 1, 0, 0.5 have the mean 0.5, outcomes 1 and 0 too.
     assert tokens([made]) == [[0.5, 0.0], [-0.5] * 3, [0.0], [0.0] * 2, [0.0] * 2]
     # What is left out of a group changes no number of the others.
-    assert tokens([replace(made, group=replace(made.group, invalid={4: "x"}))])[0] == [0.5, 0.0]
+    lost = [*made.group.episodes[:4], replace(made.group.episodes[4], outcome=Outcome.INFRASTRUCTURE)]
+    assert tokens([replace(made, group=replace(made.group, episodes=tuple(lost)))])[0] == [0.5, 0.0]
 
 
 def test_a_cut_row_counts_and_leaves_the_loss(group):
