@@ -127,7 +127,8 @@ def _at_home(rows: _Rows) -> Ints:
     """Each group on the rank that holds the most tokens of it, the first of several."""
     held_GW = np.zeros((len(rows.prompt_G), rows.world), dtype=np.int64)
     np.add.at(held_GW, (rows.group_F, rows.owner_F), rows.own_F)
-    return held_GW.argmax(axis=1)[rows.group_F]
+    home_G: Ints = held_GW.argmax(axis=1)
+    return home_G[rows.group_F]
 
 
 def _cuts(groups: Sequence[Ints], rows: _Rows) -> list[Ints]:

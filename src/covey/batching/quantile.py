@@ -17,9 +17,9 @@ def exact_quantile(own: Tensor, share: float, comm: Comm) -> float | None:
     """Return the least of the `share` of all ranks' values that are the largest; None where all count.
 
     `own` (n,) are this rank's values, float32 on the CPU; a rank may have none. All count where `share` is 1
-    or no rank has a value. Of n values in all it is the one with ceil(share x n) - 1 larger ones (at least
-    0), which `kthvalue` of all of them gives; NaN counts as the largest, and -0.0 as 0.0. Three sums over ranks of
-    at most 2,048 counts. Collective.
+    or no rank has a value. Of n values in all it is the one that `kthvalue` of all of them gives for
+    k = n - max(1, ceil(share x n)) + 1; NaN counts as the largest, and -0.0 is 0.0. Collective: three sums
+    over ranks of at most 2,048 counts.
     """
     assert own.dtype is torch.float32 and own.dim() == 1, "float32 (n,)"
     if share >= 1.0:
