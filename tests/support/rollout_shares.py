@@ -49,7 +49,7 @@ class MadeRollout:
 
 
 class Own(Mapping[int, TokenRow]):
-    """The rows of a rollout as one rank holds them: it has its own alone, and counts how often each is read."""
+    """The rows of a rollout as one rank holds them: its own alone. Counts how often each is read."""
 
     def __init__(self, rollout: MadeRollout, rank: int) -> None:
         self.rollout, self.rank = rollout, rank
@@ -163,7 +163,10 @@ def same_summaries(ours: Summaries, theirs: Summaries) -> bool:
     """Whether two are the same to the bit; NaN is itself."""
     columns = ((ours.rows, theirs.rows), (ours.parts_RK, theirs.parts_RK))
     steps = [
-        {n: (s.ends.tobytes(), *(None if v is None else v.tobytes() for v in s.values)) for n, s in of.items()}
+        {
+            n: (s.ends.tobytes(), *(None if v is None else v.tobytes() for v in s.values))
+            for n, s in of.items()
+        }
         for of in (ours.steps, theirs.steps)
     ]
     return (

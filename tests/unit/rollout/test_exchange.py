@@ -118,7 +118,9 @@ def test_step_rewards_travel_only_where_there_are_some() -> None:
                 return gather(own)
 
             comm.gather_tensors = counted  # type: ignore[method-assign]
-            return same_summaries(exchange(rollout.share(comm.rank), EPISODES, comm), rollout.summaries), calls
+            return same_summaries(
+                exchange(rollout.share(comm.rank), EPISODES, comm), rollout.summaries
+            ), calls
 
         assert on_counting_ranks(3, work)[0] == [(True, times)] * 3
 
