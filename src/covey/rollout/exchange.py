@@ -22,7 +22,7 @@ from covey.activity import ranks_word
 from covey.codes import CODES
 from covey.comm import Comm
 from covey.errors import GuardStop
-from covey.texts import joined, plural, tr
+from covey.texts import joined, tr
 from covey.types import Finding, Fix
 
 SUMMARY = np.dtype(
@@ -236,10 +236,8 @@ def _check(rows: NDArray[Any], num_episodes: int, comm: Comm) -> None:
             ranks=ranks_word(owner_ranks),
         )
     elif len(missing):
-        seen = plural(
-            len(missing),
-            "completion {listed} of {num_episodes} was reported by no rank",
-            "{num_missing} of {num_episodes} completions were reported by no rank: {listed}",
+        seen = tr(
+            "of {num_episodes} completions no rank reported {num_missing}: {listed}",
             num_missing=len(missing),
             num_episodes=num_episodes,
             listed=_listed(missing.tolist()),

@@ -175,12 +175,12 @@ WRONG = {
         "completion 3 was reported twice, by ranks 0, 1",
     ),
     "a row twice": (twice, "completion 1 was reported twice, by rank 1"),
-    "missing": (lambda share: without(share, 1), "completion 4 of 24 was reported by no rank"),
+    "missing": (lambda share: without(share, 1), "of 24 completions no rank reported 1: 4"),
     "none": (
         lambda share: Summaries(
             rows=share.rows[:0], parts_RK=share.parts_RK[:0], statuses_RK=share.statuses_RK[:0]
         ),
-        "8 of 24 completions were reported by no rank: 1, 4, 7, 10, 13, 16, and 2 more",
+        "of 24 completions no rank reported 8: 1, 4, 7, 10, 13, 16, and 2 more",
     ),
     "lacks its first sequence": (
         lambda share: changed(share, 1, row=1),
