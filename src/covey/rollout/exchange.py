@@ -128,8 +128,8 @@ def exchange(own: Summaries, num_episodes: int, comm: Comm) -> Summaries:
     for rank, share in enumerate(shares):
         share.rows["owner"] = rank
     rows = np.concatenate([share.rows for share in shares])
-    _check(rows, num_episodes, comm)
     order = np.lexsort((rows["row"], rows["episode"]))
+    _check(rows[order], num_episodes, comm)
     steps: dict[int, StepRewards] = {}
     if rows["has_steps"].any():
         every = comm.gather_tensors(_step_bytes(own))
@@ -209,17 +209,18 @@ def _read_steps(data: NDArray[np.uint8], share: _Share) -> list[StepRewards]:
 
 
 def _check(rows: NDArray[Any], num_episodes: int, comm: Comm) -> None:
-    """Raise GuardStop (F122) where the rows are not those of every episode, once each. All ranks see the
-    same rows, so all of them raise."""
-    episodes = rows["episode"]
+    """Raise GuardStop (F122) where rows, in order, are not those of every episode, once each. All ranks see
+    the same rows, so all of them raise."""
+    episodes, number = rows["episode"], np.arange(len(rows))
     unknown = rows[(episodes < 0) | (episodes >= num_episodes)]
-    owners = np.unique(np.stack([episodes, rows["owner"]]), axis=1)[0]
-    entries, times = np.unique(np.stack([episodes, rows["row"]]), axis=1, return_counts=True)
-    twice = [*_repeated(owners), *entries[0][times > 1].tolist()]
+    is_further = np.zeros(len(rows), dtype=np.bool_)
+    is_further[1:] = episodes[1:] == episodes[:-1]
+    is_other = np.ones(len(rows), dtype=np.bool_)
+    is_other[1:] = (rows["row"][1:] != rows["row"][:-1]) & (rows["owner"][1:] == rows["owner"][:-1])
+    twice = episodes[is_further & ~is_other]
     missing = np.setdiff1d(np.arange(num_episodes), episodes)
-    # Rows are counted from 0, so the last one's number says how many there have to be.
-    names, first, num_rows = np.unique(entries[0], return_index=True, return_counts=True)
-    torn = names[(entries[1][first] != 0) | (entries[1][first + num_rows - 1] != num_rows - 1)]
+    place = number - np.maximum.accumulate(np.where(is_further, 0, number))
+    torn = episodes[rows["row"] != place]
     if len(unknown):
         seen = tr(
             "{ranks} reported completion {episode}, but the rollout has the completions 0 to {last}",
@@ -227,13 +228,12 @@ def _check(rows: NDArray[Any], num_episodes: int, comm: Comm) -> None:
             episode=int(unknown[0]["episode"]),
             last=num_episodes - 1,
         )
-    elif twice:
-        of = rows[episodes == min(twice)]
-        owner_ranks = sorted({comm.first_rank + int(owner) for owner in of["owner"]})
+    elif len(twice):
+        owners = np.unique(rows["owner"][episodes == twice[0]])
         seen = tr(
             "completion {episode} was reported twice, by {ranks}",
-            episode=min(twice),
-            ranks=ranks_word(owner_ranks),
+            episode=int(twice[0]),
+            ranks=ranks_word([comm.first_rank + int(owner) for owner in owners]),
         )
     elif len(missing):
         seen = tr(
@@ -246,16 +246,11 @@ def _check(rows: NDArray[Any], num_episodes: int, comm: Comm) -> None:
         seen = tr(
             "completion {episode} lacks one of its sequences; those reported are {listed}",
             episode=int(torn[0]),
-            listed=_listed(sorted(rows["row"][episodes == torn[0]].tolist())),
+            listed=_listed(rows["row"][episodes == torn[0]].tolist()),
         )
     else:
         return
     raise stop("F122", comm.activity.step, seen, tr("Completions were lost or added after sampling."))
-
-
-def _repeated(values: NDArray[Any]) -> list[int]:
-    found, times = np.unique(values, return_counts=True)
-    return [int(value) for value in found[times > 1]]
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from covey.comm import GroupComm, LocalComm
 from covey.errors import GuardStop
 from covey.rollout.exchange import exchange
 from covey.rollout.moving import move
+from covey.training.failure import is_of_another
 from support.rollout_shares import COLUMNS, MadeRollout, made_rollout, same_summaries, same_tokens
 
 GROUPS, SIBLINGS = 12, 4
@@ -103,15 +103,15 @@ def a_rank_leaves(comm: GroupComm) -> None:
         if comm.rank == 1 and collective == os.environ["LEAVES_IN"]:
             comm._gather_counts([data.numel()] * comm.world if collective == "swap" else [data.numel(), 1])
             os._exit(0)
-        started = time.monotonic()
         try:
             if collective == "swap":
                 comm.swap_tensors([data] * comm.world)
             else:
                 comm.gather_tensors(data)
         except RuntimeError as error:
-            assert "Connection" in str(error) and comm.activity.moment.collective == f"{collective}_tensors"
-            assert time.monotonic() - started < 60
+            # What a run takes for the end of another rank, which it names then.
+            assert is_of_another(error), error
+            assert comm.activity.moment.collective == f"{collective}_tensors"
             return
     raise AssertionError("the end of a rank was not noticed")
 
