@@ -204,7 +204,7 @@ def reordered(given: Sequence[TrainSample], seed: int) -> list[TrainSample]:
     for place, group in enumerate(order):
         members = [row for row in given if row.annotated.sample.group == group]
         for sibling, row in enumerate(rng.sample(members, len(members))):
-            sample = replace(row.annotated.sample, group=place, sibling=sibling)
+            sample = replace(row.annotated.sample, group=place, sibling=sibling, episode=len(out))
             out.append(replace(row, annotated=replace(row.annotated, sample=sample)))
     return out
 

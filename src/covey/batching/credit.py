@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -18,7 +19,20 @@ from covey.algorithm.advantages import (
     has_signal,
 )
 from covey.batching.steps import step_advantages, token_advantages
-from covey.types import AnnotatedSample, Finish, Sample, Score, ScoredGroup, Status, TrainSample
+from covey.codes import CODES
+from covey.errors import GuardStop
+from covey.texts import tr
+from covey.types import (
+    AnnotatedSample,
+    Finding,
+    Finish,
+    Fix,
+    Sample,
+    Score,
+    ScoredGroup,
+    Status,
+    TrainSample,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +76,11 @@ def row_credits(
     A row without a valid score is masked and enters no statistic of its group. A truncated row keeps its
     place in the statistics and leaves the loss where `mask_truncated_completions` says so. `divergences` are
     the rows' log probabilities less those of the reference, which their rewards pay for. Rewards of steps are
-    compared separately from the total of the other rewards, and the two advantages are added.
+    compared separately from the total of the other rewards, and the two advantages are added. All rows of an
+    episode have its advantage. Raises GuardStop (F137) with `whole_groups` where an episode has several rows.
     """
+    if config.whole_groups:
+        _refuse_several_rows(samples)
     width = max(len(g.scores) for g in groups)
     counted = {
         (p, g): score
@@ -101,6 +118,35 @@ def row_credits(
             RowCredit(advantage=value, masked=masked, is_whole=whole[sample.group], token_advantages=tokens)
         )
     return credits
+
+
+def _refuse_several_rows(samples: Sequence[Sample]) -> None:
+    """Raise GuardStop (F137) where a completion has several rows, of which `real` cannot tell one score."""
+    num_rows = Counter((s.group, s.sibling) for s in samples)
+    several = [(row_index, num) for row_index, num in num_rows.items() if num > 1]
+    if not several:
+        return
+    (group, sibling), num = several[0]
+    raise GuardStop(
+        Finding(
+            code="F137",
+            seen=tr(
+                "{num_several} of {num_completions} completions have several rows (completion {sibling} of "
+                "group {group} has {num}), but loss_type is real, which needs one row per completion",
+                num_several=len(several),
+                num_completions=len(num_rows),
+                sibling=sibling,
+                group=group,
+                num=num,
+            ),
+            why=CODES["F137"].why,
+            cause=tr("The chat template changes earlier turns, so a later turn begins a new row."),
+            fixes=(
+                Fix(text=tr("use another loss"), edits={"loss_type": "dapo"}),
+                Fix(text=tr("use a chat template that leaves earlier turns unchanged")),
+            ),
+        )
+    )
 
 
 def _spread(

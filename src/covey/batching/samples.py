@@ -13,14 +13,18 @@ def to_samples(groups: Sequence[ScoredGroup], stale: Collection[int] = ()) -> li
 
     `stale` are the numbers of groups that an earlier policy sampled.
     """
-    return [
-        _sample(trajectory, group=number, sibling=sibling, is_stale=number in stale)
+    drawn = [
+        (number, sibling, trajectory)
         for number, scored in enumerate(groups)
         for sibling, trajectory in enumerate(scored.group.trajectories)
     ]
+    return [
+        _sample(trajectory, group=number, sibling=sibling, episode=episode, is_stale=number in stale)
+        for episode, (number, sibling, trajectory) in enumerate(drawn)
+    ]
 
 
-def _sample(trajectory: Trajectory, *, group: int, sibling: int, is_stale: bool) -> Sample:
+def _sample(trajectory: Trajectory, *, group: int, sibling: int, episode: int, is_stale: bool) -> Sample:
     token_ids: list[int] = []
     is_trained: list[bool] = []
     logprobs: list[float] = []
@@ -35,6 +39,7 @@ def _sample(trajectory: Trajectory, *, group: int, sibling: int, is_stale: bool)
     return Sample(
         group=group,
         sibling=sibling,
+        episode=episode,
         token_ids=tuple(token_ids),
         prompt_length=len(first.token_ids) if first.source is Source.PROMPT else 0,
         is_trained=tuple(is_trained),

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from covey.batching.pack import PackPlan, build_micros
+from covey.batching.pack import PackPlan, build_micros, episode_tokens
 from covey.learner.backends.base import Advance, Annotation
 from covey.models.policy import Policy
 from covey.rollout.canary import LearnersView, Sampled, View
@@ -76,7 +76,7 @@ def _micro(sampled: Sequence[Sampled], policy: Policy) -> MicroBatch:
         stream=policy.stream,
         device=policy.device,
     )
-    (micro,) = build_micros([rows], plan)
+    (micro,) = build_micros([rows], plan, episode_tokens(rows))
     return micro
 
 
@@ -85,6 +85,7 @@ def _sample(number: int, request: GenerationRequest, completion: Completion) -> 
     return Sample(
         group=number,
         sibling=0,
+        episode=number,
         token_ids=(*prompt, *own),
         prompt_length=len(prompt),
         is_trained=(False,) * len(prompt) + (True,) * len(own),

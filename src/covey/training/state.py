@@ -237,7 +237,8 @@ class RolloutBuffer:
             whole = state.tensors.get(kind)
             split[field] = [None] * len(counts) if whole is None else list(whole.split(counts))
         self.rows = tuple(
-            _row(r, {field: parts[i] for field, parts in split.items()}) for i, r in enumerate(values["rows"])
+            _row(i, r, {field: parts[i] for field, parts in split.items()})
+            for i, r in enumerate(values["rows"])
         )
         self.metrics, self.logged = (
             {name: Metric(value=v, count=c) for name, (v, c) in values.get(kind, {}).items()}
@@ -251,6 +252,7 @@ def _row_json(row: TrainSample) -> dict[str, Any]:
     return {
         "group": sample.group,
         "sibling": sample.sibling,
+        "episode": sample.episode,
         "token_ids": list(sample.token_ids),
         "prompt_length": sample.prompt_length,
         "is_trained": [int(x) for x in sample.is_trained],
@@ -267,10 +269,12 @@ def _row_json(row: TrainSample) -> dict[str, Any]:
     }
 
 
-def _row(values: dict[str, Any], annotations: dict[str, Tensor | None]) -> TrainSample:
+def _row(number: int, values: dict[str, Any], annotations: dict[str, Tensor | None]) -> TrainSample:
     sample = Sample(
         group=values["group"],
         sibling=values["sibling"],
+        # Checkpoints in which episodes have no number hold one row of each.
+        episode=values.get("episode", number),
         token_ids=tuple(values["token_ids"]),
         prompt_length=values["prompt_length"],
         is_trained=tuple(bool(x) for x in values["is_trained"]),

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 class Sample:
     """One trainable sequence.
 
-    `Sample(group=3, sibling=0, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False, False, True,
-    True), sampler_logprobs=(-0.1, -0.2), versions=(4, 4), temperature=1.0, finish=Finish.STOP)`. `group`
-    counts within the rollout. The first `prompt_length` tokens are the same for every sibling;
-    `sampler_logprobs` and `versions` have one entry per trained token. `is_stale` says that an earlier policy
-    sampled it: its ratio is not 1 before the rollout's first update.
+    `Sample(group=3, sibling=0, episode=24, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False,
+    False, True, True), sampler_logprobs=(-0.1, -0.2), versions=(4, 4), temperature=1.0, finish=Finish.STOP)`.
+    `group` and `episode` count within the rollout. An episode has one or several samples, one behind the
+    other: a turn whose template rewrites what stood before begins a new one. The first `prompt_length` tokens
+    are the same for every sibling; `sampler_logprobs` and `versions` have one entry per trained token.
+    `is_stale` says that an earlier policy sampled it: its ratio is not 1 before the rollout's first update.
     """
 
     group: int
     sibling: int
+    episode: int
     token_ids: tuple[int, ...]
     prompt_length: int
     is_trained: tuple[bool, ...]
@@ -57,7 +59,7 @@ class TrainSample:
     """An annotated sample with its advantage and its final mask.
 
     `loss_mask` has one entry per trained token; a False token enters neither numerator nor token count.
-    `masked` says why a whole row is out of the loss (it still counts as a sequence), and `needs_forward` is
+    `masked` says why a whole row is out of the loss (its episode still counts), and `needs_forward` is
     False where the row's gradient is exactly zero. `token_advantages` has one entry per trained token where
     they differ, and `advantage` is their mean then.
     """
@@ -113,10 +115,11 @@ class MicroBatch:
     `context_N` says which of them predicts token n: with a shared prompt its last position predicts the first
     token of every sibling. Tokens of one context have one temperature. `num_rows` is 1 for a stream; above 1
     the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
-    of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
-    policy term of a token counts and 0 where it does not (None: all count). `is_stale_S` is True for
-    sequences that an earlier policy sampled (None: for none). A prompt whose rows do not fit one pass is the
-    first segment of several, one behind the other, and may be computed once for all: `shared` is of those.
+    of each sequence, `episode_count_S` that of its episode over all its sequences, wherever they are
+    forwarded, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the policy
+    term of a token counts and 0 where it does not (None: all count). `is_stale_S` is True for sequences that
+    an earlier policy sampled (None: for none). A prompt whose rows do not fit one pass is the first segment
+    of several, one behind the other, and may be computed once for all: `shared` is of those.
     """
 
     tokens_T: Tensor
@@ -133,6 +136,7 @@ class MicroBatch:
     old_logprob_N: Tensor | None
     ref_logprob_N: Tensor | None
     trained_count_S: Tensor
+    episode_count_S: Tensor
     group_S: Tensor
     keep_N: Tensor | None = None
     is_stale_S: Tensor | None = None
@@ -153,11 +157,11 @@ class TokenStats(NamedTuple):
 class Denominators:
     """What an optimizer step divides by, over all ranks, fixed before its first backward.
 
-    `Denominators(num_sequences=64, num_tokens=711, max_completion_length=1024)`. `num_kept` are the tokens
+    `Denominators(num_episodes=64, num_tokens=711, max_completion_length=1024)`. `num_kept` are the tokens
     that an entropy bonus reaches (None: all).
     """
 
-    num_sequences: int
+    num_episodes: int
     num_tokens: int
     max_completion_length: int
     num_kept: int | None = None

@@ -39,6 +39,7 @@ def sample_of(group: int, sibling: int, completion: tuple[int, ...]) -> Sample:
     return Sample(
         group=group,
         sibling=sibling,
+        episode=sibling,
         token_ids=(1, 1, 1, *completion),
         prompt_length=3,
         is_trained=(False,) * 3 + (True,) * own,
@@ -195,9 +196,10 @@ def test_first_tokens_are_no_signal_where_another_pass_has_their_gradient(by_tok
 
 def test_steps_are_equal_runs_over_all_ranks(pack_plan):
     plan = pack_plan(world=2, completions_per_rank=2, max_tokens=1000)
-    assert step_slices(8, plan) == [range(0, 4), range(4, 8)]
+    samples = [sample_of(0, i, (5,)) for i in range(8)]
+    assert step_slices(samples, plan) == [range(0, 4), range(4, 8)]
     with pytest.raises(AssertionError, match="whole number"):
-        step_slices(6, plan)
+        step_slices(samples[:6], plan)
 
 
 def test_a_micro_batch_written_out(scored_group, pack_plan):
@@ -224,7 +226,8 @@ def test_a_prompt_is_shared_by_rows_of_one_temperature_alone(scored_group, pack_
     rows = rows_of([group])
     hot = replace(rows[2].annotated.sample, temperature=1.5)
     rows[2] = replace(rows[2], annotated=replace(rows[2].annotated, sample=hot))
-    rows.append(rows[1])
+    again = replace(rows[1].annotated.sample, episode=3)
+    rows.append(replace(rows[1], annotated=replace(rows[1].annotated, sample=again)))
     (batch,) = pack(rows, pack_plan(completions_per_rank=4), rollout=0)
     (micro,) = batch.micro_batches
     assert micro.tokens_T.tolist() == [9, 8, 9, 8]
@@ -248,7 +251,7 @@ def test_denominators_count_masked_sequences_and_only_unmasked_tokens(scored_gro
             (batch,) = pack(rows, plan, rollout=0)
             # Sequences: all 8. Tokens: 2 + 3 of the first group, and the second's 5, whose gradient is 0
             # but which are in the loss.
-            assert batch.denominators == Denominators(num_sequences=8, num_tokens=10, max_completion_length=8)
+            assert batch.denominators == Denominators(num_episodes=8, num_tokens=10, max_completion_length=8)
             assert batch.dropped == {"invalid": 1, "truncated": 1, "zero_advantage": 4}
 
 
@@ -256,7 +259,7 @@ def test_denominators_are_each_steps_own(scored_group, pack_plan):
     groups = [scored_group([1.0, 0.0], lengths=[2, 3]), scored_group([1.0, None], lengths=[4, 8])]
     batches = pack(rows_of(groups), pack_plan(completions_per_rank=2), rollout=0)
     assert [b.denominators.num_tokens for b in batches] == [5, 4]
-    assert [b.denominators.num_sequences for b in batches] == [2, 2]
+    assert [b.denominators.num_episodes for b in batches] == [2, 2]
 
 
 def test_a_rank_without_rows_joins_with_empty_micro_batches(scored_group, pack_plan):

@@ -14,6 +14,7 @@ def test_a_plain_completion_written_out(scored_group):
         Sample(
             group=0,
             sibling=0,
+            episode=0,
             token_ids=(9, 8, 512, 513, 514),
             prompt_length=2,
             is_trained=(False, False, True, True, True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -12,12 +14,14 @@ from covey.types import AnnotatedSample, Denominators, Finish, Sample, TrainSamp
 # Tokens, advantage, and whether the row is masked.
 ROWS = ((4, 1.5, False), (1, -0.5, False), (3, -1.0, False), (2, 1.0, True))
 LONGEST = 8
+EPISODES = itertools.count()
 
 
 def _row(tokens: int, advantage: float, masked: bool) -> TrainSample:
     sample = Sample(
         group=0,
         sibling=0,
+        episode=next(EPISODES),
         token_ids=(7, *range(tokens)),
         prompt_length=1,
         is_trained=(False,) + (True,) * tokens,
@@ -57,7 +61,8 @@ def test_by_hand_and_by_the_loss_itself(loss_type: LossType, expected: float, si
         advantage_N=torch.tensor([a for _, a, masked in ROWS if not masked]).repeat_interleave(counts),
         sequence_N=torch.arange(3).repeat_interleave(counts),
         trained_count_S=counts,
-        denominators=Denominators(num_sequences=4, num_tokens=8, max_completion_length=LONGEST),
+        episode_count_S=counts,
+        denominators=Denominators(num_episodes=4, num_tokens=8, max_completion_length=LONGEST),
     )
     config = LossConfig(loss_type=loss_type, epsilon=0.2, epsilon_high=0.2)
     assert float(policy_loss(inputs, config).loss) == pytest.approx(expected, abs=1e-6)

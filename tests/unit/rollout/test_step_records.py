@@ -68,6 +68,7 @@ def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage():
     sample = Sample(
         group=0,
         sibling=0,
+        episode=0,
         token_ids=(9, 1, 2),
         prompt_length=1,
         is_trained=(False, True, True),
