@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,6 +67,23 @@ def test_by_hand_and_by_the_loss_itself(loss_type: LossType, expected: float, si
     )
     config = LossConfig(loss_type=loss_type, epsilon=0.2, epsilon_high=0.2)
     assert float(policy_loss(inputs, config).loss) == pytest.approx(expected, abs=1e-6)
+
+
+# Rows of 4 tokens (advantage 1.5) and 1 are one episode, rows of 3 and 2 another, whose second is masked:
+# (1.5 x 4 + 1.5 - 3) / 8 tokens, (1.5 x 5 / 5 - 3 / 3) / 2 episodes, (6 + 1.5 - 3) / (2 x 8), 4.5 / 2.
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    [("dapo", -4.5 / 8), ("grpo", -0.5 / 2), ("dr_grpo", -4.5 / 16), ("luspo", -4.5 / 2)],
+)
+def test_rows_of_an_episode_by_hand(loss_type: LossType, expected: float) -> None:
+    rows = []
+    for episode, (tokens, advantage, masked) in zip(
+        (0, 0, 1, 1), ((4, 1.5, False), (1, 1.5, False), (3, -1.0, False), (2, -1.0, True)), strict=True
+    ):
+        row = _row(tokens, advantage, masked)
+        sample = replace(row.annotated.sample, episode=episode)
+        rows.append(replace(row, annotated=replace(row.annotated, sample=sample)))
+    assert planned_loss(rows, loss_type, LONGEST)[0] == pytest.approx(expected)
 
 
 def test_a_step_without_tokens_has_no_loss() -> None:

@@ -93,7 +93,8 @@ def test_the_derivative_is_that_of_the_loss(loss_type, beta, use_bias_correction
         old_logprob_N=None,
         ref_logprob_N=torch.tensor([-1.4, -0.1, -3.0, -1.0, -0.5]),
         trained_count_S=torch.tensor([3, 2]),
-        episode_count_S=torch.tensor([3, 2]),
+        # The second row's episode has three more tokens in another pass.
+        episode_count_S=torch.tensor([3, 5]),
         group_S=torch.tensor([0, 0]),
     )
     total = Denominators(num_episodes=4, num_tokens=11, max_completion_length=9)

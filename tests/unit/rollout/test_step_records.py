@@ -89,3 +89,8 @@ def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage():
     again.load_state(replace(state, json=json.loads(json.dumps(state.json))))
     assert again.rows == buffer.rows
     assert again.rows[0].advantages == (0.1, 0.2) and again.rows[1].advantages == (0.15, 0.15)
+    # Both are rows of episode 0; a checkpoint that does not number episodes holds one row of each.
+    assert [r.annotated.sample.episode for r in again.rows] == [0, 0]
+    older = [{k: v for k, v in row.items() if k != "episode"} for row in state.json["rows"]]
+    again.load_state(replace(state, json={**state.json, "rows": older}))
+    assert [r.annotated.sample.episode for r in again.rows] == [0, 1]
