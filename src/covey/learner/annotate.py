@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig, credit_samples, needs_forward, row_credits
-from covey.batching.pack import PackPlan, build_micros, empty_micro, micro_batches, step_slices
+from covey.batching.pack import (
+    PackPlan,
+    build_micros,
+    empty_micro,
+    episode_tokens,
+    micro_batches,
+    step_slices,
+)
 from covey.batching.samples import to_samples
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
@@ -79,10 +87,11 @@ def annotate(
     counts = [len(s.sampler_logprobs) for s in samples]
     flat = torch.zeros(sum(counts))
     parts = flat.split(counts)
-    for step in step_slices(len(samples), plan):
+    for step in step_slices(samples, plan):
         per_rank = [micro_batches(samples, forward, step, plan, rank) for rank in range(plan.world)]
         passes = per_rank[plan.rank]
-        micros = build_micros([[_bare(samples[i]) for i in numbers] for numbers in passes], plan)
+        rows = [[_bare(samples[i]) for i in numbers] for numbers in passes]
+        micros = build_micros(rows, plan, episode_tokens(chain.from_iterable(rows)))
         if backend.is_sharded:
             spare = max(len(numbers) for numbers in per_rank) - len(micros)
             micros += [empty_micro(samples[step.start], plan) for _ in range(spare)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from covey.activity import Stopped
 from covey.algorithm.needs import Needs
-from covey.batching.pack import PackPlan, pack
+from covey.batching.pack import PackPlan, pack, step_slices
 from covey.codes import CODES
 from covey.comm import Comm
 from covey.data.text import TextCodec
@@ -268,8 +268,8 @@ class Job:
 
     def steps_per_rollout(self) -> int:
         """Optimizer steps of the current rollout over all its passes."""
-        per_step = self.pack_plan.completions_per_rank * self.pack_plan.world
-        return self.pack_plan.num_iterations * len(self.buffer.rows) // per_step
+        samples = [row.annotated.sample for row in self.buffer.rows]
+        return self.pack_plan.num_iterations * len(step_slices(samples, self.pack_plan))
 
     def _step_record(
         self, batch: Batch, result: StepResult, seconds: float, evaluated: Mapping[str, Metric]
@@ -280,7 +280,7 @@ class Job:
             **self.buffer.metrics,
             **step_metrics(result),
             **{
-                f"rows/dropped/{reason}": Metric(value=number, count=batch.denominators.num_sequences)
+                f"rows/dropped/{reason}": Metric(value=number, count=batch.denominators.num_episodes)
                 for reason, number in batch.dropped.items()
             },
             "num_tokens": Metric(value=self.progress.num_tokens),

@@ -3,6 +3,7 @@ no mask changes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -27,7 +28,8 @@ def inputs(**changes: object) -> LossInputs:
             advantage_N=torch.tensor([1.0, 1.0, -2.0]),
             sequence_N=torch.tensor([0, 0, 1]),
             trained_count_S=torch.tensor([2, 1]),
-            denominators=Denominators(num_sequences=3, num_tokens=6, max_completion_length=4),
+            episode_count_S=torch.tensor([2, 1]),
+            denominators=Denominators(num_episodes=3, num_tokens=6, max_completion_length=4),
             sampler_logprob_N=torch.tensor([-1.0, -2.0, -3.0]),
             entropy_N=torch.tensor([0.5, 1.0, 3.0], requires_grad=True),
         ),
@@ -52,7 +54,7 @@ def test_the_bonus_is_a_mean_over_the_steps_tokens_whatever_the_loss(loss_type, 
 def test_the_bonus_reaches_the_kept_tokens_and_divides_by_their_number(assert_close_guarded):
     kept = {
         "keep_N": torch.tensor([0.0, 1.0, 1.0]),
-        "denominators": Denominators(num_sequences=3, num_tokens=6, max_completion_length=4, num_kept=4),
+        "denominators": Denominators(num_episodes=3, num_tokens=6, max_completion_length=4, num_kept=4),
     }
     given = inputs(**kept)
     plain = policy_loss(given, CONFIG).loss
@@ -69,12 +71,15 @@ def test_without_a_weight_entropies_are_not_looked_at():
 # -- tokens of highest entropy -----------------------------------------------------------------------------
 
 
+EPISODES = itertools.count()
+
+
 def row(entropies: list[float], *, masked: str | None = None, group: int = 0) -> TrainSample:
     num = len(entropies)
     sample = Sample(
         group=group,
         sibling=0,
-        episode=0,
+        episode=next(EPISODES),
         token_ids=(9, 8, *range(100, 100 + num)),
         prompt_length=2,
         is_trained=(False, False, *(True,) * num),
@@ -131,7 +136,7 @@ def test_the_quantile_is_of_the_step_and_not_of_a_micro_batch():
         kept = torch.cat([m.keep_N for m in batch.micro_batches]).tolist()
         assert kept == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
         assert batch.denominators == Denominators(
-            num_sequences=4, num_tokens=8, max_completion_length=24, num_kept=4
+            num_episodes=4, num_tokens=8, max_completion_length=24, num_kept=4
         )
 
 

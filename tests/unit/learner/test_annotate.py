@@ -81,6 +81,7 @@ def loss_function(batch, config):
             advantage_N=micro.advantage_N,
             sequence_N=micro.sequence_N,
             trained_count_S=micro.trained_count_S,
+            episode_count_S=micro.episode_count_S,
             denominators=batch.denominators,
         )
         return policy_loss(inputs, config)
