@@ -14,8 +14,9 @@ from covey.algorithm.correction import Correction
 from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig, row_credits
-from covey.batching.pack import PackPlan, pack
+from covey.batching.pack import pack
 from covey.batching.samples import to_samples
+from covey.batching.shares import PackPlan, steps_of
 from covey.comm import Comm, LocalComm
 from covey.learner.annotate import annotate, annotate_and_credit
 from covey.learner.backends.base import Backend
@@ -188,12 +189,15 @@ def episode_rows() -> list[TrainSample]:
             )
     samples = [row.annotated.sample for row in found]
     backend, everything = SingleBackend(policy("prefix"), OPTIMIZER), [True] * len(samples)
+    steps = steps_of(
+        samples, everything, replace(plan_of(), completions_per_rank=len({s.episode for s in samples}))
+    )
     annotated = [
         AnnotatedSample(sample=sample, old_logprob_N=old, entropy_N=entropy)
         for sample, old, entropy in zip(
             samples,
-            annotate(samples, everything, backend, "old", plan_of(), LocalComm()),
-            annotate(samples, everything, backend, "entropy", plan_of(), LocalComm()),
+            annotate(samples, everything, steps, backend, "old", plan_of(), LocalComm()),
+            annotate(samples, everything, steps, backend, "entropy", plan_of(), LocalComm()),
             strict=True,
         )
     ]

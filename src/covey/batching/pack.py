@@ -1,17 +1,14 @@
-"""Packing: which rows make an optimizer step, which of them a rank forwards together, and the tensors of it.
+"""Packing: which rows of an optimizer step a rank forwards together, and the tensors of it.
 
-Which samples make a step depends on their order and on B x A x N alone, never on how the step is cut. Steps
-and the shares of ranks are whole episodes; a forward pass may hold some rows of one and not others. Every
-rank knows every sample of the rollout, so the denominators are global without a collective.
+A forward pass may hold some rows of an episode and not others. Every rank knows every sample of the rollout,
+so the denominators are global without a collective.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
@@ -19,53 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covey.batching.quantile import exact_quantile
+from covey.batching.shares import PackPlan, Step, steps_of
+from covey.comm import Comm, LocalComm
 from covey.models.prefix import share_prompt
-from covey.token_streams import Row, StreamKind, build_streams
+from covey.token_streams import Row, build_streams
 from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample, TrainSample
 from covey.types.arrays import bools, floats
 
 # Sums of float32 advantages closer to 0 than this are rounding.
 _CANCELLED = 1e-4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackPlan:
-    """How a rollout is cut: `completions_per_rank` is B x A, in episodes; a forward pass holds at most
-    `max_tokens` tokens. `top_entropy_quantile` is the share of a step's tokens whose policy term counts."""
-
-    rank: int
-    world: int
-    completions_per_rank: int
-    num_iterations: int
-    max_tokens: int
-    max_completion_length: int
-    stream: StreamKind
-    device: torch.device
-    top_entropy_quantile: float = 1.0
-
-
-def step_slices(samples: Sequence[Sample], plan: PackPlan) -> list[range]:
-    """The sample numbers of each optimizer step of one pass, in order, all ranks together: a whole number of
-    episodes."""
-    per_step = plan.completions_per_rank * plan.world
-    starts = _episode_starts(samples, range(len(samples)))
-    num_episodes = len(starts) - 1
-    assert num_episodes == len({s.episode for s in samples}), "rows of an episode stand together"
-    assert num_episodes % per_step == 0, "a rollout is a whole number of optimizer steps"
-    return [range(start, stop) for start, stop in pairwise(starts[::per_step])]
-
-
-def share_of_rank(samples: Sequence[Sample], step: range, plan: PackPlan, rank: int) -> range:
-    """The sample numbers of a rank's episodes in a step."""
-    starts = _episode_starts(samples, step)
-    first = rank * plan.completions_per_rank
-    return range(starts[first], starts[first + plan.completions_per_rank])
-
-
-def _episode_starts(samples: Sequence[Sample], numbers: range) -> list[int]:
-    """The number of each episode's first sample, and the one behind the last sample."""
-    is_first = [i == numbers.start or samples[i].episode != samples[i - 1].episode for i in numbers]
-    return [*(i for i, first in zip(numbers, is_first, strict=True) if first), numbers.stop]
 
 
 def episode_tokens(rows: Iterable[TrainSample]) -> Counter[int]:
@@ -77,7 +37,7 @@ def episode_tokens(rows: Iterable[TrainSample]) -> Counter[int]:
 
 
 def micro_batches(
-    samples: Sequence[Sample], forward: Sequence[bool], step: range, plan: PackPlan, rank: int
+    samples: Sequence[Sample], forward: Sequence[bool], step: Step, plan: PackPlan, rank: int
 ) -> list[list[int]]:
     """The sample numbers that each of a rank's forward passes holds, in order.
 
@@ -85,7 +45,7 @@ def micro_batches(
     prompt stay together, and the prompt's tokens count once; where they do not fit one pass, they start
     several new ones. A single row is never refused.
     """
-    numbers = [i for i in share_of_rank(samples, step, plan, rank) if forward[i]]
+    numbers = [i for i in step.of_rank(rank) if forward[i]]
     if plan.stream == "padded":
         return _padded_passes(samples, numbers, plan)
     units = [[i] for i in numbers]
@@ -134,32 +94,39 @@ def _cut(samples: Sequence[Sample], unit: Sequence[int], plan: PackPlan) -> list
     return passes
 
 
-def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batch]:
+def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int, comm: Comm | None = None) -> list[Batch]:
     """This rank's share of every optimizer step of a rollout, pass after pass.
 
     Ranks with fewer forward passes in a step get empty ones, whose loss is a zero inside the graph, up to the
-    largest count: every rank takes part in every collective of a backward pass.
+    largest count: every rank takes part in every collective of a backward pass. `comm` is asked where a
+    quantile of entropies is taken, of which each rank has those of its rows (None: this one has all).
     """
     samples = [r.annotated.sample for r in rows]
     forward = [r.needs_forward for r in rows]
     steps = []
-    for step in step_slices(samples, plan):
+    for step in steps_of(samples, forward, plan):
         per_rank = [micro_batches(samples, forward, step, plan, rank) for rank in range(plan.world)]
         held = [[rows[i] for i in numbers] for numbers in per_rank[plan.rank]]
-        everyone = [rows[i] for i in step]
-        least = least_entropy(everyone, plan.top_entropy_quantile)
+        everyone = [rows[i] for i in step.rows]
+        least, num_kept = least_entropy(everyone, plan.top_entropy_quantile, comm or LocalComm())
         tokens = episode_tokens(everyone)
         micros = build_micros(held, plan, tokens, least)
         spare = max(1, *(len(numbers) for numbers in per_rank)) - len(micros)
-        micros += [empty_micro(samples[step.start], plan) for _ in range(spare)]
+        micros += [empty_micro(everyone[0].annotated.sample, plan) for _ in range(spare)]
         waits = [micro.shared is not None and micro.shared.is_followed for micro in micros]
         signal = [
             _has_signal(members, least, wait, tokens) for members, wait in zip(held, waits, strict=False)
         ]
         signal += [False] * spare
-        groups = range(samples[step.start].group, samples[step.stop - 1].group + 1)
+        groups = range(everyone[0].annotated.sample.group, everyone[-1].annotated.sample.group + 1)
         steps.append(
-            (tuple(micros), tuple(signal), _denominators(everyone, plan, least), _dropped(everyone), groups)
+            (
+                tuple(micros),
+                tuple(signal),
+                _denominators(everyone, plan, num_kept),
+                _dropped(everyone),
+                groups,
+            )
         )
     return [
         Batch(
@@ -176,18 +143,21 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batc
     ]
 
 
-def least_entropy(rows: Sequence[TrainSample], share: float) -> float | None:
-    """The least entropy of the `share` of a step's loss tokens that have the most; None where all count.
+def least_entropy(rows: Sequence[TrainSample], share: float, comm: Comm) -> tuple[float | None, int | None]:
+    """The least entropy of the `share` of a step's loss tokens that have the most, and how many have it or
+    more; None where all count. Each rank gives the entropies that it has. Collective below a `share` of 1.
 
     Tokens with exactly that entropy all count. Source: "Beyond the 80/20 rule" (arXiv:2506.01939).
     """
+    if share >= 1.0:
+        return None, None
     entropies = [r.annotated.entropy_N for r in rows if r.masked is None]
-    present = [e for e in entropies if e is not None and e.numel()]
-    if share >= 1.0 or not present:
-        return None
-    entropy_X = torch.cat(present)
-    num = max(1, math.ceil(share * entropy_X.numel()))
-    return float(entropy_X.kthvalue(entropy_X.numel() - num + 1).values)
+    own_X = torch.cat([torch.zeros(0), *(e for e in entropies if e is not None)])
+    least = exact_quantile(own_X, share, comm)
+    if least is None:
+        return None, None
+    (num_kept,) = comm.sum([float((own_X >= least).sum())])
+    return least, int(num_kept)
 
 
 def _keep(row: TrainSample, least: float | None) -> Tensor | None:
@@ -251,13 +221,12 @@ def _has_token_signal(
     return any(abs(a) > _CANCELLED and abs(b) > _CANCELLED / most for a, b in net.values())
 
 
-def _denominators(rows: Sequence[TrainSample], plan: PackPlan, least: float | None) -> Denominators:
-    kept = None if least is None else [_keep(r, least) for r in rows if r.masked is None]
+def _denominators(rows: Sequence[TrainSample], plan: PackPlan, num_kept: int | None) -> Denominators:
     return Denominators(
         num_episodes=len({r.annotated.sample.episode for r in rows}),
         num_tokens=sum(r.num_tokens for r in rows),
         max_completion_length=plan.max_completion_length,
-        num_kept=None if kept is None else int(sum(float(k.sum()) for k in kept if k is not None)),
+        num_kept=num_kept,
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from covey.algorithm.losses import LossType
-from covey.batching.pack import PackPlan, episode_tokens, share_of_rank, step_slices
+from covey.batching.pack import episode_tokens
+from covey.batching.shares import PackPlan, steps_of
 from covey.health.words import broken
 from covey.texts import tr
 from covey.types import Batch, TrainSample
@@ -26,10 +27,10 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
     """
     first = [b for b in batches if b.pass_index == 0]
     samples = [r.annotated.sample for r in rows]
-    slices = step_slices(samples, plan)[-len(first) :] if first else []
-    for number, (batch, numbers) in enumerate(zip(first, slices, strict=True)):
-        everyone = [rows[i] for i in numbers]
-        mine = [rows[i] for i in share_of_rank(samples, numbers, plan, plan.rank)]
+    steps = steps_of(samples, [r.needs_forward for r in rows], plan)[-len(first) :] if first else []
+    for number, (batch, step_rows) in enumerate(zip(first, steps, strict=True)):
+        everyone = [rows[i] for i in step_rows.rows]
+        mine = [rows[i] for i in step_rows.of_rank(plan.rank)]
         _check_counts(batch, everyone, step + number)
         counts = episode_tokens(everyone)
         _check_tokens(batch, [r for r in mine if r.needs_forward], counts, step + number)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from covey.algorithm.losses import LossType
-from covey.batching.pack import PackPlan, step_slices
+from covey.batching.shares import PackPlan, step_slices
 from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import GuardStop
 from covey.health.batch import check_batches, planned_loss

@@ -21,7 +21,8 @@ from covey.algorithm.contrast import Contrast, contrast, contrast_sums
 from covey.algorithm.correction import Correction
 from covey.algorithm.losses import LossConfig, LossInputs, LossType, policy_loss
 from covey.algorithm.ratios import sequence_means
-from covey.batching.pack import PackPlan, micro_batches, pack
+from covey.batching.pack import micro_batches, pack
+from covey.batching.shares import PackPlan, steps_of
 from covey.learner.update import micro_inputs
 from covey.types import Denominators, TokenStats
 from support.episodes import LONGEST, Episode, Row, live, loop_loss, random_episodes, train_samples
@@ -256,13 +257,13 @@ def packed_loss(episodes: Sequence[Episode], config: LossConfig, plan: PackPlan)
     for rank in range(plan.world):
         own = replace(plan, rank=rank)
         (batch,) = pack(rows, own, rollout=0)
-        for numbers, micro in zip(
-            micro_batches(samples, forward, range(len(rows)), own, rank), batch.micro_batches, strict=False
-        ):
+        (step,) = steps_of(samples, forward, own)
+        passes = micro_batches(samples, forward, step, own, rank)
+        for numbers, micro in zip(passes, batch.micro_batches, strict=False):
             stats = stats_of([given[i] for i in numbers])
             total = total + policy_loss(micro_inputs(stats, micro, batch), config).loss
             forwarded += numbers
-    assert forwarded == [i for i, on in enumerate(forward) if on]
+    assert sorted(forwarded) == [i for i, on in enumerate(forward) if on]
     return total
 
 

@@ -12,6 +12,7 @@ import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, policy_loss
 from covey.batching.pack import least_entropy, pack
+from covey.comm import LocalComm
 from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TrainSample
 from support.steps import plan_of
 
@@ -106,12 +107,12 @@ ROWS = [row([0.1, 0.9, 0.3]), row([0.8, 0.2]), row([5.0, 6.0], masked="truncated
 )
 def test_the_least_entropy_that_counts_by_hand(share, least):
     # Eight tokens, without those of the masked row: 0.9 0.8 0.7 0.5 0.4 0.3 0.2 0.1.
-    assert least_entropy(ROWS, share) == pytest.approx(least, rel=1e-6)
+    assert least_entropy(ROWS, share, LocalComm())[0] == pytest.approx(least, rel=1e-6)
 
 
 def test_all_count_where_all_are_asked_for_or_none_is_known():
-    assert least_entropy(ROWS, 1.0) is None
-    assert least_entropy([row([1.0], masked="invalid")], 0.5) is None
+    assert least_entropy(ROWS, 1.0, LocalComm()) == (None, None)
+    assert least_entropy([row([1.0], masked="invalid")], 0.5, LocalComm()) == (None, None)
 
 
 def test_equal_entropies_are_in_together():

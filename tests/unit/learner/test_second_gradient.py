@@ -18,7 +18,8 @@ import torch
 from covey.algorithm.losses import LossConfig, LossInputs, LossType, policy_loss
 from covey.algorithm.needs import needs
 from covey.batching.credit import CreditConfig
-from covey.batching.pack import PackPlan, pack
+from covey.batching.pack import pack
+from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.learner.annotate import annotate_and_credit
