@@ -72,7 +72,7 @@ class AnnotatedSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainSample:
+class TrainSample(ByValue):
     """An annotated sample with its advantage and its final mask.
 
     `loss_mask` (N,) bool has one entry per trained token; a False token enters neither numerator nor token
