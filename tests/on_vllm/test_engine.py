@@ -12,7 +12,7 @@ import torch
 from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.types import Finish
-from support.engines import sampled
+from support.engines import plain, sampled
 from support.vllm_learner import Learner, prompts, request_of, settings
 
 pytestmark = pytest.mark.vllm
@@ -81,7 +81,7 @@ def test_a_seed_draws_the_same_alone_late_and_in_a_batch(served: VllmEngine) -> 
     numbers = [served.submit(requests[0])]
     found = {}
     for completion in served.results():
-        found[completion.request_id] = completion.token_ids
+        found[completion.request_id] = plain(completion).token_ids
         if len(numbers) == 1:
             numbers += [served.submit(request) for request in requests[1:]]
     assert [found[number] for number in numbers] == first

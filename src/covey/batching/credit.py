@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +20,10 @@ from covey.algorithm.advantages import (
 )
 from covey.batching.steps import RowIndex, step_advantages, token_advantages
 from covey.types import AnnotatedSample, Outcome, Sample, Score, ScoredGroup, Status, TrainSample
-from covey.types.arrays import Floats, bools
+from covey.types.arrays import bools
+
+if TYPE_CHECKING:
+    from covey.types.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
