@@ -62,11 +62,15 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: GenerationRequest) -> int:
-        """Take a request and return its id; nothing is computed yet."""
+        """Take a request and return its id; nothing is computed yet. One that comes while `results` is read,
+        between two completions, is sampled beside what runs; what came before the first is sampled the same
+        whether others follow or not."""
         ...
 
     def results(self) -> Iterator[Completion]:
-        """Run until nothing is left, giving each completion as it ends."""
+        """Run until nothing is left, giving each completion as it ends; between two of them the caller may
+        submit, abort and publish. A row whose request may go on is kept for one that extends it until the
+        next publish, the next rest, or until memory is short."""
         ...
 
     def abort(self, ids: Sequence[int]) -> None:
@@ -79,6 +83,12 @@ class Engine(Protocol):
         `named_weights` gives tensors under transformers' names, gathered one by one as they are asked for; an
         engine on the learner's own weights asks for none. The receipt says what it holds then: for an engine
         with members, what each of them does.
+
+        Rows may run meanwhile: their next tokens are of the new version, and `Completion.versions` says which
+        are. What is behind them differs: the native engine goes on with the keys and values that the former
+        weights made, so that the first logprobs after it are neither's; vLLM drops them and computes the rows
+        again. `generate` ends a batch with the weights that it began with. A publish that fails leaves no
+        version, and what runs is to be aborted.
 
         One with an `adapter_rank` may be given the matrices of an adapter as well, under peft's names: behind
         the weights of the base, or alone, for the base that it holds. What it is not given of an adapter is

@@ -323,7 +323,11 @@ class VllmEngine:
         return write_adapter(matrices, rank)
 
     def _use_adapter(self, files: tempfile.TemporaryDirectory[str] | None, version: int = -1) -> None:
-        """Sample with another adapter from now on, under a name that was never used, or with none."""
+        """Sample with another adapter from now on, under a name that was never used, or with none.
+
+        ValueError while requests run with the former one, which has to stay until they have ended."""
+        if self._adapter is not None and self._running:
+            raise ValueError(tr("an adapter cannot be replaced while requests run with it"))
         former, former_files = self._adapter, self._adapter_files
         self._num_publishes += 1
         self._adapter, self._adapter_files = None, files
@@ -347,9 +351,10 @@ class VllmEngine:
                 ) from error
 
     def _begin(self, version: int) -> None:
-        """Sample as a version: what was computed with former weights is forgotten first."""
+        """Sample as a version: what was computed with former weights is forgotten first, that of requests
+        that run too, which vLLM computes again."""
         self._wake(_CACHE)
-        if not self._llm.reset_prefix_cache():
+        if not self._llm.reset_prefix_cache(reset_running_requests=bool(self._running)):
             raise RuntimeError(
                 tr(
                     "vLLM did not clear its prefix cache when version {version} was published: "
