@@ -31,6 +31,7 @@ class Capabilities:
     is gone after `rest`, so that the same version has to be published again. `adapter_rank` is the highest
     rank of a LoRA adapter that it applies itself (0: none), beside a base that it has been sent before.
     `spans_ranks`: several ranks compute each step of it together, so that none of them may leave alone.
+    `swaps`: it takes a publish while requests run.
     """
 
     logprobs: bool
@@ -41,6 +42,7 @@ class Capabilities:
     dtype: torch.dtype | None = None
     adapter_rank: int = 0
     spans_ranks: bool = False
+    swaps: bool = False
 
 
 class Engine(Protocol):
@@ -84,15 +86,12 @@ class Engine(Protocol):
         engine on the learner's own weights asks for none. The receipt says what it holds then: for an engine
         with members, what each of them does.
 
-        Rows may run meanwhile: their next tokens are of the new version, and `Completion.versions` says which
-        are. What is behind them differs: the native engine goes on with the keys and values that the former
-        weights made, so that the first logprobs after it are neither's; vLLM drops them and computes the rows
-        again. `generate` ends a batch with the weights that it began with. A publish that fails leaves no
-        version, and what runs is to be aborted.
-
-        One with an `adapter_rank` may be given the matrices of an adapter as well, under peft's names: behind
-        the weights of the base, or alone, for the base that it holds. What it is not given of an adapter is
-        no part of the version.
+        Where it `swaps`, rows may run meanwhile: their next tokens are of the new version, and
+        `Completion.versions` says which are. What is behind them differs. The native engine goes on with the
+        keys and values that the former weights made, so that the first logprobs after it are neither's; vLLM
+        drops them and computes the rows again. `generate` ends a batch with the weights that it began with. A
+        server does as its engine; what one that does not swap was sampling is sampled again. A publish that
+        fails leaves no version, and what runs is to be aborted.
         """
         ...
 

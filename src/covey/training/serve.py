@@ -87,6 +87,7 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         adapter_rank=engine.capabilities.adapter_rank,
         base="",
         group_device=group_devices(devices) if takes_group else "",
+        swaps=engine.capabilities.swaps,
     )
     front = Front(engine, about, ends_with_run=serving.ends_with_run, workers=workers)
     access = Access(

@@ -300,7 +300,7 @@ def test_who_hangs_up_leaves_nothing_running(
     next(results)
     results.close()
     wait_until(lambda: not server.front._running)
-    assert engine._streams == [] and engine._groups == {}
+    assert engine._streams == [] and not engine._queue
     engine.close()
 
 
@@ -373,6 +373,8 @@ def test_without_such_a_directory_no_file_is_read(server: Running) -> None:
         ),
         ({"sampling": {"temperature": 1, "max_new_tokens": 0, "stop_token_ids": []}}, "max_new_tokens"),
         ({"turn": {"seed": 1}}, "exactly the fields"),
+        ({"extends": {"seed": 1}}, "exactly the fields"),
+        ({"may_go_on": 1}, "true or false"),
     ],
 )
 def test_requests_are_checked(requests: list[GenerationRequest], change: dict[str, Any], words: str) -> None:
@@ -390,7 +392,7 @@ def test_requests_are_checked(requests: list[GenerationRequest], change: dict[st
         ({"logprobs": [float("nan")]}, "not finite"),
         ({"logprobs": [0.5]}, "at most 0"),
         ({"logprobs": ["-1"]}, "not finite"),
-        ({"versions": [[1, 1]]}, "version 1 instead of 0"),
+        ({"versions": [[1, 1]]}, "versions .1., which have to rise up to 0"),
         ({"versions": [0]}, "pairs of a version"),
         ({"versions": [[0, 0]]}, "pairs of a version"),
         ({"versions": [[0, 1.0]]}, "pairs of a version"),
@@ -409,10 +411,10 @@ def test_completions_are_checked(
         **{"id": "x", "token_ids": [3], "logprobs": [-1.0], "versions": [[0, 1]]},
         **{"finish": "length", "seconds": 0.1},
     }
-    found = completion_of(body, 7, requests[0], vocab=320, version=0)
+    found = completion_of(body, 7, requests[0], vocab=320, newest=0)
     assert found.request_id == 7 and found.finish is Finish.LENGTH
     with pytest.raises(WireError, match=words):
-        completion_of({**body, **change}, 7, requests[0], vocab=320, version=0)
+        completion_of({**body, **change}, 7, requests[0], vocab=320, newest=0)
 
 
 def test_a_status_of_another_program_is_none(policies: list[Policy]) -> None:

@@ -44,7 +44,7 @@ class NativeEngine:
     extended, the next `publish` or `rest`, or until memory is short (`KeptRows`).
     """
 
-    capabilities = Capabilities(logprobs=True, noise_keys=True)
+    capabilities = Capabilities(logprobs=True, noise_keys=True, swaps=True)
     members = NO_MEMBERS
 
     def __init__(
