@@ -211,7 +211,9 @@ def test_rest_changes_nothing_on_a_cpu(served: VllmEngine, learner: Learner) -> 
     assert learner.gaps(served, [request_of(p) for p in prompts()]) < CLOSE
 
 
-def test_a_longer_turn_is_sampled_as_alone(served: VllmEngine, learner: Learner) -> None:
+def test_a_longer_turn_is_sampled_as_alone(
+    served: VllmEngine, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """vLLM's prefix cache has the blocks of the earlier turn; nothing of them shows."""
     first = request_of(prompts()[4], max_new_tokens=40)
     (done,) = sampled(served, [replace(first, may_go_on=True)])
@@ -221,8 +223,18 @@ def test_a_longer_turn_is_sampled_as_alone(served: VllmEngine, learner: Learner)
         prompt_token_ids=(*first.prompt_token_ids, *done.token_ids, 5, 6, 7),
         extends=first.turn,
     )
+    cached, step = [], served._llm.llm_engine.step
+
+    def counting():
+        outputs = step()
+        cached.extend(output.num_cached_tokens for output in outputs)
+        return outputs
+
+    monkeypatch.setattr(served._llm.llm_engine, "step", counting)
     (found,) = sampled(served, [longer])
     assert learner.gap(longer, found) < CLOSE
+    # Whole blocks of 32 of the 97 tokens, of which the last one was fed to nobody.
+    assert len(longer.prompt_token_ids) == 57 + 40 + 3 and max(cached) == 96
     served.publish(learner.weights(), 0)
     (again,) = sampled(served, [longer])
     assert again.token_ids == found.token_ids

@@ -277,3 +277,24 @@ def test_a_publish_before_the_first_stride(tiny_policy) -> None:
     (completion,) = engine.results()
     assert set(plain(completion).versions) == {2}
     assert plain(completion).token_ids == alone(policy, first_turn(9)).token_ids
+
+
+# -- transformers' generate
+
+
+def test_generate_takes_requests_and_versions_between_batches(tiny_policy) -> None:
+    """What comes late is sampled; a batch has the version that it began with, whenever it is read."""
+    policy = tiny_policy("llama")
+    engine = GenerateEngine(policy)
+    asked = {engine.submit(request): request for request in (first_turn(9), first_turn(9, 1))}
+    found = {}
+    for completion in engine.results():
+        request, done = asked[completion.request_id], plain(completion)
+        if not found:
+            engine.publish(iter(()), 1)
+            following = next_turn(request, done)
+            asked[engine.submit(following)] = following
+        found[request.turn] = done
+    assert [set(done.versions) for done in found.values()] == [{0}, {0}, {1}]
+    for number, done in zip(asked, found.values(), strict=True):
+        assert done.token_ids == alone(policy, asked[number]).token_ids
