@@ -130,7 +130,7 @@ class ServedEngine(Engine, Protocol):
     """An engine that a server may stand before: others ask for more while it runs."""
 
     on_turn: Callable[[], None]
-    """Called between two steps within `results`, by its thread; it may submit and abort."""
+    """Called between two steps within `results`, by its thread; it may submit, abort and publish."""
 
     @property
     def num_computed(self) -> int:

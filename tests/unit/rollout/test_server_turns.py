@@ -112,6 +112,30 @@ def test_weights_come_while_requests_run(pair: tuple[Running, Running], policies
     engine.close()
 
 
+def test_another_process_goes_on_with_the_weights_of_the_first(
+    pair: tuple[Running, Running], policies: list[Policy]
+) -> None:
+    first, second = (engine_on([pair[0].address], publishes=publishes) for publishes in (True, False))
+    first.publish(plain_weights(policies[2]), 0)
+    second.publish(iter(()), 0)
+    asked = {
+        second.submit(request): n
+        for n, request in enumerate([request_of(9, new=4), request_of(10, new=1500)])
+    }
+    found: dict[int, Plain] = {}
+    for completion in second.results():
+        if not found:
+            first.publish(plain_weights(policies[2]), 1)
+            second.publish(iter(()), 1)
+            asked[second.submit(request_of(13, new=4))] = 2
+        found[asked[completion.request_id]] = plain(completion)
+    assert set(found[0].versions) == {0} and set(found[2].versions) == {1}
+    assert list(found[1].versions) == sorted(found[1].versions) and set(found[1].versions) == {0, 1}
+    assert second.take_notices() == []
+    for engine in (first, second):
+        engine.close()
+
+
 def test_a_server_that_fails_to_take_weights_ends_what_it_runs(
     pair: tuple[Running, Running], policies: list[Policy]
 ) -> None:

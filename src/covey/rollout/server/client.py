@@ -138,10 +138,7 @@ class ServerEngine:
 
     def results(self) -> Iterator[Completion]:
         """Sample until nothing is left; RunFailed (F140) where no server is left that could."""
-        self._behind_until = time.monotonic() + self._timeout_s
-        for server in self._servers:
-            if server.state is State.ASKED:
-                ask_later(server, [], self._events, 0.0)
+        self._ask()
         self._is_reading = True
         try:
             while self._queue or self._streams or self._aborted:
@@ -161,6 +158,13 @@ class ServerEngine:
             self._is_reading = False
             self._activity.leave_service()
             self._hang_up()
+
+    def _ask(self) -> None:
+        """Ask servers of which it is not known whether they have the version."""
+        self._behind_until = time.monotonic() + self._timeout_s
+        for server in self._servers:
+            if server.state is State.ASKED:
+                ask_later(server, [], self._events, 0.0)
 
     def _hang_up(self) -> None:
         for stream in self._streams:
@@ -347,6 +351,8 @@ class ServerEngine:
         for server in self._servers:
             server.state, server.strikes = State.ASKED, 0
         if not self._publishes:
+            if self._is_reading:
+                self._ask()
             return Receipt(version=version)
         receipts = send_weights(self._servers, named_weights, version, self._activity.wait_for_service)
         self._requeue([s for s in self._streams if s.server.address not in receipts])
