@@ -20,7 +20,19 @@ from typing import Any
 from covey.rewards.protocol import Scored, TrainerState
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.sandbox.layers import Isolation, isolate
-from covey.types import Finish, Origin, Prompt, SamplingParams, Segment, Source, Status, Trajectory, TurnId
+from covey.types import (
+    Completion,
+    Episode,
+    EpisodeId,
+    Finish,
+    Origin,
+    Outcome,
+    Prompt,
+    SamplingParams,
+    Status,
+    TokenSequence,
+)
+from covey.types.arrays import floats, ints
 
 GROUP = 8
 TESTS = [{"input": f"{n} {n + 1}\n", "output": f"{2 * n + 1}\n"} for n in range(5)]
@@ -134,16 +146,24 @@ def scored(number: int, text: str, gold: str | None = None) -> Scored:
         columns=columns,
         origin=Origin(epoch=0, rollout=0),
     )
-    segments = (
-        Segment(token_ids=(1,), source=Source.PROMPT, trained=False),
-        Segment(token_ids=(2,), source=Source.MODEL, trained=True, logprobs=(-1.0,), versions=(0,)),
+    turn = Completion(
+        request_id=0,
+        token_ids=ints([2]),
+        logprobs=floats([-1.0]),
+        versions=((0, 1),),
+        finish=Finish.STOP,
+        seconds=0.0,
     )
-    key = TurnId(
-        seed=0, split="bench", rollout=0, attempt=0, prompt_id=number // GROUP, sibling=number % GROUP
+    episode = Episode(
+        id=EpisodeId(
+            seed=0, split="bench", rollout=0, attempt=0, prompt_id=number // GROUP, sibling=number % GROUP
+        ),
+        sequences=(TokenSequence.of_turn(prompt.token_ids, turn),),
+        outcome=Outcome.SCORED,
+        text=text,
+        sampling=SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=()),
     )
-    sampling = SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=())
-    trajectory = Trajectory(segments=segments, sampling=sampling, turn=key, finish=Finish.STOP, text=text)
-    return Scored(prompt=prompt, trajectory=trajectory)
+    return Scored(prompt=prompt, episode=episode)
 
 
 def table(rows: Sequence[tuple[str, float, float]], count: int, workers: int, isolation: Isolation) -> str:

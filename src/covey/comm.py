@@ -1,4 +1,5 @@
-"""What ranks say to each other outside the gradient: sums, maxima and JSON bytes, never pickled objects."""
+"""What ranks say to each other outside the gradient: sums, maxima, tensors and JSON bytes, never pickled
+objects."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +42,10 @@ class Comm(Protocol):
 
     def gather_json(self, value: Any) -> list[Any]: ...
 
+    def gather_tensors(self, own: torch.Tensor) -> list[torch.Tensor]: ...
+
+    def swap_tensors(self, to_rank: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+
 
 class LocalComm:
     """One process: every collective is the identity."""
@@ -70,6 +76,14 @@ class LocalComm:
     def gather_json(self, value: Any) -> list[Any]:
         """The one rank's value."""
         return [value]
+
+    def gather_tensors(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """The one rank's tensor."""
+        return [own]
+
+    def swap_tensors(self, to_rank: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The one tensor, which this rank gives itself."""
+        return list(to_rank)
 
 
 class GroupComm:
@@ -140,6 +154,61 @@ class GroupComm:
             parts = [torch.zeros_like(padded) for _ in range(self.world)]
             dist.all_gather(parts, padded, group=self._group)
         return [json.loads(p[:n].numpy().tobytes().decode()) for p, n in zip(parts, lengths, strict=True)]
+
+    def gather_tensors(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's CPU tensor, in rank order: (n,) or (n, C), where n is each rank's own, and C and the
+        dtype are the same everywhere.
+
+        Each pair of ranks sends exactly these bytes, without padding. The own tensor comes back itself.
+        """
+        own = own.contiguous()
+        with self._in("gather_tensors"):
+            shapes = self._gather_counts([own.shape[0], prod(own.shape[1:]) * own.element_size()])
+            assert len({width for _, width in shapes}) == 1, f"rows of different widths: {shapes}"
+            parts = [own.new_empty((size, *own.shape[1:])) for size, _ in shapes]
+            self._send_and_receive([own] * self.world, parts)
+        parts[self.rank] = own
+        return parts
+
+    def swap_tensors(self, to_rank: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Give each rank the uint8 tensor (n,) that stands at its number; return the one that each gives to
+        this rank.
+
+        What a rank gives to another goes straight to it. The one for this rank itself comes back itself.
+        """
+        assert len(to_rank) == self.world, "one tensor for each rank"
+        assert all(t.dtype is torch.uint8 and t.dim() == 1 for t in to_rank), "bytes"
+        given = [tensor.contiguous() for tensor in to_rank]
+        with self._in("swap_tensors"):
+            sizes = self._gather_counts([tensor.numel() for tensor in given])
+            parts = [torch.empty(row[self.rank], dtype=torch.uint8) for row in sizes]
+            self._send_and_receive(given, parts)
+        parts[self.rank] = given[self.rank]
+        return parts
+
+    def _gather_counts(self, counts: Sequence[int]) -> list[list[int]]:
+        """Every rank's counts, of which each gives the same number."""
+        own = torch.tensor(list(counts), dtype=torch.int64)
+        parts = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(parts, own, group=self._group)
+        return [part.tolist() for part in parts]
+
+    def _send_and_receive(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+        """Send each other rank its tensor and fill the one from it; both know which are empty and not sent.
+
+        All are posted before any is waited for, so no order of ranks can block: gloo keeps what arrives
+        before it is asked for on the sender's side.
+        """
+        works = []
+        for distance in range(1, self.world):
+            source, target = (self.rank - distance) % self.world, (self.rank + distance) % self.world
+            if received[source].numel():
+                works.append(dist.irecv(received[source], group=self._group, group_src=source))
+            if sent[target].numel():
+                works.append(dist.isend(sent[target], group=self._group, group_dst=target))
+        for work in works:
+            assert work is not None, "this rank is one of the group"
+            work.wait()
 
 
 def neighbours(comm: Comm, size: int) -> Comm:

@@ -284,7 +284,7 @@ def _leaking_rows(self: Any, micro: Any, *rest: Any) -> tuple[Any, ...]:
     return self, replace(micro, segments=(whole,), shared=None), *rest
 
 
-def _of_text(sample: Any, trajectory: Any) -> Any:
+def _of_text(sample: Any, *_: Any) -> Any:
     """Ids as another tokenizer would have them: two neighbours become one."""
     ids = list(sample.token_ids)
     ids[sample.prompt_length] = (ids[sample.prompt_length] + 1) % 256
@@ -297,8 +297,8 @@ def _of_text(sample: Any, trajectory: Any) -> Any:
 def _swap_groups(found: Any, *args: Any) -> Any:
     first, second = found[0].group, found[1].group
     mixed = (
-        replace(first, trajectories=(second.trajectories[0], *first.trajectories[1:])),
-        replace(second, trajectories=(first.trajectories[0], *second.trajectories[1:])),
+        replace(first, episodes=(second.episodes[0], *first.episodes[1:])),
+        replace(second, episodes=(first.episodes[0], *second.episodes[1:])),
     )
     return [replace(found[i], group=mixed[i]) for i in (0, 1)] + found[2:]
 
@@ -326,7 +326,6 @@ def _without_last(sample: Any, *args: Any) -> Any:
         sample,
         is_trained=tuple(mask),
         sampler_logprobs=sample.sampler_logprobs[:-1],
-        versions=sample.versions[:-1],
     )
 
 

@@ -25,7 +25,7 @@ from covey.learner.update import accumulate
 from covey.models.policy import Policy
 from covey.rewards.registry import total
 from covey.types import Finish, Score, ScoredGroup, ScorePart, Status, TrainSample
-from support.groups import scored, trajectory
+from support.groups import episode, scored
 from support.models import random_model
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
@@ -96,12 +96,12 @@ def rollout() -> list[ScoredGroup]:
     groups = []
     for number in range(GROUPS):
         prompt = tuple(rng.randrange(300) for _ in range(rng.randint(3, 9)))
-        trajectories, scores = [], []
+        episodes, scores = [], []
         for sibling in range(SIBLINGS):
             own = tuple(rng.randrange(300) for _ in range(rng.randint(1, 4 + 7 * number)))
             is_cut = (number, sibling) == (2, 3)
-            trajectories.append(
-                trajectory(
+            episodes.append(
+                episode(
                     prompt,
                     own,
                     number=number,
@@ -113,7 +113,7 @@ def rollout() -> list[ScoredGroup]:
             is_failed = (number, sibling) == (0, 1)
             reward = None if is_failed else 1.0 if number == 1 else rng.random()
             scores.append(Score(total=reward, parts=(), status=Status.ERROR if is_failed else Status.OK))
-        groups.append(scored(trajectories, scores, number=number))
+        groups.append(scored(episodes, scores, number=number))
     return groups
 
 
@@ -163,7 +163,7 @@ def stepped_rows(*, flat: bool = False) -> list[TrainSample]:
     rng, groups = random.Random(4), []
     for given in rollout():
         scores = []
-        for answer, score in zip(given.group.trajectories, given.scores, strict=True):
+        for answer, score in zip(given.group.episodes, given.scores, strict=True):
             length = len(answer.completion_ids)
             ends = sorted({*rng.sample(range(1, length + 1), min(3, length)), length})
             steps = tuple(rng.random() for _ in ends)

@@ -7,15 +7,18 @@ import json
 import timeit
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from covey.activity import PHASES, Activity, moment_words
 from covey.comm import LocalComm, check_plans, raise_on_all_ranks
 from covey.errors import CheckpointError, GuardStop, OtherRankFailed, RunFailed
 from covey.texts import has_value, tr
 from covey.types import Finding, Fix
+from support.processes import run_in_processes
 from support.threads import on_ranks
 
 
@@ -46,6 +49,17 @@ def test_one_process_enters_its_phases() -> None:
     comm = LocalComm()
     comm.begin("update", num_micro=3)
     assert comm.activity.moment.phase == "update"
+
+
+def test_one_process_gives_itself_its_tensors() -> None:
+    own = torch.arange(3, dtype=torch.uint8)
+    assert LocalComm().gather_tensors(own)[0] is own
+    assert LocalComm().swap_tensors([own])[0] is own
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+def test_processes_exchange_tensors_of_any_size(processes: int) -> None:
+    run_in_processes(str(Path(__file__).with_name("comm_ranks.py")), processes=processes)
 
 
 def test_a_place_knows_its_phase_and_what_it_waits_in() -> None:

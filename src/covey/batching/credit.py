@@ -25,6 +25,9 @@ from covey.types.arrays import bools
 if TYPE_CHECKING:
     from covey.types.arrays import Floats
 
+UNSCORED = ("invalid", "infrastructure")
+"""Why a row is in no statistic of its group."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditConfig:
@@ -64,9 +67,10 @@ def row_credits(
 ) -> list[RowCredit]:
     """One credit a sample, in sample order.
 
-    A row without a valid score is masked and enters no statistic of its group. A truncated row keeps its
-    place in the statistics and leaves the loss where `mask_truncated_completions` says so. `divergences` are
-    the rows' log probabilities less those of the reference, which their rewards pay for. Rewards of steps are
+    A row without a valid score, or whose group an infrastructure failure has left without siblings, is masked
+    and enters no statistic of its group. A truncated row keeps its place in the statistics and leaves the
+    loss where `mask_truncated_completions` says so. `divergences` are the rows' log probabilities less those
+    of the reference, which the rewards of their episodes pay for. Rewards of steps are
     compared separately from the total of the other rewards, and the two advantages are added.
     """
     width = max(len(g.scores) for g in groups)
@@ -94,7 +98,8 @@ def row_credits(
         masked = None
         row_index = sample.group, sample.sibling
         if row_index not in counted:
-            masked = groups[sample.group].group.invalid.get(sample.sibling, "invalid")
+            is_lost = sample.sibling in groups[sample.group].group.lost
+            masked = "infrastructure" if is_lost else "invalid"
         elif config.mask_truncated_completions and sample.outcome is Outcome.TRUNCATED:
             masked = "truncated"
         elif not sample.is_trained.any():
@@ -142,7 +147,7 @@ def is_counted(scored: ScoredGroup, sibling: int) -> bool:
     failed."""
     score = scored.scores[sibling]
     spoke = score.total is not None or score.steps is not None
-    return spoke and score.status is Status.OK and sibling not in scored.group.invalid
+    return spoke and score.status is Status.OK and sibling not in scored.group.lost
 
 
 def _outcome(score: Score | None) -> float | None:

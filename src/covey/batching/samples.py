@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from covey.types import Sample, ScoredGroup, Source, TokenSequence
+from covey.types import Episode, Sample, ScoredGroup, Source, TokenSequence
 from covey.types.arrays import bools, floats, ints
 
 
@@ -20,25 +21,30 @@ def to_samples(groups: Sequence[ScoredGroup], version: int | None = None) -> lis
     episode_number = 0
     for number, scored in enumerate(groups):
         for sibling, episode in enumerate(scored.group.episodes):
-            for index, sequence in enumerate(episode.sequences or (_nothing_of(scored),)):
-                samples.append(
-                    Sample(
-                        group=number,
-                        sibling=sibling,
-                        episode=episode_number,
-                        sequence=index,
-                        token_ids=sequence.token_ids,
-                        prompt_length=sequence.prompt_length,
-                        is_trained=sequence.is_trained,
-                        sampler_logprobs=sequence.logprobs,
-                        versions=sequence.versions,
-                        temperature=episode.sampling.temperature,
-                        outcome=episode.outcome,
-                        age=version - min((v for v, count in sequence.versions if count), default=version),
-                    )
-                )
+            rows = [_sample(episode, s, version) for s in episode.sequences or (_nothing_of(scored),)]
+            samples += [
+                replace(row, group=number, sibling=sibling, episode=episode_number, sequence=index)
+                for index, row in enumerate(rows)
+            ]
             episode_number += 1
     return samples
+
+
+def _sample(episode: Episode, sequence: TokenSequence, version: int) -> Sample:
+    """A row, but for its numbers within the rollout."""
+    return Sample(
+        group=0,
+        sibling=0,
+        episode=0,
+        token_ids=sequence.token_ids,
+        prompt_length=sequence.prompt_length,
+        is_trained=sequence.is_trained,
+        sampler_logprobs=sequence.logprobs,
+        versions=sequence.versions,
+        temperature=episode.sampling.temperature,
+        outcome=episode.outcome,
+        age=version - min((v for v, count in sequence.versions if count), default=version),
+    )
 
 
 def _nothing_of(scored: ScoredGroup) -> TokenSequence:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Literal, get_args
 
 from covey.algorithm.advantages import STD_EPSILON
-from covey.batching.credit import CreditConfig, is_counted, needs_forward, row_credits
+from covey.batching.credit import UNSCORED, CreditConfig, is_counted, needs_forward, row_credits
 from covey.batching.samples import to_samples
 from covey.types import ScoredGroup
 
@@ -29,7 +29,7 @@ def silences(groups: Sequence[ScoredGroup], config: CreditConfig) -> list[Silenc
         members = [next(rows) for _ in scored.scores]
         if any(needs_forward(m, may_skip_rows=True) for m in members):
             reasons.append(None)
-        elif sum(m.masked != "invalid" for m in members) < 2:
+        elif sum(m.masked not in UNSCORED for m in members) < 2:
             reasons.append("invalid")
         else:
             reasons.append("masked" if any(m.advantage for m in members) else "equal")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from covey.batching.credit import UNSCORED
 from covey.health.saved import NEWEST
 from covey.health.words import broken
 from covey.texts import joined, tr
@@ -21,8 +22,6 @@ _EVIDENCE = 25.0
 _COPIED = (0.5, 0.125)
 _TINY = 1e-300
 _ROUNDING = 1e-4
-# Why a row is in no statistic of its group.
-_UNSCORED = ("invalid", "infrastructure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +215,7 @@ def _check_advantages(
     of a completion has the sum of all of its steps: these add up to 0, and have no such bound.
     """
     values = [
-        [_first_advantage(r) for r in members if r.masked not in _UNSCORED]
+        [_first_advantage(r) for r in members if r.masked not in UNSCORED]
         for members in _members(groups, rows)
     ]
     is_bounded = all(s.steps is None for g in groups for s in g.scores)

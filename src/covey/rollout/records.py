@@ -169,14 +169,20 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
 
 
 def _sequence_of(record: Mapping[str, Any]) -> TokenSequence:
-    is_trained = [False] * len(record["prompt_ids"])
-    for _, length, trained, _ in record["sources"]:
+    """A sequence of a record, whose untrained turns of the model may have logprobs too; they are left out."""
+    is_trained, logprobs, versions = [False] * len(record["prompt_ids"]), [], []
+    start = 0
+    for _, length, trained, spoken in record["sources"]:
         is_trained += [bool(trained)] * length
+        if trained:
+            logprobs += record["sampler_logprobs"][start : start + spoken]
+            versions += record["versions"][start : start + spoken]
+        start += spoken
     return TokenSequence(
         token_ids=ints([*record["prompt_ids"], *record["completion_ids"]]),
         is_trained=bools(is_trained),
-        logprobs=floats(record["sampler_logprobs"]),
-        versions=runs(record["versions"]),
+        logprobs=floats(logprobs),
+        versions=runs(versions),
         sources=(
             (Source.PROMPT, len(record["prompt_ids"])),
             *((Source(source), length) for source, length, _, _ in record["sources"]),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
     Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
     Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
+else:
+    Ints = Floats = Bools = Any
 
 Versions = tuple[tuple[int, int], ...]
 """Policy versions of consecutive tokens, as runs: `((4, 10), (5, 3))` are ten tokens of 4 and three of 5."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from covey.types.episode import Episode
+from covey.types.episode import Episode, Outcome
 
 
 class Status(StrEnum):
@@ -75,12 +75,19 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt and its episodes, in sibling order; `invalid` maps a sibling to the reason it is left out."""
+    """A prompt and its episodes, in sibling order."""
 
     prompt: Prompt
     episodes: tuple[Episode, ...]
     planned: int
-    invalid: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The siblings that infrastructure failures leave out: those that have no episode, and all of them
+        where fewer than two are left to compare."""
+        lost = frozenset(i for i, e in enumerate(self.episodes) if e.outcome is Outcome.INFRASTRUCTURE)
+        is_group_lost = lost and len(self.episodes) - len(lost) < 2
+        return frozenset(range(len(self.episodes))) if is_group_lost else lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

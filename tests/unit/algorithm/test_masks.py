@@ -11,7 +11,7 @@ import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, policy_loss
 from covey.batching.pack import least_entropy, pack
-from covey.types import AnnotatedSample, Denominators, Finish, Sample, TrainSample
+from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TrainSample
 from support.steps import plan_of
 
 CONFIG = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
@@ -74,13 +74,14 @@ def row(entropies: list[float], *, masked: str | None = None, group: int = 0) ->
     sample = Sample(
         group=group,
         sibling=0,
+        episode=0,
         token_ids=(9, 8, *range(100, 100 + num)),
         prompt_length=2,
         is_trained=(False, False, *(True,) * num),
         sampler_logprobs=(-1.0,) * num,
-        versions=(0,) * num,
+        versions=((0, num),),
         temperature=1.0,
-        finish=Finish.STOP,
+        outcome=Outcome.SCORED,
     )
     return TrainSample(
         annotated=AnnotatedSample(sample=sample, entropy_N=torch.tensor(entropies)),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from covey.types import Finish, SamplingParams, Score, ScoredGroup, Status
-from support.groups import scored, trajectory
+from support.groups import episode, scored
 
 SAMPLING = SamplingParams(temperature=0.7, max_new_tokens=8, stop_token_ids=(2,))
 
@@ -28,16 +28,15 @@ def scored_group() -> Callable[..., ScoredGroup]:
         prompt: Sequence[int] = (9, 8),
         lengths: Sequence[int] | None = None,
         finishes: dict[int, Finish] | None = None,
-        invalid: dict[int, str] | None = None,
         first: int = 100,
     ) -> ScoredGroup:
         lengths = lengths or [3] * len(totals)
-        trajectories = []
+        episodes = []
         for i, length in enumerate(lengths):
             own = range(first, first + length)
             first += length
-            trajectories.append(
-                trajectory(
+            episodes.append(
+                episode(
                     prompt,
                     own,
                     sibling=i,
@@ -51,7 +50,7 @@ def scored_group() -> Callable[..., ScoredGroup]:
             Score(total=None, parts=(), status=Status(t)) if isinstance(t, str) else Score(total=t, parts=())
             for t in totals
         ]
-        return scored(trajectories, scores, invalid=invalid or {})
+        return scored(episodes, scores)
 
     return make
 

@@ -10,7 +10,8 @@ import pytest
 
 from covey.batching.credit import CreditConfig, RowCredit, credit_samples, needs_forward, row_credits
 from covey.batching.samples import to_samples
-from covey.types import AnnotatedSample, Finish, ScorePart
+from covey.batching.select import silences
+from covey.types import AnnotatedSample, Finish, Outcome, ScoredGroup, ScorePart
 
 
 def credits_of(groups, *, scale="none", mask_truncated=False):
@@ -44,10 +45,29 @@ def test_a_row_without_a_valid_score_is_masked_and_counts_nowhere(bad, scored_gr
     assert masks(groups) == [None, "invalid", None]
 
 
-def test_a_row_that_its_group_calls_invalid_counts_nowhere(scored_group):
-    groups = [scored_group([4.0, 100.0, 0.0], invalid={1: "environment error"})]
+def lost(group: ScoredGroup, *siblings: int) -> ScoredGroup:
+    """The group, of which these siblings have no episode, as their sandbox did not start."""
+    episodes = [
+        replace(e, outcome=Outcome.INFRASTRUCTURE, sequences=()) if i in siblings else e
+        for i, e in enumerate(group.group.episodes)
+    ]
+    return replace(group, group=replace(group.group, episodes=tuple(episodes)))
+
+
+def test_an_infrastructure_failure_counts_nowhere(scored_group):
+    groups = [lost(scored_group([4.0, 100.0, 0.0]), 1)]
     assert advantages(groups) == [2.0, 0.0, -2.0]
-    assert masks(groups) == [None, "invalid", None]
+    assert masks(groups) == [None, "infrastructure", None]
+
+
+def test_one_episode_is_left_alone_in_a_lost_group(scored_group):
+    groups = [lost(scored_group([4.0, 1.0, 0.0]), 1, 2), scored_group([1.0, 0.0])]
+    assert advantages(groups) == [0.0, 0.0, 0.0, 0.5, -0.5]
+    assert masks(groups) == ["infrastructure"] * 3 + [None] * 2
+    assert silences(groups, CreditConfig(scale_rewards="none", mask_truncated_completions=False)) == [
+        "invalid",
+        None,
+    ]
 
 
 def test_a_truncated_row_keeps_its_place_in_the_statistics(scored_group):
@@ -82,7 +102,7 @@ def test_credited_samples(may_skip, scored_group):
     rows = credit_samples(annotated, credits_of(groups), may_skip_rows=may_skip)
     assert [r.annotated.sample for r in rows] == samples
     assert [r.advantage for r in rows] == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
-    assert [r.loss_mask for r in rows[:3]] == [(True,) * 2, (True,) * 3, (False,) * 4]
+    assert [tuple(r.loss_mask.tolist()) for r in rows[:3]] == [(True,) * 2, (True,) * 3, (False,) * 4]
     assert [r.masked for r in rows] == [None, None, "invalid", None, None, None]
     assert [r.needs_forward for r in rows] == [True, True, False, *[not may_skip] * 3]
 

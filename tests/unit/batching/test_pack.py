@@ -19,7 +19,7 @@ from covey.batching.credit import CreditConfig, credit_samples, row_credits
 from covey.batching.pack import PackPlan, _row, micro_batches, pack, step_slices
 from covey.batching.samples import to_samples
 from covey.token_streams import build_stream
-from covey.types import AnnotatedSample, Denominators, Finish, Sample, TrainSample
+from covey.types import AnnotatedSample, Denominators, Finish, Outcome, Sample, TrainSample
 
 
 def rows_of(groups, *, may_skip: bool = True, mask_truncated: bool = False) -> list[TrainSample]:
@@ -39,13 +39,14 @@ def sample_of(group: int, sibling: int, completion: tuple[int, ...]) -> Sample:
     return Sample(
         group=group,
         sibling=sibling,
+        episode=sibling,
         token_ids=(1, 1, 1, *completion),
         prompt_length=3,
         is_trained=(False,) * 3 + (True,) * own,
         sampler_logprobs=(0.0,) * own,
-        versions=(0,) * own,
+        versions=((0, own),),
         temperature=1.0,
-        finish=Finish.STOP,
+        outcome=Outcome.SCORED,
     )
 
 

@@ -20,7 +20,7 @@ from covey.errors import GuardStop
 from covey.health.batch import check_batches, planned_loss
 from covey.health.rollout import RolloutFacts, check_rollout
 from covey.rewards.registry import total
-from covey.types import AnnotatedSample, Finish, Score, ScorePart, Status
+from covey.types import AnnotatedSample, Finish, Outcome, Score, ScorePart, Status
 
 PLAIN = CreditConfig(scale_rewards="none", mask_truncated_completions=False)
 GROUP = replace(PLAIN, scale_rewards="group")
@@ -123,7 +123,8 @@ def test_rows_without_a_word_and_failed_ones(group):
     # Steps 1, 0, 0.5 have the mean 0.5, outcomes 1 and 0 too.
     assert tokens([made]) == [[0.5, 0.0], [-0.5] * 3, [0.0], [0.0] * 2, [0.0] * 2]
     # What is left out of a group changes no number of the others.
-    assert tokens([replace(made, group=replace(made.group, invalid={4: "x"}))])[0] == [0.5, 0.0]
+    lost = [*made.group.episodes[:4], replace(made.group.episodes[4], outcome=Outcome.INFRASTRUCTURE)]
+    assert tokens([replace(made, group=replace(made.group, episodes=tuple(lost)))])[0] == [0.5, 0.0]
 
 
 def test_a_cut_row_counts_and_leaves_the_loss(group):
@@ -189,7 +190,7 @@ def test_against_a_slow_loop(scale, group, assert_close_guarded):
     assert_close_guarded(flat, wanted, 1e-6)
     # Siblings and groups in another order have the same numbers.
     turned = [
-        replace(g, scores=g.scores[::-1], group=replace(g.group, trajectories=g.group.trajectories[::-1]))
+        replace(g, scores=g.scores[::-1], group=replace(g.group, episodes=g.group.episodes[::-1]))
         for g in groups[::-1]
     ]
     assert_close_guarded(
@@ -212,7 +213,8 @@ def test_a_row_with_some_tokens_at_0_takes_part(group, pack_plan):
     made = group([score([1.0, 0.0], [2, 5]), score([0.5, 0.5], [1, 4])])
     samples = to_samples([made])
     credits = row_credits([made], samples, PLAIN)
-    assert credits[0].token_advantages == (0.0, 0.0, -0.5, -0.5, -0.5) and credits[0].advantage == -0.3
+    assert credits[0].token_advantages.tolist() == [0.0, 0.0, -0.5, -0.5, -0.5]
+    assert credits[0].advantage == -0.3
     rows = credit_samples([AnnotatedSample(sample=s) for s in samples], credits, may_skip_rows=True)
     assert [r.needs_forward for r in rows] == [True, False]
     (batch,) = pack(rows, pack_plan(completions_per_rank=2), 0)
@@ -249,7 +251,7 @@ def test_a_token_with_another_advantage_is_found_before_it_is_trained_on(group, 
     mean = [replace(row, token_advantages=None) for row in rows]
     shifted = [replace(row, token_advantages=row.advantages[::-1]) for row in rows]
     facts = RolloutFacts(
-        step=1, num_generations=2, num_rows=2, scaled_by="group", is_over_rollout=False, version=3
+        step=1, num_generations=2, num_episodes=2, scaled_by="group", is_over_rollout=False, version=3
     )
     check_rollout([made], rows, facts)
     for wrong in (

@@ -17,7 +17,8 @@ from covey.data.rows import prompt_table
 from covey.data.sources import load_source, parse_source, stream_rows
 from covey.rollout.records import prompt_of, to_record
 from covey.telemetry.jsonl import encode
-from covey.types import Finish, Origin, SamplingParams, Score, Segment, Source, Trajectory, TurnId
+from covey.types import Origin, Score
+from support.groups import episode
 
 WHEN = dt.datetime(2020, 1, 2, 3, 4, 5, 600000)
 BERLIN = "Europe/Berlin"
@@ -96,17 +97,7 @@ def read(source, *, streamed):
 
 def recorded(prompt):
     """The columns of a prompt as a resumed or replayed run reads them."""
-    key = TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0)
-    sampling = SamplingParams(temperature=1.0, max_new_tokens=1, stop_token_ids=(1,))
-    ids = Segment(token_ids=(1,), source=Source.MODEL, trained=True, logprobs=(0.0,), versions=(0,))
-    trajectory = Trajectory(
-        segments=(Segment(token_ids=prompt.token_ids, source=Source.PROMPT, trained=False), ids),
-        sampling=sampling,
-        turn=key,
-        finish=Finish.STOP,
-        text="",
-    )
-    record = to_record(prompt, trajectory, Score(total=1.0, parts=()), group=0)
+    record = to_record(prompt, episode(prompt.token_ids), Score(total=1.0, parts=()), group=0)
     return prompt_of(json.loads(encode(record))).columns
 
 

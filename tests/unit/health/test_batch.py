@@ -7,7 +7,7 @@ import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, LossType, policy_loss
 from covey.health.batch import planned_loss
-from covey.types import AnnotatedSample, Denominators, Finish, Sample, TrainSample
+from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TrainSample
 
 # Tokens, advantage, and whether the row is masked.
 ROWS = ((4, 1.5, False), (1, -0.5, False), (3, -1.0, False), (2, 1.0, True))
@@ -18,13 +18,14 @@ def _row(tokens: int, advantage: float, masked: bool) -> TrainSample:
     sample = Sample(
         group=0,
         sibling=0,
+        episode=0,
         token_ids=(7, *range(tokens)),
         prompt_length=1,
         is_trained=(False,) + (True,) * tokens,
         sampler_logprobs=(-0.5,) * tokens,
-        versions=(0,) * tokens,
+        versions=((0, tokens),),
         temperature=1.0,
-        finish=Finish.STOP,
+        outcome=Outcome.SCORED,
     )
     return TrainSample(
         annotated=AnnotatedSample(sample=sample, old_logprob_N=None, ref_logprob_N=None),

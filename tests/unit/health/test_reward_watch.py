@@ -11,7 +11,7 @@ import pytest
 from covey.errors import GuardStop
 from covey.health.rewards import RewardWatch, refuse_no_numbers
 from covey.types import Score, ScoredGroup, ScorePart, Severity, Status
-from support.groups import scored, trajectory
+from support.groups import episode, scored
 
 GOOD = ScorePart(name="judge", value=0.5)
 ERROR = ScorePart(name="judge", value=None, status=Status.ERROR, message="ValueError: no")
@@ -23,7 +23,7 @@ def no_number(message: str) -> ScorePart:
 
 def group(number: int, *parts: ScorePart) -> ScoredGroup:
     """A group of one completion for each part of the reward `judge`, beside a reward that is fine."""
-    made = [trajectory(number=number, sibling=i, text=f"text {i}") for i in range(len(parts))]
+    made = [episode(number=number, sibling=i, text=f"text {i}") for i in range(len(parts))]
     scores = [
         Score(total=part.value, parts=(ScorePart(name="other", value=float(i)), part), status=part.status)
         for i, part in enumerate(parts)
@@ -132,7 +132,7 @@ def test_a_reward_that_never_differs_is_said_once() -> None:
 
 def unscored(number: int, *values: float | None, name: str = "judge") -> ScoredGroup:
     """A group that one reward alone scores."""
-    made = [trajectory(number=number, sibling=i) for i in range(len(values))]
+    made = [episode(number=number, sibling=i) for i in range(len(values))]
     scores = [Score(total=v, parts=(ScorePart(name=name, value=v),)) for v in values]
     return scored(made, scores, number=number)
 
@@ -200,7 +200,7 @@ def _of_tasks(*values: tuple[float | None, float | None], tasks: str = "math cha
             tuple(ScorePart(name=n, value=v) for n, v in zip(("accuracy", "judge"), pair, strict=True))
             for pair in ((pair[0], pair[1]), (pair[0] and pair[0] + 1, pair[1] and pair[1] + 1))
         ]
-        made = scored([trajectory()] * 2, [Score(total=1.0, parts=p) for p in parts])
+        made = scored([episode()] * 2, [Score(total=1.0, parts=p) for p in parts])
         prompt = replace(made.group.prompt, task=task)
         groups.append(replace(made, group=replace(made.group, prompt=prompt)))
     return groups

@@ -15,7 +15,7 @@ from covey.rewards.registry import total
 from covey.training.measure import reward_metrics
 from covey.types import ScorePart
 from support.checks import BASE
-from support.groups import scored, trajectory
+from support.groups import episode, scored
 
 
 def rollout(*rows: Any, name: str = "prm") -> Any:
@@ -25,7 +25,7 @@ def rollout(*rows: Any, name: str = "prm") -> Any:
         steps = tuple(row) if isinstance(row, list) else None
         mean = (sum(steps) / len(steps) if steps else None) if steps is not None else row
         scores.append(total([ScorePart(name=name, value=mean, steps=steps)], [1.0]))
-    return scored([trajectory() for _ in rows], scores)
+    return scored([episode() for _ in rows], scores)
 
 
 def test_lists_and_numbers_of_one_reward_stop_the_run() -> None:

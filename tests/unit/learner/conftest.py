@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from covey.models.policy import Policy
 from covey.types import Finish, Score, ScoredGroup, Status
-from support.groups import scored, trajectory
+from support.groups import episode, scored
 
 
 @pytest.fixture(scope="session")
@@ -46,13 +46,13 @@ def random_rollout() -> list[ScoredGroup]:
     groups = []
     for number in range(4):
         prompt = tuple(rng.randrange(3, 96) for _ in range(rng.randint(2, 12)))
-        trajectories, scores = [], []
+        episodes, scores = [], []
         for sibling in range(4):
             own = tuple(rng.randrange(3, 96) for _ in range(rng.randint(1, 20)))
             logprobs = tuple(-4.5 - rng.random() for _ in own)
             is_cut = (number, sibling) == (1, 3)
-            trajectories.append(
-                trajectory(
+            episodes.append(
+                episode(
                     prompt,
                     own,
                     number=number,
@@ -69,5 +69,5 @@ def random_rollout() -> list[ScoredGroup]:
                     status=Status.ERROR if is_failed else Status.OK,
                 )
             )
-        groups.append(scored(trajectories, scores, number=number))
+        groups.append(scored(episodes, scores, number=number))
     return groups

@@ -23,7 +23,7 @@ from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.types import Score
-from support.groups import scored, trajectory
+from support.groups import episode, scored
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
@@ -215,11 +215,10 @@ def test_a_step_without_signal_steps_with_a_zero_gradient(tiny_policy, random_ro
 def test_no_pass_of_one_token_completions_is_taken_for_a_silent_one(stream, tiny_policy):
     """In passes that share a prompt the gradient of first tokens comes with the last of them."""
     totals, lengths = (1.0, 0.0, 0.3, 0.6), (1, 3, 1, 1)
-    trajectories = [
-        trajectory((9, 8, 7), range(20, 20 + n), sibling=i, logprobs=(-4.0,) * n)
-        for i, n in enumerate(lengths)
+    episodes = [
+        episode((9, 8, 7), range(20, 20 + n), sibling=i, logprobs=(-4.0,) * n) for i, n in enumerate(lengths)
     ]
-    group = scored(trajectories, [Score(total=total, parts=()) for total in totals])
+    group = scored(episodes, [Score(total=total, parts=()) for total in totals])
     backend = backend_of(tiny_policy, stream)
     plan = plan_of(completions_per_rank=4, max_tokens=4, stream=stream)
     (batch,) = pack(rows_of([group], backend, plan), plan, rollout=0)

@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 
 from covey.rewards.protocol import Scored
-from covey.types import (
-    Finish,
-    Origin,
-    Prompt,
-    SamplingParams,
-    Segment,
-    Source,
-    Trajectory,
-    TurnId,
-)
+from covey.types import Finish, Origin, Prompt
+from support.groups import episode
 
 
 def make_scored(
@@ -41,22 +33,7 @@ def make_scored(
             columns=columns,
             origin=Origin(epoch=0, rollout=0),
         ),
-        trajectory=Trajectory(
-            segments=(
-                Segment(token_ids=(9,), source=Source.PROMPT, trained=False),
-                Segment(
-                    token_ids=ids,
-                    source=Source.MODEL,
-                    trained=True,
-                    logprobs=(-1.0,) * len(ids),
-                    versions=(0,) * len(ids),
-                ),
-            ),
-            sampling=SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=()),
-            turn=TurnId(seed=0, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0),
-            finish=finish,
-            text=text,
-        ),
+        episode=episode((9,), ids, finish=finish, text=text),
     )
 
 

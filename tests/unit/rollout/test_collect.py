@@ -18,6 +18,7 @@ from covey.rollout import collect as collecting
 from covey.rollout.collect import CollectPlan, collect
 from covey.rollout.native.engine import NativeEngine
 from covey.types import Origin, SamplingParams, Source
+from covey.types.arrays import floats
 
 
 class ShareOfRanks:
@@ -67,9 +68,11 @@ def bare(groups):
             group=replace(
                 scored.group,
                 prompt=replace(scored.group.prompt, messages=None),
-                trajectories=tuple(
-                    replace(t, seconds=0.0, segments=tuple(replace(s, logprobs=()) for s in t.segments))
-                    for t in scored.group.trajectories
+                episodes=tuple(
+                    replace(
+                        e, seconds=0.0, sequences=tuple(replace(s, logprobs=floats(())) for s in e.sequences)
+                    )
+                    for e in scored.group.episodes
                 ),
             ),
         )
@@ -78,22 +81,24 @@ def bare(groups):
 
 
 def logprobs(groups):
-    return [x for s in to_samples(groups) for x in s.sampler_logprobs]
+    return [x for s in to_samples(groups) for x in s.sampler_logprobs.tolist()]
 
 
 def test_one_rank(collected, quickstart_codec):
     groups = collected(LocalComm())
     assert [g.group.prompt.id for g in groups] == [0, 1, 2, 3, 4]
     for scored in groups:
-        prompt, trajectories = scored.group.prompt, scored.group.trajectories
-        assert scored.group.planned == len(trajectories) == len(scored.scores) == 3
-        assert [t.noise_key.sibling for t in trajectories] == [0, 1, 2]
-        for t, s in zip(trajectories, scored.scores, strict=True):
-            first, own = t.segments
-            assert (first.token_ids, first.source, first.trained) == (prompt.token_ids, Source.PROMPT, False)
-            assert (own.source, own.trained) == (Source.MODEL, True)
-            assert t.text == quickstart_codec.decode(own.token_ids)
-            key = t.noise_key
+        prompt, episodes = scored.group.prompt, scored.group.episodes
+        assert scored.group.planned == len(episodes) == len(scored.scores) == 3
+        assert [e.id.sibling for e in episodes] == [0, 1, 2]
+        for t, s in zip(episodes, scored.scores, strict=True):
+            (own,) = t.sequences
+            assert tuple(own.prompt_ids.tolist()) == prompt.token_ids
+            before, written = len(own.prompt_ids), len(own.completion_ids)
+            assert own.sources == ((Source.PROMPT, before), (Source.MODEL, written))
+            assert own.is_trained.tolist() == [False] * before + [True] * written
+            assert t.text == quickstart_codec.decode(own.completion_ids.tolist())
+            key = t.id
             assert (key.seed, key.split, key.rollout, key.attempt, key.prompt_id) == (
                 *(11, "train", 3, 0),
                 prompt.id,
@@ -101,7 +106,7 @@ def test_one_rank(collected, quickstart_codec):
             right = f"<answer>{prompt.columns['solution']}</answer>" in t.text
             assert {p.name: p.value for p in s.parts}["accuracy"] == float(right)
             assert s.total == s.parts[0].value + 0.5 * s.parts[1].value
-    assert len({t.text for g in groups for t in g.group.trajectories}) > 5
+    assert len({t.text for g in groups for t in g.group.episodes}) > 5
     assert len({s.total for g in groups for s in g.scores}) > 1
 
 
@@ -157,7 +162,7 @@ def test_groups_are_scored_while_others_decode(
     assert sorted(i for part in handed for i in part) == sorted([*range(8)] * 2)
     assert all(part.count(i) == 2 for part in handed for i in part)
     for scored in groups:
-        for t, s in zip(scored.group.trajectories, scored.scores, strict=True):
+        for t, s in zip(scored.group.episodes, scored.scores, strict=True):
             assert s.total == float(f"<answer>{scored.group.prompt.columns['solution']}</answer>" in t.text)
 
 
@@ -226,7 +231,7 @@ def test_another_draw_is_another_rollout(change, collected, quickstart_codec):
     def texts(origin, plan):
         prompts = [table.take(i, origin) for i in range(3)]
         groups = collected(LocalComm(), prompts=prompts, plan=plan)
-        return [t.text for g in groups for t in g.group.trajectories]
+        return [t.text for g in groups for t in g.group.episodes]
 
     one = texts(origin, plan)
     assert texts(origin, plan) == one

@@ -1,33 +1,35 @@
-"""Trajectories through JSON and back, exactly: what is replayed or exchanged trains as what was sampled."""
+"""Episodes through JSON and back, exactly: what is replayed or exchanged trains as what was sampled."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from covey.batching.samples import to_samples
-from covey.rollout.records import groups_of, prompt_of, records_of, score_of, to_record, trajectory_of
+from covey.rollout.records import episode_of, groups_of, prompt_of, records_of, score_of, to_record
 from covey.types import (
-    Finish,
+    Episode,
+    EpisodeId,
     Group,
     Origin,
+    Outcome,
     Prompt,
     SamplingParams,
     Score,
     ScoredGroup,
     ScorePart,
-    Segment,
     Source,
     Status,
-    Trajectory,
-    TurnId,
 )
+from covey.types.arrays import floats
+from support.groups import sequence
 
-# Numbers whose decimal form is not their value: float32s, a third, the smallest and a huge one.
-FLOATS = (*torch.tensor([-0.1, -1e-7, -23.456789]).tolist(), -1 / 3, -5e-324, -1e300)
+# Numbers whose decimal form is not their value: float32s, the smallest and a huge one among them.
+FLOATS = tuple(torch.tensor([-0.1, -1e-7, -23.456789, -1 / 3, -1e-45, -3e38]).tolist())
 
 PROMPT = Prompt(
     id=7,
@@ -37,14 +39,8 @@ PROMPT = Prompt(
     columns={"solution": "3", "level": 2, "tags": ["a", "b"], "none": None},
     origin=Origin(epoch=1, rollout=12, attempt=2),
 )
-MODEL = Segment(
-    token_ids=(1, 2, 3, 4, 5, 6),
-    source=Source.MODEL,
-    trained=True,
-    logprobs=FLOATS,
-    versions=(4, 4, 4, 5, 5, 5),
-)
-TOOL = Segment(token_ids=(50, 51), source=Source.TOOL, trained=False)
+MODEL, OTHER = (Source.MODEL, (1, 2, 3, 4, 5, 6), 4), (Source.MODEL, (9,), 6)
+TOOL = (Source.TOOL, (50, 51), 0)
 SCORE = Score(
     total=0.1 + 0.2,
     parts=(
@@ -55,54 +51,77 @@ SCORE = Score(
 )
 
 
-def trajectory(*completion: Segment, sibling: int = 1, finish: Finish = Finish.STOP) -> Trajectory:
-    return Trajectory(
-        segments=(Segment(token_ids=PROMPT.token_ids, source=Source.PROMPT, trained=False), *completion),
-        sampling=SamplingParams(temperature=0.7, max_new_tokens=64, stop_token_ids=(257, 0)),
-        turn=TurnId(seed=3, split="train", rollout=12, attempt=2, prompt_id=7, sibling=sibling),
-        finish=finish,
-        text="é <answer>3</answer>\n",
-        seconds=0.1,
-    )
+def episode(*turns: tuple[Source, tuple[int, ...], int], sibling: int = 1, **fields: Any) -> Episode:
+    """An episode of one sequence, whose logprobs are those numbers."""
+    own = sequence(PROMPT.token_ids, *turns)
+    whole = replace(own, logprobs=floats(list(FLOATS) * 2)[: len(own.logprobs)])
+    given = {
+        "id": EpisodeId(seed=3, split="train", rollout=12, attempt=2, prompt_id=7, sibling=sibling),
+        "sequences": (whole,),
+        "outcome": Outcome.SCORED,
+        "text": "é <answer>3</answer>\n",
+        "sampling": SamplingParams(temperature=0.7, max_new_tokens=64, stop_token_ids=(257, 0)),
+        "seconds": 0.1,
+    }
+    return Episode(**{**given, **fields})
 
 
 def through_json(record):
     return json.loads(json.dumps(record))
 
 
-@pytest.mark.parametrize("finish", list(Finish))
+def again(before: Episode) -> Episode:
+    return episode_of(through_json(to_record(PROMPT, before, SCORE, group=0)))
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.INFRASTRUCTURE])
 @pytest.mark.parametrize(
-    "completion",
+    "turns",
     [
         (MODEL,),
-        (MODEL, TOOL, replace(MODEL, token_ids=(9,), logprobs=(-0.25,), versions=(6,))),
+        (MODEL, TOOL, OTHER),
         (TOOL, MODEL),
         (MODEL, MODEL),
-        (MODEL, Segment(token_ids=(1, 2), source=Source.ENVIRONMENT, trained=False)),
+        (MODEL, (Source.ENVIRONMENT, (1, 2), 0)),
         (),
     ],
 )
-def test_a_trajectory_comes_back_equal(completion, finish):
-    before = trajectory(*completion, finish=finish)
-    after = trajectory_of(through_json(to_record(PROMPT, before, SCORE, group=0)))
+def test_an_episode_comes_back_equal(turns, outcome):
+    before = episode(*turns, outcome=outcome)
+    after = again(before)
     assert after == before
-    # Equal floats may differ in type or sign of zero: compare the words too.
-    assert repr(after) == repr(before)
+    (one,), (two,) = after.sequences, before.sequences
+    assert one.logprobs.tobytes() == two.logprobs.tobytes() and one.token_ids.dtype == two.token_ids.dtype
+
+
+def test_several_sequences_come_back_each_with_its_own_prompt():
+    before = episode(MODEL, TOOL)
+    rewritten = sequence((256, 5, 9, 1, 2, 50), OTHER)
+    before = replace(before, sequences=(*before.sequences, rewritten))
+    after = again(before)
+    assert after == before
+    assert after.sequences[1].prompt_ids.tolist() == [256, 5, 9, 1, 2, 50]
+    assert after.completion_ids == [1, 2, 3, 4, 5, 6, 50, 51, 9]
+
+
+def test_an_infrastructure_failure_has_no_sequence():
+    before = episode(outcome=Outcome.INFRASTRUCTURE, sequences=())
+    assert again(before) == before
 
 
 def test_a_completion_that_was_aborted_before_its_first_token_comes_back_equal():
-    before = trajectory(Segment(token_ids=(), source=Source.MODEL, trained=True), finish=Finish.ABORT)
-    assert trajectory_of(through_json(to_record(PROMPT, before, SCORE, group=0))) == before
+    before = episode((Source.MODEL, (), 0), outcome=Outcome.ABORTED)
+    assert again(before) == before
 
 
-def test_model_tokens_that_are_not_trained_keep_their_logprobs():
+def test_logprobs_of_model_tokens_that_are_not_trained_are_left_out():
     # Turn one is kept out of the loss, turn two trains: the logprobs of two must not be those of one.
-    first = replace(MODEL, token_ids=(1, 2), logprobs=(-0.5, -0.25), versions=(1, 1), trained=False)
-    second = replace(MODEL, token_ids=(3, 4), logprobs=(-2.0, -4.0), versions=(2, 2))
-    before = trajectory(first, TOOL, second)
-    after = trajectory_of(through_json(to_record(PROMPT, before, SCORE, group=0)))
-    assert after.segments[-1] == second
-    assert after == before
+    record = through_json(to_record(PROMPT, episode((Source.MODEL, (1, 2), 1), TOOL, OTHER), SCORE, group=0))
+    record["sources"][0] = ["model", 2, 0, 2]
+    record["sampler_logprobs"] = [-0.5, -0.25, -2.0]
+    (found,) = episode_of(record).sequences
+    assert found.is_trained.tolist() == [False] * 7 + [True]
+    assert (found.logprobs.tolist(), found.versions) == ([-2.0], ((6, 1),))
 
 
 @pytest.mark.parametrize(
@@ -115,26 +134,25 @@ def test_model_tokens_that_are_not_trained_keep_their_logprobs():
     ],
 )
 def test_a_score_comes_back_equal(score):
-    after = score_of(through_json(to_record(PROMPT, trajectory(MODEL), score, group=0)))
+    after = score_of(through_json(to_record(PROMPT, episode(MODEL), score, group=0)))
     assert after == score
     assert repr(after) == repr(score)
 
 
 def test_a_prompt_comes_back_but_for_its_messages():
-    record = through_json(to_record(PROMPT, trajectory(MODEL), SCORE, group=0))
+    record = through_json(to_record(PROMPT, episode(MODEL), SCORE, group=0))
     assert prompt_of(record) == PROMPT
     spoken = replace(PROMPT, messages=({"role": "user", "content": "?"},))
-    record = through_json(to_record(spoken, trajectory(MODEL), SCORE, group=0))
+    record = through_json(to_record(spoken, episode(MODEL), SCORE, group=0))
     assert prompt_of(record) == replace(spoken, messages=None)
 
 
 def test_what_a_record_says_written_out():
-    second = replace(MODEL, token_ids=(9,), logprobs=(-0.25,), versions=(6,))
-    record = to_record(PROMPT, trajectory(MODEL, TOOL, second), SCORE, group=5)
+    record = to_record(PROMPT, episode(MODEL, TOOL, OTHER), SCORE, group=5)
     assert record["completion_ids"] == [1, 2, 3, 4, 5, 6, 50, 51, 9]
     assert record["trained_mask"] == [1] * 6 + [0, 0, 1]
-    assert record["sampler_logprobs"] == [*FLOATS, -0.25]
-    assert record["versions"] == [4, 4, 4, 5, 5, 5, 6]
+    assert record["sampler_logprobs"] == [*FLOATS, FLOATS[0]]
+    assert record["versions"] == [4, 4, 4, 4, 4, 4, 6]
     assert record["sources"] == [["model", 6, 1, 6], ["tool", 2, 0, 0], ["model", 1, 1, 1]]
     assert (record["rollout"], record["group"], record["sibling"], record["prompt_id"]) == (12, 5, 1, 7)
     assert (record["reward"], record["status"], record["finish"]) == (0.1 + 0.2, "ok", "stop")
@@ -145,11 +163,8 @@ def test_groups_come_back_in_order_and_train_the_same():
         ScoredGroup(
             group=Group(
                 prompt=replace(PROMPT, id=number, origin=PROMPT.origin),
-                trajectories=tuple(
-                    replace(
-                        trajectory(MODEL, TOOL, sibling=s),
-                        turn=replace(trajectory(MODEL).noise_key, prompt_id=number, sibling=s),
-                    )
+                episodes=tuple(
+                    episode(MODEL, TOOL, id=replace(episode(MODEL).id, prompt_id=number, sibling=s))
                     for s in range(size)
                 ),
                 planned=size,
@@ -166,6 +181,6 @@ def test_groups_come_back_in_order_and_train_the_same():
 
 def test_two_draws_of_one_prompt_stay_two_groups():
     # The same row drawn twice in a rollout: groups are told apart by their number, not by the prompt.
-    group = Group(prompt=PROMPT, trajectories=(trajectory(MODEL, sibling=0),), planned=1)
+    group = Group(prompt=PROMPT, episodes=(episode(MODEL, sibling=0),), planned=1)
     groups = [ScoredGroup(group=group, scores=(SCORE,))] * 2
     assert groups_of(through_json(records_of(groups))) == groups

@@ -5,38 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from covey.rewards.registry import total
 from covey.rollout.records import score_of, to_record
+from covey.training.buffer import RolloutBuffer
 from covey.training.source import ReplaySource
-from covey.training.state import RolloutBuffer
-from covey.types import (
-    AnnotatedSample,
-    Finish,
-    Origin,
-    Prompt,
-    Sample,
-    SamplingParams,
-    ScorePart,
-    Segment,
-    Source,
-    TrainSample,
-    Trajectory,
-    TurnId,
-)
+from covey.types import AnnotatedSample, Origin, Outcome, Prompt, Sample, ScorePart, TrainSample
+from support.groups import episode
 
 PROMPT = Prompt(id=0, messages=None, text="Q", token_ids=(9,), columns={}, origin=Origin(epoch=0, rollout=0))
-TRAJECTORY = Trajectory(
-    segments=(
-        Segment(token_ids=(9,), source=Source.PROMPT, trained=False),
-        Segment(
-            token_ids=(1, 2, 3), source=Source.MODEL, trained=True, logprobs=(-0.1,) * 3, versions=(0,) * 3
-        ),
-    ),
-    sampling=SamplingParams(temperature=1.0, max_new_tokens=4, stop_token_ids=()),
-    turn=TurnId(seed=0, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0),
-    finish=Finish.STOP,
-    text="a\n\nb",
-)
+EPISODE = episode((9,), (1, 2, 3), text="a\n\nb")
 PARTS = (
     ScorePart(name="prm", value=0.15, steps=(0.1, 0.2)),
     ScorePart(name="accuracy", value=1.0),
@@ -46,18 +25,18 @@ PARTS = (
 
 def test_a_record_keeps_steps_and_where_they_end():
     score = total(PARTS, [0.5, 1.0, 2.0], (2, 3))
-    record = json.loads(json.dumps(to_record(PROMPT, TRAJECTORY, score, group=0)))
+    record = json.loads(json.dumps(to_record(PROMPT, EPISODE, score, group=0)))
     assert score_of(record) == score
     assert record["parts"][0]["steps"] == [0.1, 0.2]
     assert record["steps"] == {"ends": [2, 3], "weights": [0.5, 1.0, 2.0], "outcome": 1.0}
     # A run without such rewards writes what it always has.
-    plain = to_record(PROMPT, TRAJECTORY, total(PARTS[1:2], [1.0]), group=0)
+    plain = to_record(PROMPT, EPISODE, total(PARTS[1:2], [1.0]), group=0)
     assert "steps" not in plain and "steps" not in plain["parts"][0]
 
 
 def test_a_replay_weighs_steps_anew(tmp_path):
     score = total(PARTS, [0.5, 1.0, 2.0], (2, 3))
-    line = json.dumps(to_record(PROMPT, TRAJECTORY, score, group=0))
+    line = json.dumps(to_record(PROMPT, EPISODE, score, group=0))
     (tmp_path / "rollout-000000.jsonl").write_text(line + "\n")
     source = ReplaySource(tmp_path, {"prm": 3.0, "accuracy": 0.25, "other": 1.0})
     (again,) = source.next(0).groups[0].scores
@@ -68,13 +47,14 @@ def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage():
     sample = Sample(
         group=0,
         sibling=0,
+        episode=0,
         token_ids=(9, 1, 2),
         prompt_length=1,
         is_trained=(False, True, True),
         sampler_logprobs=(-0.1, -0.2),
-        versions=(0, 0),
+        versions=((0, 2),),
         temperature=1.0,
-        finish=Finish.STOP,
+        outcome=Outcome.SCORED,
     )
     one = TrainSample(
         annotated=AnnotatedSample(sample=sample),
@@ -86,5 +66,7 @@ def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage():
     buffer.fill([one, replace(one, token_advantages=None)], {}, {})
     state = buffer.state()
     again.load_state(replace(state, json=json.loads(json.dumps(state.json))))
-    assert again.rows == buffer.rows
-    assert again.rows[0].advantages == (0.1, 0.2) and again.rows[1].advantages == (0.15, 0.15)
+    assert [r.annotated.sample for r in again.rows] == [sample, sample]
+    assert again.rows[0].advantages.tolist() == pytest.approx([0.1, 0.2])
+    assert again.rows[1].advantages.tolist() == pytest.approx([0.15, 0.15])
+    assert [r.advantage for r in again.rows] == [0.15, 0.15]

@@ -20,7 +20,7 @@ from covey.rollout.collect import Collected
 from covey.training.guards import Guards
 from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
 from covey.types import Batch, Denominators, MicroBatch, Origin, Prompt, Score, ScoredGroup
-from support.groups import prompt, scored, trajectory
+from support.groups import episode, prompt, scored
 from support.owners import Held
 
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
@@ -28,11 +28,11 @@ FLAT, LOUD = (1.0, 1.0, 1.0, 1.0), (1.0, 0.0, 0.0, 0.0)
 
 
 def group(asked: Prompt, totals: Sequence[float], version: int = 0) -> ScoredGroup:
-    trajectories = [
-        trajectory(asked.token_ids, (i,), number=asked.id, sibling=i, origin=asked.origin, version=version)
+    episodes = [
+        episode(asked.token_ids, (i,), number=asked.id, sibling=i, origin=asked.origin, version=version)
         for i in range(len(totals))
     ]
-    return scored(trajectories, [Score(total=t, parts=()) for t in totals], asked=asked)
+    return scored(episodes, [Score(total=t, parts=()) for t in totals], asked=asked)
 
 
 def table(size: int) -> OneByOne:
@@ -152,8 +152,8 @@ def test_stored_groups_take_what_is_still_missing() -> None:
     assert (ids(first), first.stale) == ([0, 1, 2, 3], frozenset())
     second = both.next(1)
     assert second.stale == {1, 3} and ids(second)[::2] == [0, 2] and set(ids(second)[1::2]) == {0, 2}
-    versions = [g.group.trajectories[0].segments[1].versions for g in second.groups]
-    assert versions == [(1,), (0,), (1,), (0,)]
+    versions = [list(g.group.episodes[0].versions) for g in second.groups]
+    assert versions == [[1], [0], [1], [0]]
     assert second.selection is not None
     assert second.selection.dropped["equal"] == (1, 3) and second.selection.num_silent == 0
     assert [g.group.prompt.id for g in second.selection.sampled] == [0, 1, 2, 3]
@@ -215,9 +215,9 @@ def test_another_process_goes_on_where_the_state_says(held: int) -> None:
 
 def tokens(collected: Collected) -> list[Any]:
     return [
-        (t.segments, t.noise_key, s.total)
+        (t.sequences, t.id, s.total)
         for g in collected.groups
-        for t, s in zip(g.group.trajectories, g.scores, strict=True)
+        for t, s in zip(g.group.episodes, g.scores, strict=True)
     ]
 
 
@@ -232,7 +232,7 @@ def test_a_smaller_buffer_takes_over_what_fits() -> None:
 # -- what a guard asks of a step that has them -------------------------------------------------------------
 
 
-def micro(is_stale_S: torch.Tensor | None) -> MicroBatch:
+def micro(age_S: torch.Tensor | None) -> MicroBatch:
     nothing = torch.zeros(0)
     return MicroBatch(
         tokens_T=nothing,
@@ -250,11 +250,11 @@ def micro(is_stale_S: torch.Tensor | None) -> MicroBatch:
         ref_logprob_N=None,
         trained_count_S=nothing,
         group_S=nothing,
-        is_stale_S=is_stale_S,
+        age_S=age_S,
     )
 
 
-@pytest.mark.parametrize(("stale", "wanted"), [(None, True), (torch.tensor([False, True]), False)])
+@pytest.mark.parametrize(("stale", "wanted"), [(None, True), (torch.tensor([0, 1]), False)])
 def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | None, wanted: bool) -> None:
     batch = Batch(
         micro_batches=(micro(None), micro(stale)),
@@ -268,7 +268,7 @@ def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | N
     guards = Guards(
         comm=LocalComm(),
         num_generations=2,
-        num_rows=2,
+        num_episodes=2,
         scaled_by=None,
         is_over_rollout=False,
         plain_loss=None,

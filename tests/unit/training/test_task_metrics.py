@@ -12,7 +12,7 @@ from covey.rollout.records import groups_of, records_of
 from covey.training.evaluate import _metrics
 from covey.training.measure import id_metrics, reward_metrics, task_metrics
 from covey.types import Finish, Metric, Score, ScoredGroup, ScorePart
-from support.groups import prompt, scored, trajectory
+from support.groups import episode, prompt, scored
 
 CODEC = load_codec(MODEL_DIR)
 TASKS = {"chat": ("kind",), "math": ("accuracy", "format")}
@@ -20,14 +20,14 @@ TASKS = {"chat": ("kind",), "math": ("accuracy", "format")}
 
 def group(number: int, task: str, *rows: tuple[dict[str, float], int]) -> ScoredGroup:
     """A group from the rewards that spoke and the tokens of each completion; the total is their sum."""
-    trajectories, scores = [], []
+    episodes, scores = [], []
     for sibling, (spoke, length) in enumerate(rows):
         finish = Finish.STOP if length < 8 else Finish.LENGTH
-        own = trajectory((9,), range(length), number=number, sibling=sibling, finish=finish)
-        trajectories.append(own)
+        own = episode((9,), range(length), number=number, sibling=sibling, finish=finish)
+        episodes.append(own)
         parts = tuple(ScorePart(name=n, value=spoke.get(n)) for n in ("accuracy", "format", "kind"))
         scores.append(Score(total=sum(spoke.values()), parts=parts))
-    return scored(trajectories, scores, asked=prompt(number, task=task))
+    return scored(episodes, scores, asked=prompt(number, task=task))
 
 
 MATH = group(0, "math", ({"accuracy": 1.0, "format": 1.0}, 2), ({"accuracy": 0.0, "format": 1.0}, 4))
@@ -78,7 +78,7 @@ def test_the_share_of_ids_that_the_tokenizer_does_not_have():
     size = CODEC.tokenizer.get_vocab_size()
     name = "completions/unknown_ids_ratio"
     wrote = [(1, 2, size - 1), (size, 3, size + 7, size), ()]
-    rows = [trajectory((size,), ids, number=0, sibling=n) for n, ids in enumerate(wrote)]
+    rows = [episode((size,), ids, number=0, sibling=n) for n, ids in enumerate(wrote)]
     assert id_metrics(rows, CODEC) == {name: Metric(value=3 / 7, count=7)}
     assert id_metrics(rows[:1], CODEC) == {name: Metric(value=0.0, count=3)}
     assert id_metrics(rows[2:], CODEC) == {name: Metric(value=None, count=0)}

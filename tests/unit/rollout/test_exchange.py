@@ -1,0 +1,270 @@
+"""The exchange: every rank has the records of all, rows are where they are forwarded, and what contradicts
+itself is named on every rank.
+
+Gloo processes run exchange_ranks.py; ranks that are threads run the same code and count bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from covey.batching.assignment import assign
+from covey.comm import LocalComm
+from covey.errors import GuardStop
+from covey.rollout.exchange import SUMMARY, Summaries, digest_of, exchange
+from covey.rollout.moving import TokenRow, move
+from support.processes import run_in_processes
+from support.rollout_shares import (
+    COLUMNS,
+    NUM_PARTS,
+    CountingComm,
+    MadeRollout,
+    made_rollout,
+    on_counting_ranks,
+    same_summaries,
+    same_tokens,
+)
+
+PROGRAM = str(Path(__file__).with_name("exchange_ranks.py"))
+EPISODES = 24
+
+
+@pytest.mark.parametrize("world", [2, 8])
+def test_processes_have_what_one_process_has(world: int) -> None:
+    run_in_processes(PROGRAM, "same", processes=world)
+
+
+def test_processes_name_the_same_fault() -> None:
+    run_in_processes(PROGRAM, "named", processes=3)
+
+
+@pytest.mark.parametrize("collective", ["swap", "gather"])
+def test_a_rank_that_leaves_in_the_middle_ends_the_others(collective: str) -> None:
+    run_in_processes(PROGRAM, "leaves", processes=3, environment={"LEAVES_IN": collective})
+
+
+def made(**changes: Any) -> MadeRollout:
+    """24 episodes in groups of 4, on 3 ranks."""
+    return made_rollout(6, 4, lambda episode: episode * 7 % 3, **changes)
+
+
+def test_one_process_keeps_its_rows() -> None:
+    alone = made_rollout(6, 4, lambda _: 0, several=0.5, failed=0.2, steps=0.3)
+    everyone = exchange(alone.share(0), EPISODES, LocalComm())
+    assert same_summaries(everyone, alone.summaries)
+    has_tokens = np.flatnonzero(everyone.rows["length"]).tolist()
+    mine = move(alone.held(0), everyone, np.zeros(len(everyone.rows), np.int64), LocalComm())
+    assert list(mine) == has_tokens
+    assert all(mine[n] is alone.tokens[n] for n in has_tokens)
+
+
+def test_a_record_is_at_most_100_bytes_with_eight_of_each_part() -> None:
+    assert SUMMARY.itemsize + 9 * NUM_PARTS <= 100 + 8 * NUM_PARTS
+
+
+def test_bytes_go_where_they_have_to() -> None:
+    """Records to every rank, each moved row from its owner to its rank, nothing else, nothing twice."""
+    rollout = made_rollout(64, 16, lambda episode: min(15, episode // 50), mean_length=300)
+    world, rows = 16, rollout.summaries.rows
+    held = [rollout.held(rank) for rank in range(world)]
+
+    def work(comm: CountingComm) -> tuple[Any, dict[int, TokenRow]]:
+        everyone = exchange(rollout.share(comm.rank), 64 * 16, comm)
+        dealt = assign(everyone.rows["length"], everyone.rows["group"], everyone.rows["owner"], world)
+        return dealt, move(held[comm.rank], everyone, dealt.rank_of_R, comm, COLUMNS)
+
+    results, shared = on_counting_ranks(world, work)
+    rank_of = results[0][0].rank_of_R
+    assert all((dealt.rank_of_R == rank_of).all() for dealt, _ in results)
+    assert results[0][0].unevenness <= 1.1
+    records = np.bincount(rows["owner"], minlength=world) * (100 + 8 * NUM_PARTS)
+    sent = shared.sent["gather_tensors"]
+    assert (sent <= records[:, None]).all() and (sent.sum(0) > 0).all()
+    # A row: 16 bytes of sizes, ids, a bit and 4 bytes a trained token for logprobs and each column, runs.
+    expected = np.zeros((world, world), np.int64)
+    for number, row in enumerate(rollout.tokens):
+        own, to = int(rows["owner"][number]), int(rank_of[number])
+        if own != to:
+            size = 16 + 4 * len(row.token_ids_L) + 12 * len(row.logprob_N) + 12 * len(row.version_V)
+            expected[own, to] += size
+    bits = shared.sent["swap_tensors"] - expected
+    lengths = np.zeros_like(expected)
+    np.add.at(lengths, (rows["owner"], rank_of), rows["length"])
+    assert (bits[expected > 0] == 8 + -(-lengths[expected > 0] // 8)).all()
+    assert not shared.sent["swap_tensors"][expected == 0].any()
+    assert all(set(own.num_read.values()) == {1} for own in held if own.num_read)
+    forwarded = sorted(n for _, mine in results for n in mine)
+    assert forwarded == list(range(len(rows)))
+    for rank, (_, mine) in enumerate(results):
+        assert all(rank_of[n] == rank and same_tokens(row, rollout.tokens[n]) for n, row in mine.items())
+
+
+def test_step_rewards_travel_only_where_there_are_some() -> None:
+    for steps, times in ((0.0, 1), (0.4, 2)):
+        rollout = made(steps=steps, several=0.3)
+
+        def work(comm: CountingComm, rollout: MadeRollout = rollout) -> tuple[bool, int]:
+            calls = 0
+            gather = comm.gather_tensors
+
+            def counted(own: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                return gather(own)
+
+            comm.gather_tensors = counted  # type: ignore[method-assign]
+            return same_summaries(
+                exchange(rollout.share(comm.rank), EPISODES, comm), rollout.summaries
+            ), calls
+
+        assert on_counting_ranks(3, work)[0] == [(True, times)] * 3
+
+
+def test_equal_completions_have_equal_digests() -> None:
+    ids = np.arange(40, dtype=np.int32)
+    assert digest_of(ids[3:9]) == digest_of(ids[3:9].copy()) != digest_of(ids[3:10])
+    assert digest_of(ids[:0]) == digest_of(np.zeros(0, np.int32))
+
+
+def changed(share: Summaries, number: int, **fields: int) -> Summaries:
+    """A share with one record changed."""
+    rows = share.rows.copy()
+    for name, value in fields.items():
+        rows[name][number] = value
+    return replace(share, rows=rows)
+
+
+def twice(share: Summaries) -> Summaries:
+    """A share with its first record at the end once more."""
+    return Summaries(
+        rows=np.concatenate([share.rows, share.rows[:1]]),
+        parts_RK=np.concatenate([share.parts_RK, share.parts_RK[:1]]),
+        statuses_RK=np.concatenate([share.statuses_RK, share.statuses_RK[:1]]),
+    )
+
+
+def without(share: Summaries, number: int) -> Summaries:
+    """A share without one of its records."""
+    keep = np.arange(len(share.rows)) != number
+    return Summaries(
+        rows=share.rows[keep], parts_RK=share.parts_RK[keep], statuses_RK=share.statuses_RK[keep]
+    )
+
+
+# Rank 1 of three has the episodes 1, 4, 7 and so on.
+WRONG = {
+    "unknown": (
+        lambda share: changed(share, 2, episode=24),
+        "rank 1 reported completion 24, but the rollout has the completions 0 to 23",
+    ),
+    "negative": (
+        lambda share: changed(share, 2, episode=-1),
+        "rank 1 reported completion -1, but the rollout has the completions 0 to 23",
+    ),
+    "of another rank": (
+        lambda share: changed(share, 1, episode=3),
+        "completion 3 was reported twice, by ranks 0, 1",
+    ),
+    "another row of another rank's": (
+        lambda share: changed(share, 1, episode=3, row=1),
+        "completion 3 was reported twice, by ranks 0, 1",
+    ),
+    "a row twice": (twice, "completion 1 was reported twice, by rank 1"),
+    "missing": (lambda share: without(share, 1), "of 24 completions no rank reported 1: 4"),
+    "none": (
+        lambda share: Summaries(
+            rows=share.rows[:0], parts_RK=share.parts_RK[:0], statuses_RK=share.statuses_RK[:0]
+        ),
+        "of 24 completions no rank reported 8: 1, 4, 7, 10, 13, 16, and 2 more",
+    ),
+    "lacks its first sequence": (
+        lambda share: changed(share, 1, row=1),
+        "completion 4 lacks one of its sequences; those reported are 1",
+    ),
+    "lacks one below 0": (
+        lambda share: changed(share, 1, row=-1),
+        "completion 4 lacks one of its sequences; those reported are -1",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_records_that_contradict_the_plan(what: str) -> None:
+    spoil, seen = WRONG[what]
+    rollout = made()
+
+    def work(comm: CountingComm) -> Summaries:
+        comm.activity.step = 5
+        share = rollout.share(comm.rank)
+        return exchange(spoil(share) if comm.rank == 1 else share, EPISODES, comm)
+
+    stops, _ = on_counting_ranks(3, work)
+    assert all(isinstance(stop, GuardStop) for stop in stops), stops
+    assert {(stop.finding.code, str(stop.finding.seen)) for stop in stops} == {("F122", f"step 5: {seen}")}
+
+
+def row_of(row: TokenRow, what: str) -> TokenRow:
+    """A row with one thing wrong."""
+    match what:
+        case "shorter":
+            return replace(row, token_ids_L=row.token_ids_L[1:], is_trained_L=row.is_trained_L[1:])
+        case "token":
+            ids = row.token_ids_L.copy()
+            ids[-1] ^= 1
+            return replace(row, token_ids_L=ids)
+        case "mask":
+            return replace(row, is_trained_L=np.ones_like(row.is_trained_L))
+        case "version":
+            return replace(row, version_V=row.version_V + 1)
+        case "runs":
+            return replace(row, count_V=row.count_V + 1)
+    raise AssertionError(what)
+
+
+ROWS = {
+    "shorter": ("F110", "tokens, "),
+    "token": ("F110", "other tokens of the same number"),
+    "mask": ("F110", "a mask or versions for another number of trained tokens"),
+    "runs": ("F110", "a mask or versions for another number of trained tokens"),
+    "version": ("F110", "tokens of other policy versions"),
+    "lost": ("F122", "rank 1 was to have 8 rows for rank 2, but had 7, 7 of them right"),
+    "lost at home": ("F122", "rank 1 was to have 8 rows for rank 1, but had 7, 7 of them right"),
+    "one more": ("F122", "rank 1 was to have 7 rows for rank 2, but had 8, 7 of them right"),
+    "more columns": ("F122", "rank 1 was to have 8 rows for rank 2, but had 0, 0 of them right"),
+}
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_rows_that_are_not_those_of_their_records(what: str) -> None:
+    """Rank 1 sends its rows to rank 2; a fault of one row stops all three."""
+    rollout = made()
+
+    def work(comm: CountingComm) -> dict[int, TokenRow]:
+        everyone = exchange(rollout.share(comm.rank), EPISODES, comm)
+        owner = everyone.rows["owner"].astype(np.int64)
+        own = np.flatnonzero(owner == comm.rank).tolist()
+        held = {n: rollout.tokens[n] for n in own}
+        rank_of = owner if what == "lost at home" else np.where(owner == 1, 2, owner)
+        columns = COLUMNS
+        if comm.rank == 1 and what.startswith("lost"):
+            del held[own[3]]
+        elif comm.rank == 1 and what == "more columns":
+            columns = (*COLUMNS, COLUMNS[0])
+        elif what == "one more":
+            # The receiver knows of another assignment.
+            if comm.rank != 1:
+                rank_of[np.flatnonzero(owner == 1)[0]] = 1
+        elif comm.rank == 1:
+            held[own[3]] = row_of(held[own[3]], what)
+        return move(held, everyone, rank_of, comm, columns)
+
+    stops, _ = on_counting_ranks(3, work)
+    assert all(isinstance(stop, GuardStop) for stop in stops), stops
+    code, words = ROWS[what]
+    assert {stop.finding.code for stop in stops} == {code}
+    assert len({str(stop.finding.seen) for stop in stops}) == 1 and words in str(stops[0].finding.seen)
