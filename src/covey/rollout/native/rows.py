@@ -17,7 +17,7 @@ from covey.kernels.protocol import DrawInputs
 from covey.rollout.native.kept import Copied, KeptRow
 from covey.rollout.noise import Ahead
 from covey.types import Finish, GenerationRequest
-from covey.types.arrays import Versions, joined_runs
+from covey.types.arrays import Versions
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Row:
     started: float
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: Versions = ()
+    _versions: list[list[int]] = field(default_factory=list)
     has_ended: bool = False
 
     @property
@@ -71,8 +71,15 @@ class Row:
                 finish = Finish.LENGTH
             if finish is not None:
                 break
-        self.versions = joined_runs([self.versions, ((version, len(self.tokens) - before),)])
+        if not self._versions or self._versions[-1][0] != version:
+            self._versions.append([version, 0])
+        self._versions[-1][1] += len(self.tokens) - before
         return finish
+
+    @property
+    def versions(self) -> Versions:
+        """Which weights drew its tokens."""
+        return tuple((version, count) for version, count in self._versions)
 
 
 @dataclass(slots=True)
