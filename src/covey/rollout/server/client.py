@@ -117,7 +117,9 @@ class ServerEngine:
     # -- sampling
 
     def submit(self, request: GenerationRequest) -> int:
-        """Queue a request beside those of its prefix."""
+        """Queue a request beside those of its prefix. ValueError for one with media."""
+        if request.media:
+            raise ValueError("rollout servers take no images, audio or video")
         number = self._next_id
         self._next_id += 1
         self._queue.add([(number, request)])

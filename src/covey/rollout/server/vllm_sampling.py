@@ -149,8 +149,6 @@ class VllmSampling:
 def _body(model: str, request: GenerationRequest) -> dict[str, Any]:
     """The whole distribution at the request's temperature, its own seed, an end at its own tokens alone: what
     is not said here would come from the model's generation_config.json."""
-    if request.media:
-        raise ValueError("rollout servers take no images, audio or video")
     sampling = request.sampling
     return {
         "model": model,
