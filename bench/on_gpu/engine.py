@@ -98,7 +98,7 @@ def agreement(got: Sequence[Completion], other: Sequence[Completion]) -> tuple[f
         for a, b, x, y in zip(mine.token_ids, its.token_ids, mine.logprobs, its.logprobs, strict=True):
             if a != b:
                 break
-            gaps.append(abs(x - y))
+            gaps.append(abs(float(x) - float(y)))
     total = sum(len(c.token_ids) for c in got)
     if not gaps or any(gap != gap for gap in gaps):
         return 0.0, float("inf"), float("inf")

@@ -13,14 +13,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from covey.types import StreamSegment
-from covey.types.arrays import Bools, ByValue, Ints, bools, ints
+from covey.types.arrays import ByValue, bools, ints
+
+if TYPE_CHECKING:
+    from covey.types.arrays import Bools, Ints
 
 StreamKind = Literal["padded", "packed", "prefix"]
 

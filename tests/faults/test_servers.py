@@ -39,9 +39,9 @@ from covey.rollout.publisher import Publisher
 from covey.rollout.server.call import Caller
 from covey.rollout.server.http import _Handler
 from covey.rollout.server.remote import State
-from covey.types import Completion, GenerationRequest, SamplingParams, TurnId
+from covey.types import GenerationRequest, SamplingParams, TurnId
 from faults import covey_run
-from support.engines import sampled
+from support.engines import Plain, sampled
 from support.models import VOCAB, policy_of
 from support.ranks import run_ranks
 from support.servers import Process, Running, covey, engine_on, policy_of_server, processes, running
@@ -81,12 +81,12 @@ def requests() -> list[GenerationRequest]:
 
 
 @pytest.fixture(scope="module")
-def expected(policies: list[Policy], requests: list[GenerationRequest]) -> list[Completion]:
+def expected(policies: list[Policy], requests: list[GenerationRequest]) -> list[Plain]:
     """What the engine of the process samples."""
     return sampled(NativeEngine(policies[0]), requests)
 
 
-def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
+def tokens(completions: list[Plain]) -> list[tuple[int, ...]]:
     return [c.token_ids for c in completions]
 
 
@@ -98,7 +98,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
 
 
 def test_a_server_that_is_killed_in_a_rollout_loses_nothing_and_comes_back(
-    tmp_path: Path, policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    tmp_path: Path, policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     with processes(tmp_path, 2) as (first, second):
         engine = engine_on([first.address, second.address], token=first.token)
@@ -124,7 +124,7 @@ def test_a_server_that_is_stopped_is_given_up_in_time_and_comes_back(
     pair: list[Process],
     policies: list[Policy],
     requests: list[GenerationRequest],
-    expected: list[Completion],
+    expected: list[Plain],
 ) -> None:
     first, second = pair
     engine = engine_on([p.address for p in pair], token=first.token, timeout_s=3.0)
@@ -172,7 +172,7 @@ GARBAGE: dict[str, Callable[[dict[str, Any]], bytes]] = {
     "other tokens than logprobs": lambda body: line({**body, "logprobs": body["logprobs"][1:]}),
     "tokens of no vocabulary": lambda body: line({**body, "token_ids": [1 << 20] * len(body["token_ids"])}),
     "logprobs that are NaN": lambda body: line({**body, "logprobs": [float("nan")] * len(body["logprobs"])}),
-    "another version": lambda body: line({**body, "versions": [7] * len(body["versions"])}),
+    "another version": lambda body: line({**body, "versions": [[7, len(body["token_ids"])]]}),
     "an end before the end": lambda body: line({"done": True}),
     "a name too many": lambda body: line({**body, "reward": 1.0}),
 }
@@ -188,7 +188,7 @@ def chunk(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("what", GARBAGE)
 def test_a_server_that_answers_garbage_is_left_out(
-    what: str, policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    what: str, policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     class Broken(_Handler):
         def _chunk(self, body: Any) -> None:
@@ -207,7 +207,7 @@ def test_a_server_that_answers_garbage_is_left_out(
 
 @pytest.mark.parametrize("data", [b"zzz\r\n", b"5\r\n{\r\n", b"ffffffff\r\n"], ids=["hex", "short", "long"])
 def test_a_stream_that_breaks_off_is_sampled_elsewhere(
-    data: bytes, policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    data: bytes, policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     class Broken(_Handler):
         def _chunk(self, body: Any) -> None:
@@ -223,7 +223,7 @@ def test_a_stream_that_breaks_off_is_sampled_elsewhere(
 
 
 def test_a_completion_that_comes_twice_counts_once(
-    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     class Doubled(_Handler):
         def _chunk(self, body: Any) -> None:
@@ -238,7 +238,7 @@ def test_a_completion_that_comes_twice_counts_once(
 
 
 def test_a_server_that_is_slow_is_waited_for(
-    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     """A sign of the engine every second is enough, however long a completion takes."""
     with running(policies[1]) as server:
@@ -256,7 +256,7 @@ def test_a_server_that_is_slow_is_waited_for(
 
 
 def test_an_engine_that_stands_still_is_given_up(
-    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     """The signs are the engine's: HTTP alone that still answers says nothing."""
     over = threading.Event()
@@ -285,7 +285,7 @@ class Talking(_Handler):
 
 
 def test_a_server_that_talks_and_computes_nothing_is_given_up(
-    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     with running(policies[1]) as good, running(policies[2]) as bad:
         bad.http.RequestHandlerClass = Talking
@@ -303,7 +303,7 @@ def test_a_server_that_talks_and_computes_nothing_is_given_up(
 
 
 def test_an_engine_that_turns_and_computes_nothing_is_given_up(
-    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     with running(policies[1]) as good, running(policies[2]) as bad:
         bad.engine._engine._advance = lambda: time.sleep(0.01) or []  # type: ignore
@@ -314,7 +314,7 @@ def test_an_engine_that_turns_and_computes_nothing_is_given_up(
 
 
 def test_a_consumer_that_takes_its_time_gives_up_nobody(
-    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     """What a server said while nobody looked was said in time."""
     with running(policies[1]) as server:
@@ -335,7 +335,7 @@ class LosesTheEnd(_Handler):
 
 
 def test_a_server_that_the_first_rank_could_not_confirm_is_used_by_no_rank(
-    policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     with running(policies[1]) as good, running(policies[2]) as bad:
         bad.http.RequestHandlerClass = LosesTheEnd
@@ -382,7 +382,7 @@ class Cut(_Handler):
 
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_publish_that_fails_on_one_of_three_goes_on_with_two(
-    how: str, policies: list[Policy], requests: list[GenerationRequest], expected: list[Completion]
+    how: str, policies: list[Policy], requests: list[GenerationRequest], expected: list[Plain]
 ) -> None:
     with running(policies[1]) as one, running(policies[2]) as two, running(policies[3]) as three:
         engine = engine_on([one.address, two.address, three.address])
@@ -604,7 +604,7 @@ def test_over_tls_the_certificate_is_checked(
     monkeypatch: pytest.MonkeyPatch,
     policies: list[Policy],
     requests: list[GenerationRequest],
-    expected: list[Completion],
+    expected: list[Plain],
 ) -> None:
     make = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2"
     make += " -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"

@@ -242,7 +242,7 @@ def _completion(tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> Complet
         request_id=0,
         token_ids=tokens,
         logprobs=logprobs,
-        versions=(0,) * len(tokens),
+        versions=((0, len(tokens)),),
         finish=Finish.LENGTH,
         seconds=0.0,
     )

@@ -10,7 +10,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.group import GroupEngine
 from covey.types import Completion, GenerationRequest
-from support.engines import sampled
+from support.engines import Plain, sampled
 from support.vllm_learner import Learner, prompts, request_of, settings
 
 # What a run that was killed leaves in shared memory, under the name that vLLM gives by itself.
@@ -45,7 +45,9 @@ def requests_of(rank: int) -> list[GenerationRequest]:
     return [request_of(p, 10 * rank + i) for i, p in enumerate(prompts()) if rank or i % 2]
 
 
-def largest_gap(learner: Learner, asked: list[GenerationRequest], given: list[Completion]) -> float:
+def largest_gap(
+    learner: Learner, asked: list[GenerationRequest], given: Sequence[Completion | Plain]
+) -> float:
     return max(learner.gap(*pair) for pair in zip(asked, given, strict=True))
 
 

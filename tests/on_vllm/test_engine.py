@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -12,7 +13,7 @@ import torch
 from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.types import Finish
-from support.engines import sampled
+from support.engines import plain, sampled
 from support.vllm_learner import Learner, prompts, request_of, settings
 
 pytestmark = pytest.mark.vllm
@@ -81,7 +82,7 @@ def test_a_seed_draws_the_same_alone_late_and_in_a_batch(served: VllmEngine) -> 
     numbers = [served.submit(requests[0])]
     found = {}
     for completion in served.results():
-        found[completion.request_id] = completion.token_ids
+        found[completion.request_id] = plain(completion).token_ids
         if len(numbers) == 1:
             numbers += [served.submit(request) for request in requests[1:]]
     assert [found[number] for number in numbers] == first
@@ -146,7 +147,7 @@ def test_a_cache_that_is_not_reset(
 ) -> None:
     requests = [request_of(prompts()[-1], i) for i in range(4)]
     sampled(served, requests)
-    monkeypatch.setattr(served._llm, "reset_prefix_cache", lambda: True)
+    monkeypatch.setattr(served._llm, "reset_prefix_cache", lambda **_: True)
     other = learner.changed(5)
     served.publish(other.weights(), 5)
     assert other.gaps(served, requests) > 0.01
@@ -155,7 +156,7 @@ def test_a_cache_that_is_not_reset(
 def test_a_cache_that_cannot_be_reset_is_a_failed_publish(
     served: VllmEngine, learner: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served._llm, "reset_prefix_cache", lambda: False)
+    monkeypatch.setattr(served._llm, "reset_prefix_cache", lambda **_: False)
     with pytest.raises(RuntimeError, match="prefix cache"):
         served.publish(learner.weights(), 6)
 
@@ -208,3 +209,62 @@ def test_what_is_too_long_is_refused(served: VllmEngine) -> None:
 def test_rest_changes_nothing_on_a_cpu(served: VllmEngine, learner: Learner) -> None:
     served.rest()
     assert learner.gaps(served, [request_of(p) for p in prompts()]) < CLOSE
+
+
+def test_a_longer_turn_is_sampled_as_alone(
+    served: VllmEngine, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's prefix cache has the blocks of the earlier turn; nothing of them shows."""
+    first = request_of(prompts()[4], max_new_tokens=40)
+    (done,) = sampled(served, [replace(first, may_go_on=True)])
+    longer = replace(
+        first,
+        turn=replace(first.turn, turn=1),
+        prompt_token_ids=(*first.prompt_token_ids, *done.token_ids, 5, 6, 7),
+        extends=first.turn,
+    )
+    cached, step = [], served._llm.llm_engine.step
+
+    def counting():
+        outputs = step()
+        cached.extend(output.num_cached_tokens for output in outputs)
+        return outputs
+
+    monkeypatch.setattr(served._llm.llm_engine, "step", counting)
+    (found,) = sampled(served, [longer])
+    assert learner.gap(longer, found) < CLOSE
+    # Whole blocks of 32 of the 97 tokens, of which the last one was fed to nobody.
+    assert len(longer.prompt_token_ids) == 57 + 40 + 3 and max(cached) == 96
+    served.publish(learner.weights(), 0)
+    (again,) = sampled(served, [longer])
+    assert again.token_ids == found.token_ids
+
+
+def test_media_are_refused(served: VllmEngine) -> None:
+    with pytest.raises(ValueError, match="no images"):
+        served.submit(replace(request_of([5, 6, 7]), media=("an image",)))
+
+
+def test_weights_come_while_requests_run(served: VllmEngine, learner: Learner) -> None:
+    """Each token is of one version, and its logprob that of these weights for all that is before it."""
+    other = learner.changed(11)
+    long, late = request_of([5, 6, 7], 1, max_new_tokens=60), request_of([5, 6, 7], 3, max_new_tokens=6)
+    numbers = [served.submit(long), served.submit(request_of([5, 6, 7], 2, max_new_tokens=6))]
+    found = {}
+    for completion in served.results():
+        found[completion.request_id] = plain(completion)
+        if len(found) == 1:
+            assert other.agrees_with(served.publish(other.weights(), 12))
+            numbers.append(served.submit(late))
+    running = found[numbers[0]]
+    old = running.versions.index(12)
+    assert 0 < old < 60 and len(running.versions) == len(running.logprobs) == 60
+    assert set(running.versions[:old]) == {0} and set(running.versions[old:]) == {12}
+    before = replace(running, token_ids=running.token_ids[:old], logprobs=running.logprobs[:old])
+    assert learner.gap(long, before) < CLOSE
+    behind = replace(long, prompt_token_ids=(*long.prompt_token_ids, *running.token_ids[:old]))
+    after = replace(running, token_ids=running.token_ids[old:], logprobs=running.logprobs[old:])
+    # vLLM has computed the row again: nothing of the former keys and values is left.
+    assert other.gap(behind, after) < CLOSE
+    assert set(found[numbers[2]].versions) == {12} and other.gap(late, found[numbers[2]]) < CLOSE
+    served.publish(learner.weights(), 0)

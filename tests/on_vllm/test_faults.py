@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from covey.rollout.server.call import Caller
-from covey.types import Completion, GenerationRequest
-from support.engines import sampled
+from covey.types import GenerationRequest
+from support.engines import Plain, sampled
 from support.servers import TOKEN, engine_on
 from support.vllm_learner import Learner, prompts, request_of
 
@@ -93,7 +93,7 @@ def wait_for(holds: Callable[[], object], process: Any, said: Path, seconds: flo
 
 
 def assert_whole(
-    learner: Learner, requests: Sequence[GenerationRequest], found: list[Completion], version: int
+    learner: Learner, requests: Sequence[GenerationRequest], found: list[Plain], version: int
 ) -> None:
     """Every completion is as long as was asked for, of one version, and the learner's."""
     assert [len(c.token_ids) for c in found] == [r.sampling.max_new_tokens for r in requests]

@@ -34,8 +34,8 @@ from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.vllm_serve import VllmServe
 from covey.training.facts.servers import with_servers
 from covey.training.served import served_engine
-from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
-from support.engines import sampled
+from covey.types import Finish, GenerationRequest, SamplingParams, TurnId
+from support.engines import Plain, sampled
 from support.steps import OPTIMIZER
 
 pytestmark = pytest.mark.vllm
@@ -145,7 +145,7 @@ def requests(count: int = 24, **sampling: Any) -> list[GenerationRequest]:
     ]
 
 
-def gap(policy: Policy, asked: list[GenerationRequest], completions: list[Completion]) -> float:
+def gap(policy: Policy, asked: list[GenerationRequest], completions: list[Plain]) -> float:
     """The largest distance of an engine's log-probability from that of transformers' own model."""
     largest = 0.0
     for request, completion in zip(asked, completions, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,19 +16,44 @@ from covey.models.policy import Policy
 from covey.rollout.engine import Capabilities, NamedWeights
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.receipts import Sent
-from covey.types import Completion, Finding, GenerationRequest, Receipt
+from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
+from covey.types.arrays import each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """A completion as tuples of numbers, which compare and hash; one version for each token."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish: Finish
+    seconds: float = field(compare=False)
+
+
+def plain(completion: Completion) -> Plain:
+    """A completion as tuples of numbers."""
+    return Plain(
+        request_id=completion.request_id,
+        token_ids=tuple(completion.token_ids.tolist()),
+        logprobs=tuple(completion.logprobs.tolist()),
+        versions=tuple(each(completion.versions)),
+        finish=completion.finish,
+        seconds=completion.seconds,
+    )
 
 
 def sampled(
     engine: Any, requests: Sequence[GenerationRequest], then: Callable[[], object] = lambda: None
-) -> list[Completion]:
+) -> list[Plain]:
     """Completions in the order of the requests, each exactly once; `then` happens after the first."""
     numbers = [engine.submit(request) for request in requests]
-    found: list[Completion] = []
+    found: list[Plain] = []
     for completion in engine.results():
         if not found:
             then()
-        found.append(completion)
+        found.append(plain(completion))
     assert sorted(c.request_id for c in found) == sorted(numbers)
     by_number = {c.request_id: c for c in found}
     return [by_number[number] for number in numbers]

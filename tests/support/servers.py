@@ -49,7 +49,7 @@ def status_of(policy: Policy, **changes: Any) -> ServerStatus:
         **{"model_type": "llama", "num_parameters": 1, "vocab": policy.vocab, "max_len": 2048},
         **{"dtype": "float32", "version": NO_VERSION, "rows": 64, "noise_keys": True, "run": ""},
         **{"is_receiving": False, "publish_directory": "", "adapter_rank": 0, "base": ""},
-        **{"group_device": "cpu"},
+        **{"group_device": "cpu", "swaps": True},
     }
     return ServerStatus(**{**values, **changes})
 

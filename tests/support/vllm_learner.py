@@ -16,7 +16,7 @@ from covey.quickstart import task
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
 from covey.types import Completion, GenerationRequest, Receipt, SamplingParams, TurnId
-from support.engines import sampled
+from support.engines import Plain, sampled
 
 
 def settings(**changes: Any) -> VllmSettings:
@@ -59,7 +59,7 @@ class Learner:
         noise = {n: 0.02 * torch.randn(t.shape, generator=generator) for n, t in self.given.items()}
         return Learner(self.policy, {n: t + noise[n] for n, t in self.given.items()})
 
-    def gap(self, request: GenerationRequest, completion: Completion) -> float:
+    def gap(self, request: GenerationRequest, completion: Completion | Plain) -> float:
         """The largest difference of the engine's log-probabilities from these weights'."""
         ids = torch.tensor([[*request.prompt_token_ids, *completion.token_ids]])
         before = len(request.prompt_token_ids)

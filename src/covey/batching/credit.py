@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,7 +34,10 @@ from covey.types import (
     Status,
     TrainSample,
 )
-from covey.types.arrays import Floats, bools
+from covey.types.arrays import bools
+
+if TYPE_CHECKING:
+    from covey.types.arrays import Floats
 
 UNSCORED = ("invalid", "infrastructure")
 """Why a row is in no statistic of its group."""

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from covey.algorithm.advantages import ScaleRewards, advantages
 from covey.types import Sample, Score, ScoredGroup
-from covey.types.arrays import Floats, floats
+from covey.types.arrays import floats
+
+if TYPE_CHECKING:
+    from covey.types.arrays import Floats
 
 RowIndex = tuple[int, int]
 """Group and sibling of a row."""

@@ -31,6 +31,7 @@ class Capabilities:
     is gone after `rest`, so that the same version has to be published again. `adapter_rank` is the highest
     rank of a LoRA adapter that it applies itself (0: none), beside a base that it has been sent before.
     `spans_ranks`: several ranks compute each step of it together, so that none of them may leave alone.
+    `swaps`: it takes a publish while requests run.
     """
 
     logprobs: bool
@@ -41,6 +42,7 @@ class Capabilities:
     dtype: torch.dtype | None = None
     adapter_rank: int = 0
     spans_ranks: bool = False
+    swaps: bool = False
 
 
 class Engine(Protocol):
@@ -62,11 +64,15 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: GenerationRequest) -> int:
-        """Take a request and return its id; nothing is computed yet."""
+        """Take a request and return its id; nothing is computed yet. One that comes while `results` is read,
+        between two completions, is sampled beside what runs; what came before the first is sampled the same
+        whether others follow or not."""
         ...
 
     def results(self) -> Iterator[Completion]:
-        """Run until nothing is left, giving each completion as it ends."""
+        """Run until nothing is left, giving each completion as it ends; between two of them the caller may
+        submit, abort and publish. A row whose request may go on is kept for one that extends it until the
+        next publish, the next rest, or until memory is short."""
         ...
 
     def abort(self, ids: Sequence[int]) -> None:
@@ -80,9 +86,12 @@ class Engine(Protocol):
         engine on the learner's own weights asks for none. The receipt says what it holds then: for an engine
         with members, what each of them does.
 
-        One with an `adapter_rank` may be given the matrices of an adapter as well, under peft's names: behind
-        the weights of the base, or alone, for the base that it holds. What it is not given of an adapter is
-        no part of the version.
+        Where it `swaps`, rows may run meanwhile: their next tokens are of the new version, and
+        `Completion.versions` says which are. What is behind them differs. The native engine goes on with the
+        keys and values that the former weights made, so that the first logprobs after it are neither's; vLLM
+        drops them and computes the rows again. `generate` ends a batch with the weights that it began with. A
+        server does as its engine; what one that does not swap was sampling is sampled again. A publish that
+        fails leaves no version, and what runs is to be aborted.
         """
         ...
 
@@ -121,7 +130,7 @@ class ServedEngine(Engine, Protocol):
     """An engine that a server may stand before: others ask for more while it runs."""
 
     on_turn: Callable[[], None]
-    """Called between two steps within `results`, by its thread; it may submit and abort."""
+    """Called between two steps within `results`, by its thread; it may submit, abort and publish."""
 
     @property
     def num_computed(self) -> int:

@@ -52,7 +52,7 @@ class GenerateEngine:
     """Samples with `model.generate`, at most `max_rows` completions at a time; `on_turn` is called before
     each batch, and may submit and abort."""
 
-    capabilities = Capabilities(logprobs=True, noise_keys=True)
+    capabilities = Capabilities(logprobs=True, noise_keys=True, swaps=True)
     given_up = ""
     members = NO_MEMBERS
 

@@ -59,10 +59,7 @@ class Serving:
 def serve(serving: Serving, say: Callable[[str], None]) -> None:
     """Load the model and answer until the process is told to end."""
     device = own_device()
-    low = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    dtype = {"auto": torch.bfloat16 if low else torch.float32, "float32": torch.float32}.get(
-        serving.dtype, torch.bfloat16
-    )
+    dtype = _dtype_of(serving, device)
     engine, sizes = _engine(serving, device, dtype)
     workers = engine.workers if isinstance(engine, VllmEngine) else None
     devices = [device_name(device)] if workers is None else workers.devices()
@@ -87,6 +84,7 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         adapter_rank=engine.capabilities.adapter_rank,
         base="",
         group_device=group_devices(devices) if takes_group else "",
+        swaps=engine.capabilities.swaps,
     )
     front = Front(engine, about, ends_with_run=serving.ends_with_run, workers=workers)
     access = Access(
@@ -125,6 +123,13 @@ class _Sizes(NamedTuple):
     vocab: int
     max_len: int
     largest_bytes: int
+
+
+def _dtype_of(serving: Serving, device: torch.device) -> torch.dtype:
+    """What the copy of the weights is held in; with `auto` bfloat16 on a GPU that computes in it."""
+    low = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    own = {"auto": torch.bfloat16 if low else torch.float32, "float32": torch.float32}
+    return own.get(serving.dtype, torch.bfloat16)
 
 
 def _engine(

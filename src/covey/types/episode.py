@@ -97,12 +97,20 @@ class TurnId(EpisodeId):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One turn to sample. Requests with an equal `prefix` share one prefill where the engine can."""
+    """One turn to sample. Requests with an equal `prefix` share one prefill where the engine can.
+
+    `extends` names the turn that the prompt goes on from: where it begins with that turn's prompt and all of
+    its sampled tokens, an engine that still has their keys and values computes what is behind them alone.
+    `may_go_on` says that another request may extend this one. Both only save work: neither changes what is
+    sampled. Each of `media` can be hashed.
+    """
 
     turn: TurnId
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     media: tuple[Any, ...] = ()
+    extends: TurnId | None = None
+    may_go_on: bool = False
 
     @property
     def prefix(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:

@@ -21,6 +21,7 @@ from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from covey.rollout.native.engine import NativeEngine
 from covey.types import GenerationRequest, SamplingParams, TurnId
+from support.engines import plain
 from support.models import VOCAB, random_model
 from support.needs import need
 from support.recording import record
@@ -77,7 +78,7 @@ def sampled(policy, kernels=None, rollout=0, engine=None):
             key = TurnId(seed=1, split="train", rollout=rollout, attempt=0, prompt_id=prompt, sibling=sibling)
             engine.submit(GenerationRequest(prompt_token_ids=tuple(tokens), sampling=sampling, turn=key))
     done = sorted(engine.results(), key=lambda c: c.request_id)
-    return [c.token_ids for c in done], torch.tensor([p for c in done for p in c.logprobs])
+    return [plain(c).token_ids for c in done], torch.tensor([p for c in done for p in c.logprobs])
 
 
 @pytest.mark.parametrize("stream", ["prefix", "packed"])

@@ -27,6 +27,7 @@ from covey.models.lora import (
 from covey.models.probe import micro_of
 from covey.rollout.native.engine import NativeEngine
 from covey.types import GenerationRequest, SamplingParams, TurnId
+from support.engines import plain
 
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -343,7 +344,7 @@ def test_the_engine_samples_the_same_merged_and_unmerged(bases):
     def sample():
         engine = NativeEngine(policy)
         numbers = [engine.submit(r) for r in requests]
-        done = {c.request_id: c.token_ids for c in engine.results()}
+        done = {c.request_id: plain(c).token_ids for c in engine.results()}
         return [done[n] for n in numbers]
 
     unmerged = sample()

@@ -14,7 +14,8 @@ from covey.data.text import TextCodec, load_codec
 from covey.models.load import choose_stream, load_policy
 from covey.models.policy import Policy
 from covey.quickstart import task
-from covey.types import Completion, GenerationRequest, SamplingParams, TurnId
+from covey.types import GenerationRequest, SamplingParams, TurnId
+from support.engines import Plain, plain
 
 VOCAB = 96
 CPU = torch.device("cpu")
@@ -121,12 +122,12 @@ def random_prompts() -> Callable[..., list[list[int]]]:
 
 
 @pytest.fixture(scope="session")
-def run_engine() -> Callable[..., list[Completion]]:
+def run_engine() -> Callable[..., list[Plain]]:
     """Submit requests and return their completions in the order of submission."""
 
-    def run(engine: Any, requests: Sequence[GenerationRequest]) -> list[Completion]:
+    def run(engine: Any, requests: Sequence[GenerationRequest]) -> list[Plain]:
         numbers = [engine.submit(r) for r in requests]
-        done = {c.request_id: c for c in engine.results()}
+        done = {c.request_id: plain(c) for c in engine.results()}
         assert sorted(done) == sorted(numbers)
         return [done[n] for n in numbers]
 

@@ -14,6 +14,7 @@ from covey.models.policy import Policy
 from covey.rollout.native import caches
 from covey.rollout.native.engine import NativeEngine
 from covey.types import GenerationRequest, SamplingParams, TurnId
+from support.engines import plain
 from support.needs import need
 
 
@@ -42,7 +43,7 @@ def alone(policy: Policy, request: GenerationRequest) -> tuple[int, ...]:
     engine = NativeEngine(policy)
     engine.submit(request)
     (completion,) = engine.results()
-    return completion.token_ids
+    return plain(completion).token_ids
 
 
 LATE = {
@@ -68,7 +69,7 @@ def test_what_comes_late_is_sampled_as_alone(case: str, after: int, tiny_policy)
         if number == after:
             wanted |= {engine.submit(request): request for request in LATE[case]}
         completion = next(results)
-        found[completion.request_id] = completion.token_ids
+        found[completion.request_id] = plain(completion).token_ids
     assert next(results, None) is None
     assert found == {number: alone(policy, request) for number, request in wanted.items()}
 
@@ -95,7 +96,7 @@ def test_a_generator_that_was_left_alone_and_another(tiny_policy) -> None:
     requests.append(request_of(80, 30))
     engine.submit(requests[2])
     rest = list(engine.results())
-    found = {c.request_id: c.token_ids for c in [first, *rest]}
+    found = {c.request_id: plain(c).token_ids for c in [first, *rest]}
     assert found == {i: alone(policy, request) for i, request in enumerate(requests)}
 
 

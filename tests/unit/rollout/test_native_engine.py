@@ -19,6 +19,7 @@ from covey.rollout.native import decoding as decoding_module
 from covey.rollout.native.cache import PrefillLayout
 from covey.rollout.native.engine import NativeEngine
 from covey.types import Finish
+from support.engines import plain
 from support.needs import need
 
 
@@ -281,7 +282,7 @@ def test_aborted_before_anything_runs(engine, tiny_policy, random_prompts, reque
     running = engine(policy)
     numbers = [running.submit(r) for r in requests]
     running.abort([numbers[1], numbers[4], 999])
-    done = {c.request_id: c for c in running.results()}
+    done = {c.request_id: plain(c) for c in running.results()}
     assert sorted(done) == numbers
     for i, number in enumerate(numbers):
         if i in (1, 4):
@@ -299,12 +300,12 @@ def test_aborted_while_running(max_rows, tiny_policy, random_prompts, requests_o
     engine = NativeEngine(policy, max_rows=max_rows)
     first, *numbers = [engine.submit(r) for r in (*short, *long)]
     results = engine.results()
-    done = [next(results)]
+    done = [plain(next(results))]
     assert done[0].request_id == first
     # The first completion has three tokens, so rows that started with it have three; later ones wait.
     gone = [numbers[0], numbers[2], numbers[9]]
     engine.abort(gone)
-    done += list(results)
+    done += map(plain, results)
     assert sorted(c.request_id for c in done) == [first, *numbers]
     for c in done:
         wanted = expected[c.request_id - first].token_ids

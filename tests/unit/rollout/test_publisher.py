@@ -21,7 +21,7 @@ from covey.models.lora import tied_names
 from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.publisher import Publisher
-from support.engines import CopyEngine, Fleet
+from support.engines import CopyEngine, Fleet, plain
 from support.models import VOCAB, policy_of
 from support.processes import run_in_processes
 from support.steps import OPTIMIZER
@@ -86,10 +86,10 @@ def test_what_was_published_is_what_is_sampled():
     setting.step(1.1)
     with setting.publisher.serve(4) as engine:
         numbers = [engine.submit(r) for r in canary_requests(VOCAB)]
-        done = {c.request_id: c for c in engine.results()}
+        done = {c.request_id: plain(c) for c in engine.results()}
     direct = NativeEngine(setting.backend.policy)
     own = [direct.submit(r) for r in canary_requests(VOCAB)]
-    expected = {c.request_id: c for c in direct.results()}
+    expected = {c.request_id: plain(c) for c in direct.results()}
     for a, b in zip(numbers, own, strict=True):
         assert done[a].token_ids == expected[b].token_ids
         assert set(done[a].versions) == {4}
@@ -186,7 +186,7 @@ def test_one_of_a_fleet_that_computes_with_something_else():
     setting.step()
     odd = setting.engine.members["s1"]
     real = odd.results
-    odd.results = lambda: (replace(c, logprobs=tuple(x - 0.01 for x in c.logprobs)) for c in real())
+    odd.results = lambda: (replace(c, logprobs=c.logprobs - 0.01) for c in real())
     found = setting.stopped(1)
     assert found.code == "F152"
     assert "to server s1: its log-probabilities of a few test completions differ by up to 0.01" in found.seen
@@ -210,9 +210,7 @@ def test_tensors_that_cannot_be_read_back_are_left_to_the_canary():
 def test_a_first_gap_that_no_rounding_explains():
     setting = Setting()
     real = setting.engine.results
-    setting.engine.results = lambda: (
-        replace(c, logprobs=tuple(x - 0.02 for x in c.logprobs)) for c in real()
-    )
+    setting.engine.results = lambda: (replace(c, logprobs=c.logprobs - 0.02) for c in real())
     found = setting.stopped(0)
     assert found.code == "F152"
     assert "no rounding explains more than 0.01" in found.seen

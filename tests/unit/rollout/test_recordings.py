@@ -302,7 +302,10 @@ def test_a_recording_that_fails_leaves_the_stream_as_it_was(monkeypatch):
 
 def requests_for_room(number, prompt, tokens):
     sampling = SimpleNamespace(max_new_tokens=tokens)
-    return [SimpleNamespace(prompt_token_ids=(1,) * prompt, sampling=sampling)] * number
+    request = SimpleNamespace(
+        prompt_token_ids=(1,) * prompt, sampling=sampling, may_go_on=False, extends=None
+    )
+    return [request] * number
 
 
 def room_of(monkeypatch, budget):

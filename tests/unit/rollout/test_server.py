@@ -34,8 +34,8 @@ from covey.rollout.server.wire import (
     request_body,
     requests_of,
 )
-from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
-from support.engines import sampled
+from covey.types import Finish, GenerationRequest, SamplingParams, TurnId
+from support.engines import Plain, sampled
 from support.servers import TOKEN, Running, engine_on, policy_of_server, running
 
 
@@ -76,7 +76,7 @@ def weights_of(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in plain_weights(policy)}
 
 
-def same(one: list[Completion], two: list[Completion]) -> bool:
+def same(one: list[Plain], two: list[Plain]) -> bool:
     return [(c.token_ids, c.finish) for c in one] == [(c.token_ids, c.finish) for c in two]
 
 
@@ -300,7 +300,7 @@ def test_who_hangs_up_leaves_nothing_running(
     next(results)
     results.close()
     wait_until(lambda: not server.front._running)
-    assert engine._streams == [] and engine._groups == {}
+    assert engine._streams == [] and not engine._queue
     engine.close()
 
 
@@ -372,7 +372,9 @@ def test_without_such_a_directory_no_file_is_read(server: Running) -> None:
             "temperature",
         ),
         ({"sampling": {"temperature": 1, "max_new_tokens": 0, "stop_token_ids": []}}, "max_new_tokens"),
-        ({"noise_key": {"seed": 1}}, "exactly the fields"),
+        ({"turn": {"seed": 1}}, "exactly the fields"),
+        ({"extends": {"seed": 1}}, "exactly the fields"),
+        ({"may_go_on": 1}, "true or false"),
     ],
 )
 def test_requests_are_checked(requests: list[GenerationRequest], change: dict[str, Any], words: str) -> None:
@@ -385,16 +387,20 @@ def test_requests_are_checked(requests: list[GenerationRequest], change: dict[st
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"token_ids": [3, 4], "logprobs": [-1.0], "versions": [0]}, "fewer or more logprobs"),
+        ({"token_ids": [3, 4], "logprobs": [-1.0], "versions": [[0, 1]]}, "fewer or more logprobs"),
         ({"token_ids": [900]}, "outside the vocabulary"),
         ({"logprobs": [float("nan")]}, "not finite"),
         ({"logprobs": [0.5]}, "at most 0"),
         ({"logprobs": ["-1"]}, "not finite"),
-        ({"versions": [1]}, "version 1 instead of 0"),
+        ({"versions": [[1, 1]]}, "versions .1., which have to rise up to 0"),
+        ({"versions": [0]}, "pairs of a version"),
+        ({"versions": [[0, 0]]}, "pairs of a version"),
+        ({"versions": [[0, 1.0]]}, "pairs of a version"),
+        ({"versions": [[0, 2]]}, "fewer or more logprobs or versions"),
         ({"finish": "abort"}, "with the finish reason"),
         ({"finish": "tired"}, "with the finish reason"),
         ({"token_ids": [], "logprobs": [], "versions": []}, "0 tokens"),
-        ({"token_ids": [3] * 13, "logprobs": [-1.0] * 13, "versions": [0] * 13}, "more than were asked"),
+        ({"token_ids": [3] * 13, "logprobs": [-1.0] * 13, "versions": [[0, 13]]}, "more than were asked"),
         ({"seconds": None}, "seconds"),
     ],
 )
@@ -402,13 +408,13 @@ def test_completions_are_checked(
     requests: list[GenerationRequest], change: dict[str, Any], words: str
 ) -> None:
     body = {
-        **{"id": "x", "token_ids": [3], "logprobs": [-1.0], "versions": [0]},
+        **{"id": "x", "token_ids": [3], "logprobs": [-1.0], "versions": [[0, 1]]},
         **{"finish": "length", "seconds": 0.1},
     }
-    found = completion_of(body, 7, requests[0], vocab=320, version=0)
+    found = completion_of(body, 7, requests[0], vocab=320, newest=0)
     assert found.request_id == 7 and found.finish is Finish.LENGTH
     with pytest.raises(WireError, match=words):
-        completion_of({**body, **change}, 7, requests[0], vocab=320, version=0)
+        completion_of({**body, **change}, 7, requests[0], vocab=320, newest=0)
 
 
 def test_a_status_of_another_program_is_none(policies: list[Policy]) -> None:

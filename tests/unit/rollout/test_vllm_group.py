@@ -11,6 +11,7 @@ from covey.activity import Stopped
 from covey.errors import GuardStop
 from covey.rollout.vllm.group import GroupEngine
 from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
+from support.engines import plain
 from support.threads import on_ranks
 
 
@@ -67,7 +68,12 @@ class Counts:
     def _completion(self, number: int, finish: Finish) -> Completion:
         tokens = (self.requests[number].prompt_token_ids[0],)
         return Completion(
-            request_id=number, token_ids=tokens, logprobs=(0.0,), versions=(0,), finish=finish, seconds=0.0
+            request_id=number,
+            token_ids=tokens,
+            logprobs=(0.0,),
+            versions=((0, 1),),
+            finish=finish,
+            seconds=0.0,
         )
 
 
@@ -133,7 +139,7 @@ def test_a_signal_to_one_rank_ends_all_at_the_same_step() -> None:
         steps = own.seen.count("step")
         # What may not be stopped goes on, and nothing is left of the requests before.
         engine.submit(request_of(9))
-        return steps, [completion.token_ids for completion in engine.results()]
+        return steps, [plain(completion).token_ids for completion in engine.results()]
 
     assert engines(work) == [(2, [(9,)])] * 2
 

@@ -46,7 +46,7 @@ class StandIn:
             return [list(args[0])]
         return [{}]
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
         self.calls.append("reset")
         return self.can_reset
 

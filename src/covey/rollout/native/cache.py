@@ -73,6 +73,24 @@ class KVCache:
         for layer, own in self.own.items():
             own[:, rows, :, columns] = self.prefix[layer][:, :, :, columns].index_select(1, slot_n)
 
+    def grow(self, shape: CacheShape) -> None:
+        """Take a larger shape, which is not flat, one layer after the other; what rows and slots hold stays
+        theirs. Its tensors are others then, and so is its number."""
+        before = self.shape
+        for layer, old in self.prefix.items():
+            new = old.new_zeros(2, shape.slots + 1, old.shape[2], shape.prompt, old.shape[4])
+            new[:, : before.slots, :, : before.prompt] = old[:, : before.slots]
+            self.prefix[layer] = new
+        for layer, old in self.own.items():
+            new = old.new_zeros(2, shape.rows, old.shape[2], shape.completion, old.shape[4])
+            new[:, : before.rows, :, : before.completion] = old
+            self.own[layer] = new
+        self.shape, self.number = shape, next(_NUMBERS)
+
+    def first_column(self, prompt: int) -> int:
+        """The column of a slot at which a prompt of so many tokens begins."""
+        return self.shape.prompt - prompt if self.shape.flat else 0
+
     def tensors(self, layer: int, like_1KTD: Tensor) -> tuple[Tensor, Tensor]:
         """A layer's prefix slots and rows."""
         return self.layer(layer, like_1KTD), self.own[layer]
@@ -168,7 +186,7 @@ class Families:
         return Families(prompt_length_n, row_FM, index_n, self.longest_prompt, self.shortest_prompt)
 
 
-def _attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: AttentionOptions) -> Tensor:
+def attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: AttentionOptions) -> Tensor:
     """Softmax in float32, with a cap on the scores before the bias and sinks beside them."""
     scores = scores_nKRL.float()
     if options.softcap is not None:
@@ -254,7 +272,7 @@ class DecodeLayout(_RowLayout):
         return out_nKRD.reshape(num_rows, -1, width)
 
     def _softmax(self, scores_nKRL: Tensor, options: AttentionOptions) -> Tensor:
-        return _attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
+        return attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
 
     def _visibility(self, window: int | None) -> Tensor:
         """0 where a key may be seen and -inf elsewhere, (n, 1, 1, P + C); one per window width and step."""
@@ -336,7 +354,7 @@ class FlatLayout(_RowLayout):
         else:
             scores_XRL = torch.bmm(query_XRD * options.scaling, keys_XLD.transpose(1, 2))
             scores_nKRL = scores_XRL.unflatten(0, (num_rows, key_heads))
-            weights = _attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
+            weights = attention_weights(scores_nKRL, self._visibility(options.sliding_window), options)
             weights_XRL = weights.flatten(0, 1).to(values_XLD.dtype)
         return torch.bmm(weights_XRL, values_XLD).view(num_rows, -1, width)
 

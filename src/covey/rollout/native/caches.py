@@ -39,17 +39,47 @@ class Caches:
         wanted = len(request.prompt_token_ids), self._completion([request])
         return wanted[0] <= cache.shape.prompt and wanted[1] <= cache.shape.completion
 
+    def grow(self, cache: KVCache, requests: Collection[GenerationRequest]) -> bool:
+        """Make a cache that is in use large enough for further requests; False where it is flat, or memory is
+        short. Each time all that it holds is copied, so what is too short becomes twice as long."""
+        held = cache.shape
+        if held.flat:
+            return False
+        prompt = _aligned(max(len(r.prompt_token_ids) for r in requests))
+        completion = self._completion(requests)
+        least = replace(
+            held,
+            prompt=max(held.prompt, prompt),
+            completion=max(held.completion, completion),
+            slots=held.rows,
+        )
+        ample = replace(
+            least,
+            prompt=max(prompt, 2 * held.prompt) if prompt > held.prompt else held.prompt,
+            completion=max(completion, 2 * held.completion)
+            if completion > held.completion
+            else held.completion,
+        )
+        for shape in (ample, least):
+            if self._that_fits(shape, cache) == shape:
+                cache.grow(shape)
+                return True
+        return False
+
     def for_requests(self, requests: Collection[GenerationRequest], num_prompts: int) -> KVCache:
         """A cache for these requests, of so many prompts; no row may be in one."""
         prompt = max(len(r.prompt_token_ids) for r in requests)
-        flat = prompt <= _FLAT_PROMPT
+        # The prompt of a further turn is longer, and each has a slot of its own.
+        goes_on = any(r.may_go_on or r.extends is not None for r in requests)
+        flat = prompt <= _FLAT_PROMPT and not goes_on
         held = self._caches.get(flat)
         # How things lie in memory must not follow from what came before, as products round by it: a resumed
         # run has another past.
+        rows = min(len(requests), self.max_rows)
         wanted = CacheShape(
-            rows=min(len(requests), self.max_rows),
+            rows=rows,
             completion=self._completion(requests),
-            slots=num_prompts,
+            slots=rows if goes_on else num_prompts,
             prompt=_FLAT_PROMPT if flat else _aligned(prompt),
             flat=flat,
         )

@@ -22,6 +22,7 @@ from covey.rollout.native.cache import (
     KVCache,
     PrefillLayout,
 )
+from covey.rollout.native.extend import ExtendLayout
 from covey.rollout.native.rows import Family, Row, RowState
 from covey.rollout.native.shape import CacheShape
 from covey.rollout.noise import Ahead, sample, token_table
@@ -97,26 +98,57 @@ class Decoding:
         """Other rows decode from here on, or they lie elsewhere in the cache."""
         self._arrangement = None
 
+    def grown(self, kept: Collection[int]) -> None:
+        """Go on with the cache after it has grown, as `use` says."""
+        assert self.cache is not None
+        if self._last_hidden_FD is not None:
+            former_FD = self._last_hidden_FD[:-1]
+            self._last_hidden_FD = former_FD.new_zeros(self.cache.shape.slots + 1, former_FD.shape[1])
+            self._last_hidden_FD[: len(former_FD)] = former_FD
+        self.use(self.cache, kept)
+        self.rows_changed()
+
     def prefill(self, families: Sequence[Family]) -> None:
-        """Run whole prompts as one packed stream; keep keys, values and the last hidden state of each."""
+        """Run prompts as one packed stream, and what is new of those that are begun as another; keep keys,
+        values and the last hidden state of each."""
+        assert self.cache is not None
+        begun = [family for family in families if family.begun is not None]
+        for family in begun:
+            assert family.begun is not None
+            family.begun.write(self.cache, family.slot, len(family.prompt))
+        for part in ([family for family in families if family.begun is None], begun):
+            if part:
+                self._prefill(part)
+        for family in begun:
+            family.begun = None
+
+    def _prefill(self, families: Sequence[Family]) -> None:
+        """Run what is new of prompts, all of which are begun or none."""
         assert self.cache is not None
         device = self._policy.device
-        lengths = [len(f.prompt) for f in families]
+        begun = [f.num_begun for f in families]
+        lengths = [len(f.prompt) - f.num_begun for f in families]
         total = sum(lengths)
-        tokens, slots = [t for f in families for t in f.prompt], [f.slot for f in families]
+        tokens, slots = [t for f in families for t in f.prompt[f.num_begun :]], [f.slot for f in families]
         if spare := -total % _PREFILL_STEP:
-            lengths, slots = [*lengths, spare], [*slots, self.cache.spare_slot]
+            lengths, slots, begun = [*lengths, spare], [*slots, self.cache.spare_slot], [*begun, 0]
         starts = [0, *accumulate(lengths)][:-1]
-        segments = [StreamSegment(start=s, length=n) for s, n in zip(starts, lengths, strict=True)]
-        length_s = torch.tensor(lengths)
-        position_T = torch.arange(total + spare) - torch.tensor(starts).repeat_interleave(length_s)
+        length_s, begun_s = torch.tensor(lengths), torch.tensor(begun)
+        position_T = torch.arange(total + spare) + (begun_s - torch.tensor(starts)).repeat_interleave(
+            length_s
+        )
         column_T = position_T
         if self.cache.shape.flat:
-            column_T = position_T + self.cache.shape.prompt - length_s.repeat_interleave(length_s)
+            column_T = position_T + self.cache.shape.prompt - (length_s + begun_s).repeat_interleave(length_s)
         slot_T = torch.tensor(slots).repeat_interleave(length_s)
-        layout = PrefillLayout(
-            self.cache, StreamLayout(segments, device), slot_T.to(device), column_T.to(device)
-        )
+        at = slot_T.to(device), column_T.to(device)
+        layout: PrefillLayout | ExtendLayout
+        if any(begun):
+            parts = [(f.slot, len(f.prompt), f.num_begun) for f in families]
+            layout = ExtendLayout(self.cache, parts, *at)
+        else:
+            segments = [StreamSegment(start=s, length=n) for s, n in zip(starts, lengths, strict=True)]
+            layout = PrefillLayout(self.cache, StreamLayout(segments, device), *at)
         tokens_T = torch.tensor(tokens + [0] * spare, device=device)
         hidden_TD = self._made_decoder.hidden(tokens_T, position_T.to(device), layout)
         wanted = (self.cache.shape.slots + 1, hidden_TD.shape[1])

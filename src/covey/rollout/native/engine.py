@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from covey.models.policy import Policy
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.native.branches import Branches
 from covey.rollout.native.cache import KVCache
-from covey.rollout.native.caches import Caches
+from covey.rollout.native.caches import Caches, free_bytes
 from covey.rollout.native.decoding import Decoding
+from covey.rollout.native.kept import Copied, KeptRow, KeptRows
 from covey.rollout.native.rows import Family, Row, refuse_empty
 from covey.rollout.noise import row_key
 from covey.texts import tr
@@ -36,9 +38,13 @@ class NativeEngine:
     by side. `stride` is how many tokens each of them gets before the host reads which have ended; None is
     what suits the kernels. `is_compiled` says whether decoding steps run in C. Cache and recordings last
     until the next rollout; where `rests`, `rest` lets them go. `on_turn` is called between two strides, and
-    may submit and abort."""
+    may submit, abort and publish.
 
-    capabilities = Capabilities(logprobs=True, noise_keys=True)
+    Requests may come at any time. Rows of requests that may go on are kept when they end, until they are
+    extended, the next `publish` or `rest`, or until memory is short (`KeptRows`).
+    """
+
+    capabilities = Capabilities(logprobs=True, noise_keys=True, swaps=True)
     members = NO_MEMBERS
 
     def __init__(
@@ -62,9 +68,12 @@ class NativeEngine:
         self._version = 0
         self._next_id = 0
         self._requests: dict[int, GenerationRequest] = {}
-        self._prompts: dict[tuple[int, ...], deque[int]] = {}
+        self._prompts: dict[tuple[tuple[int, ...], tuple[Any, ...]], deque[int]] = {}
         self._later: list[int] = []
         self._has_new = False
+        # Whether decoder and prompts are of former weights.
+        self._is_behind = False
+        self._kept = KeptRows(lambda: free_bytes(policy.device))
         self._families: list[Family] = []
         self._aborted: list[Completion] = []
         # What a server says of its progress.
@@ -102,7 +111,7 @@ class NativeEngine:
         return number
 
     def _queue(self, number: int) -> None:
-        queue = self._prompts.setdefault(self._requests[number].prompt_token_ids, deque())
+        queue = self._prompts.setdefault(self._requests[number].prefix, deque())
         queue.append(number)
         if self._is_running and self._cache is not None:
             siblings = min(self._cache.shape.rows, len(queue))
@@ -122,12 +131,15 @@ class NativeEngine:
                     "padded rows"
                 )
             )
+        if self._cache is not None and self._is_running:
+            # What a generator that was left alone has begun.
+            self._decoding.use(self._cache, self._caches.numbers)
         self._make_room()
         while True:
             self.on_turn()
             yield from self._aborted
             self._aborted.clear()
-            if (self._has_new or self._later) and not self._is_running:
+            if self._has_new or self._later:
                 self._make_room()
             if not (self._prompts or self._branches.held or self._families):
                 self._decoding.end_rollout()
@@ -151,8 +163,12 @@ class NativeEngine:
         self._families = [f for f in self._families if f.running or f.waiting]
 
     def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
-        """Count a new version; the weights are the learner's own, so there is nothing to send."""
+        """Count a new version; the weights are the learner's own, so there is nothing to send. Rows that run
+        go on by them, with the keys and values that they have; prompts whose siblings wait are computed
+        again, and no row is kept."""
         self._version = version
+        self._is_behind = True
+        self._kept.clear()
         return Receipt(version=version)
 
     def held_base(self) -> str:
@@ -160,7 +176,9 @@ class NativeEngine:
         return ""
 
     def rest(self) -> None:
-        """Let go of the cache and the recordings where that was asked for. Nothing may be queued."""
+        """Keep no row, and let go of the cache and the recordings where that was asked for. Nothing may be
+        queued."""
+        self._kept.clear()
         if not self._rests or self._requests:
             return
         self._caches.clear()
@@ -178,16 +196,37 @@ class NativeEngine:
     @torch.inference_mode()
     def _advance(self) -> list[Completion]:
         """Admit what fits, then decode a stride of every row; returns what ended."""
+        if self._is_behind:
+            self._follow_weights()
         done = self._admit()
         if self._branches.held:
             done += self._decode()
         return done
 
+    def _follow_weights(self) -> None:
+        """Go on by the weights as they are now."""
+        assert self._cache is not None
+        self._is_behind = False
+        self._decoding.use(self._cache, self._caches.numbers)
+        # Their first tokens would be drawn from hidden states of former weights.
+        if waiting := [family for family in self._families if family.waiting]:
+            self._decoding.prefill(waiting)
+            self.num_computed += sum(len(family.prompt) for family in waiting)
+
+    @torch.inference_mode()
     def _make_room(self) -> None:
         """Make cache and decoder for all that is queued, but for what has to wait for the rows that run."""
-        self._has_new = False
+        has_new, self._has_new = self._has_new, False
         cache = self._cache
-        if not self._is_running:
+        if self._is_running:
+            assert cache is not None
+            later = [self._requests[number] for number in self._later]
+            if has_new and later and self._caches.grow(cache, later):
+                self._decoding.grown(self._caches.numbers)
+                for number in self._later:
+                    self._queue(number)
+                self._later.clear()
+        else:
             for number in self._later:
                 self._queue(number)
             self._later.clear()
@@ -195,16 +234,17 @@ class NativeEngine:
                 cache = self._caches.for_requests(self._requests.values(), len(self._prompts))
                 sizes = (min(cache.shape.rows, len(queue)) for queue in self._prompts.values())
                 self._decoding.fullest = max([self._decoding.fullest, *sizes])
-        if cache is not None:
-            self._decoding.use(cache, self._caches.numbers)
+            if cache is not None:
+                self._decoding.use(cache, self._caches.numbers)
+                self._is_behind = False
 
     def _admit(self) -> list[Completion]:
         """Prefill prompts into free slots and start their siblings on free rows."""
         assert self._cache is not None
         fresh = self._claim_slots()
         if fresh:
+            self.num_computed += sum(len(family.prompt) - family.num_begun for family in fresh)
             self._decoding.prefill(fresh)
-            self.num_computed += sum(len(family.prompt) for family in fresh)
         started: list[Row] = []
         room = self._cache.shape.rows - len(self._rows)
         for family in self._families:
@@ -232,14 +272,16 @@ class NativeEngine:
         room = self._cache.shape.rows - len(self._rows) - waiting
         fresh: list[Family] = []
         tokens = 0
-        for prompt in list(self._prompts):
+        for prefix in list(self._prompts):
+            prompt, media = prefix
             # A prompt is admitted once a row is free for it, so that slots do not fill with idle prompts.
             if not free or room <= 0 or (fresh and tokens + len(prompt) > _PREFILL_TOKENS):
                 break
-            family = Family(free.pop(0), prompt, self._prompts.pop(prompt))
+            family = Family(free.pop(0), prompt, self._prompts.pop(prefix), media=media)
+            family.begun = self._kept.take([self._requests[number] for number in family.waiting])
             fresh.append(family)
             room -= len(family.waiting)
-            tokens += len(prompt)
+            tokens += len(prompt) - family.num_begun
         self._families += fresh
         return fresh
 
@@ -257,22 +299,37 @@ class NativeEngine:
         all_tokens, all_logprobs = tokens_nk[: len(rows)].tolist(), logprobs_nk[: len(rows)].tolist()
         done = []
         for row, tokens, logprobs in zip(rows, all_tokens, all_logprobs, strict=True):
-            finish = row.take(tokens, logprobs)
+            finish = row.take(tokens, logprobs, self._version)
             if finish is not None:
                 done.append(self._completion(row, finish))
         return done
 
     # -- bookkeeping
 
+    def _keep(self, row: Row) -> None:
+        """Keep keys and values of a row that has ended; it lies where it was decoded."""
+        assert self._cache is not None
+        family, fed = row.family, len(row.tokens) - 1
+        if family.copied is None:
+            family.copied = Copied.of_prompt(self._cache, family.slot, len(family.prompt))
+        parts = [family.copied]
+        for number, branch in enumerate(self._branches.held):
+            if any(one is row for one in branch):
+                parts.append(Copied.of_row(self._cache, number, fed))
+        tokens = *family.prompt, *row.tokens
+        self._kept.keep(row.request.turn, KeptRow(tokens, family.media, parts))
+
     def _completion(self, row: Row, finish: Finish) -> Completion:
         self._requests.pop(row.id)
+        if row.request.may_go_on and finish is not Finish.ABORT:
+            self._keep(row)
         row.has_ended = True
         row.family.running -= 1
         return Completion(
             request_id=row.id,
             token_ids=ints(row.tokens),
             logprobs=floats(row.logprobs),
-            versions=((self._version, len(row.tokens)),),
+            versions=row.versions,
             finish=finish,
             seconds=time.perf_counter() - row.started,
         )

@@ -8,23 +8,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from covey.kernels.protocol import DrawInputs
+from covey.rollout.native.kept import Copied, KeptRow
 from covey.rollout.noise import Ahead
 from covey.types import Finish, GenerationRequest
+from covey.types.arrays import Versions
 
 
 @dataclass(slots=True)
 class Family:
-    """A resident prompt: its slot, its siblings that have not started, and how many are running."""
+    """A resident prompt: its slot, its siblings that have not started, and how many are running. Keys and
+    values of its first tokens may be those of an earlier turn, `begun`; `copied` are its own, once a sibling
+    that ended is kept."""
 
     slot: int
     prompt: tuple[int, ...]
     waiting: deque[int]
     running: int = 0
+    media: tuple[Any, ...] = ()
+    begun: KeptRow | None = None
+    copied: Copied | None = None
+
+    @property
+    def num_begun(self) -> int:
+        """Tokens of the prompt that need not be computed."""
+        return 0 if self.begun is None else self.begun.length
 
 
 @dataclass(slots=True)
@@ -38,6 +51,7 @@ class Row:
     started: float
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    _versions: list[list[int]] = field(default_factory=list)
     has_ended: bool = False
 
     @property
@@ -45,17 +59,27 @@ class Row:
         """Tokens that it may still get."""
         return self.request.sampling.max_new_tokens - len(self.tokens)
 
-    def take(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Finish | None:
-        """Keep what was drawn up to the row's end; says why it ended if it did."""
-        sampling = self.request.sampling
+    def take(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> Finish | None:
+        """Keep what weights of a version drew, up to the row's end; says why it ended if it did."""
+        sampling, before, finish = self.request.sampling, len(self.tokens), None
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
             self.logprobs.append(logprob)
             if token in sampling.stop_token_ids:
-                return Finish.STOP
-            if len(self.tokens) >= sampling.max_new_tokens:
-                return Finish.LENGTH
-        return None
+                finish = Finish.STOP
+            elif len(self.tokens) >= sampling.max_new_tokens:
+                finish = Finish.LENGTH
+            if finish is not None:
+                break
+        if not self._versions or self._versions[-1][0] != version:
+            self._versions.append([version, 0])
+        self._versions[-1][1] += len(self.tokens) - before
+        return finish
+
+    @property
+    def versions(self) -> Versions:
+        """Which weights drew its tokens."""
+        return tuple((version, count) for version, count in self._versions)
 
 
 @dataclass(slots=True)

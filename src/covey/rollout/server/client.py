@@ -8,7 +8,6 @@ is sampled, and what a server says of a request that is no longer its own is not
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -18,6 +17,7 @@ from covey.activity import Activity
 from covey.codes import CODES
 from covey.errors import RunFailed
 from covey.rollout.engine import Capabilities, Engine, NamedWeights
+from covey.rollout.server.queue import Ask, Queue
 from covey.rollout.server.remote import (
     Event,
     RolloutServer,
@@ -33,8 +33,6 @@ from covey.rollout.server.send import send_weights
 from covey.rollout.server.wire import REQUESTS, WireError, completion_of
 from covey.texts import counted, joined, tr
 from covey.types import Completion, Finding, Fix, GenerationRequest, Receipt, Severity
-
-Ask = tuple[int, GenerationRequest]
 
 # A server that failed so often since the last publish is asked no more.
 _STRIKES = 3
@@ -68,10 +66,12 @@ class ServerEngine:
             holds_weights=True,
             is_shared=True,
             adapter_rank=adapter_rank,
+            swaps=True,
         )
         self._version = 0
         self._next_id = 0
-        self._groups: dict[tuple[int, ...], deque[Ask]] = {}
+        self._queue = Queue()
+        self._is_reading = False
         self._streams: list[Stream] = []
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._aborted: list[Completion] = []
@@ -117,21 +117,18 @@ class ServerEngine:
     # -- sampling
 
     def submit(self, request: GenerationRequest) -> int:
-        """Queue a request beside those of its prompt."""
+        """Queue a request beside those of its prefix. ValueError for one with media."""
+        if request.media:
+            raise ValueError("rollout servers take no images, audio or video")
         number = self._next_id
         self._next_id += 1
-        self._groups.setdefault(request.prompt_token_ids, deque()).append((number, request))
+        self._queue.add([(number, request)])
         return number
 
     def abort(self, ids: Sequence[int]) -> None:
         """End requests now; what a server had sampled of them is not kept."""
         wanted = set(ids)
-        found = [ask for queue in self._groups.values() for ask in queue if ask[0] in wanted]
-        self._groups = {
-            prompt: left
-            for prompt, queue in self._groups.items()
-            if (left := deque(a for a in queue if a[0] not in wanted))
-        }
+        found = self._queue.remove(wanted)
         for stream in self._streams:
             own = {rid: ask for rid, ask in stream.asked.items() if ask[0] in wanted}
             for rid in own:
@@ -143,12 +140,10 @@ class ServerEngine:
 
     def results(self) -> Iterator[Completion]:
         """Sample until nothing is left; RunFailed (F140) where no server is left that could."""
-        self._behind_until = time.monotonic() + self._timeout_s
-        for server in self._servers:
-            if server.state is State.ASKED:
-                ask_later(server, [], self._events, 0.0)
+        self._ask()
+        self._is_reading = True
         try:
-            while self._groups or self._streams or self._aborted:
+            while self._queue or self._streams or self._aborted:
                 yield from self._aborted
                 self._aborted.clear()
                 self._route()
@@ -162,14 +157,22 @@ class ServerEngine:
                 if completion is not None:
                     yield completion
         finally:
+            self._is_reading = False
             self._activity.leave_service()
             self._hang_up()
+
+    def _ask(self) -> None:
+        """Ask servers of which it is not known whether they have the version."""
+        self._behind_until = time.monotonic() + self._timeout_s
+        for server in self._servers:
+            if server.state is State.ASKED:
+                ask_later(server, [], self._events, 0.0)
 
     def _hang_up(self) -> None:
         for stream in self._streams:
             stream.close()
         self._streams.clear()
-        self._groups.clear()
+        self._queue.clear()
 
     def _wait_for(self) -> None:
         """Say which servers are waited for."""
@@ -178,26 +181,11 @@ class ServerEngine:
         self._activity.wait_for_service(", ".join(busy or asked))
 
     def _route(self) -> None:
-        """Give what waits to the servers that have room, the one with the least to do first."""
+        """Send what waits to the servers that have room for it."""
         in_use = [server for server in self._servers if server.state is State.IN_USE]
-        if not in_use and not self._streams and not self._is_asked() and self._groups:
+        if not in_use and not self._streams and not self._is_asked() and self._queue:
             raise self._failed("F140", tr("no rollout server is left"))
-        chosen: dict[str, list[Ask]] = {}
-        tokens = {s.address: sum(o.num_tokens for o in self._streams if o.server is s) for s in in_use}
-        rows = {s.address: sum(len(o.asked) for o in self._streams if o.server is s) for s in in_use}
-        room = {s.address: s for s in in_use if rows[s.address] <= _rows_of(s)}
-        while self._groups and room:
-            address = min(room, key=tokens.__getitem__)
-            prompt = next(iter(self._groups))
-            group = [self._groups[prompt].popleft() for _ in range(min(len(self._groups[prompt]), REQUESTS))]
-            if not self._groups[prompt]:
-                del self._groups[prompt]
-            chosen.setdefault(address, []).extend(group)
-            tokens[address] += sum(len(prompt) + r.sampling.max_new_tokens for _, r in group)
-            rows[address] += len(group)
-            # Twice as many as it decodes at once: a row that ends is followed at once by another.
-            if rows[address] >= 2 * _rows_of(room[address]):
-                del room[address]
+        chosen = self._queue.deal(in_use, self._streams)
         for server in in_use:
             self._send(server, chosen.get(server.address, []))
 
@@ -252,25 +240,30 @@ class ServerEngine:
         number, request = stream.asked[rid]
         status = stream.server.status
         assert status is not None
-        found = completion_of(line, number, request, vocab=status.vocab, version=self._version)
+        found = completion_of(line, number, request, vocab=status.vocab, newest=self._version)
         del stream.asked[rid]
+        self._queue.ended(request, stream.server)
         return found
 
     # -- servers that fail, and come back
 
     def _lose(self, stream: Stream, error: Exception | None) -> None:
         """Move the work of a server that failed to the others, and ask it again unless that is of no use."""
-        server, own = stream.server, [s for s in self._streams if s.server is stream.server]
-        ids = list(chain.from_iterable(s.asked for s in {stream, *own}))
-        for lost in {stream, *own}:
-            lost.close()
-            for number, request in lost.asked.values():
-                self._groups.setdefault(request.prompt_token_ids, deque()).append((number, request))
-        self._streams = [s for s in self._streams if s.server is not server]
+        server = stream.server
+        lost = list(dict.fromkeys([stream, *(s for s in self._streams if s.server is server)]))
+        ids = list(chain.from_iterable(s.asked for s in lost))
+        self._requeue(lost)
         if is_behind(error):
             ask_later(server, [], self._events, _BEHIND_S)
             return
         self._strike(server, said(error), ids, is_final=isinstance(error, WireError))
+
+    def _requeue(self, streams: Collection[Stream]) -> None:
+        """Read streams no more, and have others sample what is left of them."""
+        for stream in streams:
+            stream.close()
+            self._queue.add(stream.asked.values())
+        self._streams = [stream for stream in self._streams if stream not in streams]
 
     def _strike(self, server: RolloutServer, words: str, ids: list[str], *, is_final: bool) -> None:
         server.said, server.strikes = words, server.strikes + 1
@@ -347,15 +340,26 @@ class ServerEngine:
         """Send the weights to every server that answers; RunFailed (F141) where none takes them.
 
         Servers that were out are asked again. A process that sends nothing takes the version alone.
+
+        What runs goes on by the new weights where a server takes them meanwhile (`ServerStatus.swaps`); else
+        it is sampled again, by servers that have them.
         """
-        self._hang_up()
         self._version = version
+        self._queue.forget_turns()
+        if not self._is_reading:
+            self._hang_up()
+        self._requeue([s for s in self._streams if s.server.status is None or not s.server.status.swaps])
         was_out = {s.address for s in self._servers if s.state is State.OUT}
         for server in self._servers:
             server.state, server.strikes = State.ASKED, 0
         if not self._publishes:
+            if self._is_reading:
+                self._ask()
             return Receipt(version=version)
         receipts = send_weights(self._servers, named_weights, version, self._activity.wait_for_service)
+        self._requeue([s for s in self._streams if s.server.address not in receipts])
+        for stream in self._streams:
+            stream.go_on()
         for server in self._servers:
             if server.address in receipts:
                 server.state = State.IN_USE
@@ -383,10 +387,6 @@ class ServerEngine:
         self._hang_up()
         for server in self._servers:
             server.leave()
-
-
-def _rows_of(server: RolloutServer) -> int:
-    return 1 if server.status is None else max(1, server.status.rows)
 
 
 def _ending(ids: Collection[str]) -> Callable[[RolloutServer], None]:

@@ -222,14 +222,16 @@ class Front:
         return len(own)
 
     def begin(self, run: str, version: int, form: str) -> Transfer:
-        """Open the publish of a version: the former one is gone from here on, as weights are written over."""
+        """Open the publish of a version: the former one is gone from here on, as weights are written over.
+        What runs goes on by the new one where the engine takes it meanwhile; else it has to have ended."""
         with self._changed:
             self._check_user(run)
             if form == ADAPTER and not self._about.adapter_rank:
                 raise Refusal(400, "this server takes whole weights; an adapter is added before it is sent")
             if form == ADAPTER and not self._about.base:
                 raise Refusal(400, "this server has no base that an adapter belongs to")
-            if not self._changed.wait_for(lambda: not self._running, timeout=_ABORT_S):
+            may_run = self._about.swaps and form != ADAPTER
+            if not may_run and not self._changed.wait_for(lambda: not self._running, timeout=_ABORT_S):
                 raise Refusal(409, f"{len(self._running)} completions of {self._version_words()} run")
             self._end_transfer()
             self._about = replace(self._about, version=NO_VERSION)
@@ -296,16 +298,22 @@ class Front:
                 self._changed.wait_for(lambda: self._inbox or self._waiting or self._is_closed)
                 if self._is_closed:
                     return
-                transfer, self._waiting = self._waiting, None
             self._turn()
-            if transfer is not None:
-                self._take(transfer)
             if self._id_of:
                 for completion in self._engine.results():
                     self._deliver(completion)
 
     def _turn(self) -> None:
         """Take what has come: called between two steps of the engine."""
+        self._empty_inbox()
+        with self._changed:
+            transfer, self._waiting = self._waiting, None
+        if transfer is not None:
+            self._take(transfer)
+            # Where it failed, what runs ends before another step.
+            self._empty_inbox()
+
+    def _empty_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
 
@@ -349,6 +357,9 @@ class Front:
                 self._about = replace(self._about, version=version)
                 # A publish that failed stays open, so that the next call hears why.
                 self._transfer = None if version != NO_VERSION else self._transfer
+            if version == NO_VERSION:
+                # They would go on by a mixture of two versions.
+                self._abort(list(self._running))
 
 
 def new_instance() -> str:

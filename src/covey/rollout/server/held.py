@@ -22,7 +22,7 @@ class HeldEngine:
     """Samples from `policy`, whose weights are nobody else's. Where the model cannot run as a stream,
     `generate` of transformers samples."""
 
-    capabilities = Capabilities(logprobs=True, noise_keys=True, holds_weights=True)
+    capabilities = Capabilities(logprobs=True, noise_keys=True, holds_weights=True, swaps=True)
     members = NO_MEMBERS
 
     def __init__(self, policy: Policy, *, max_rows: int) -> None:
@@ -42,7 +42,7 @@ class HeldEngine:
 
     @property
     def on_turn(self) -> Callable[[], None]:
-        """Called between two steps within `results`; it may submit and abort."""
+        """Called between two steps within `results`; it may submit, abort and publish."""
         return self._engine.on_turn
 
     @on_turn.setter

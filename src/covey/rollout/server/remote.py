@@ -77,8 +77,8 @@ class RolloutServer(Protocol):
         ...
 
     def begin(self, version: int, form: str = WHOLE) -> str:
-        """Open a publish of whole weights or of an adapter, and return its id; what still runs for the
-        former version is ended."""
+        """Open a publish of whole weights or of an adapter, and return its id; what still runs goes on by the
+        new version where the server `swaps`, and is ended otherwise."""
         ...
 
     def give(self, transfer: str, bucket: Bucket) -> None:
@@ -145,9 +145,10 @@ class Server:
             self.group.close(CLOSING_S)
 
     def begin(self, version: int, form: str = WHOLE) -> str:
-        """Open a publish, and return its id; what still runs for the former version is ended."""
-        self.join()
-        self.abort(None)
+        """Open a publish, and return its id; what still runs goes on by the new version, or is ended where
+        the server does not take weights meanwhile."""
+        if not self.join().swaps:
+            self.abort(None)
         body = self.caller.post("/v1/publish/begin", {"version": version, "form": form})
         return str(_of(body, "transfer", str))
 
@@ -284,6 +285,11 @@ class Stream:
                 return
             self._computed = computed
         self.sign_at = time.monotonic()
+
+    def go_on(self) -> None:
+        """Wait for progress anew: a publish has held the server up."""
+        if self.sign_at != math.inf:
+            self.sign_at = time.monotonic()
 
     def close(self) -> None:
         """Read no more of it; the server ends what is left."""

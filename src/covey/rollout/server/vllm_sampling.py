@@ -140,7 +140,7 @@ class VllmSampling:
         return {
             "token_ids": tokens,
             "logprobs": logprobs,
-            "versions": [self._version] * len(tokens),
+            "versions": [[self._version, len(tokens)]] if tokens else [],
             "finish": finish,
             "seconds": time.perf_counter() - started,
         }

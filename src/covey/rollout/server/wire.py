@@ -70,7 +70,7 @@ class ServerStatus:
     ("": none); `is_receiving` says that a publish is going on. `adapter_rank` is the highest rank of an
     adapter that it applies itself (0: none), `base` the digest of the weights beneath one ("": none).
     `group_device` is where a process group brings tensors: "cpu", or GPUs with their UUIDs, one for each
-    worker of the engine ("": it takes none).
+    worker of the engine ("": it takes none). `swaps`: it takes weights while requests run.
     """
 
     name: str
@@ -91,6 +91,7 @@ class ServerStatus:
     adapter_rank: int = 0
     base: str = ""
     group_device: str = ""
+    swaps: bool = False
     protocol: int = PROTOCOL
 
     def body(self) -> dict[str, Any]:
@@ -121,13 +122,13 @@ class ServerStatus:
 
 def request_body(request: GenerationRequest) -> dict[str, Any]:
     """A request as JSON."""
-    if request.media:
-        raise ValueError("rollout servers take no images, audio or video")
     return {
         "id": request.turn.text,
         "prompt_token_ids": list(request.prompt_token_ids),
         "sampling": asdict(request.sampling),
         "turn": asdict(request.turn),
+        "extends": None if request.extends is None else asdict(request.extends),
+        "may_go_on": request.may_go_on,
     }
 
 
@@ -145,9 +146,8 @@ def requests_of(body: Any, *, vocab: int, max_len: int) -> dict[str, GenerationR
 
 
 def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationRequest]:
-    given = _fields(body, ("id", "prompt_token_ids", "sampling", "turn"))
+    given = _fields(body, ("id", "prompt_token_ids", "sampling", "turn", "extends", "may_go_on"))
     sampling = _fields(given["sampling"], ("temperature", "max_new_tokens", "stop_token_ids"))
-    turn = _fields(given["turn"], [field.name for field in fields(TurnId)])
     prompt = _tokens(given["prompt_token_ids"], vocab)
     if not prompt:
         raise WireError("a prompt has at least one token")
@@ -163,16 +163,30 @@ def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationReques
             f"a prompt of {len(prompt)} tokens and {longest} new ones are more than the {max_len} "
             "that this server's model has positions for"
         )
-    split = turn.pop("split")
-    if not isinstance(split, str) or any(type(number) is not int for number in turn.values()):
-        raise WireError("the id of a turn is a split and whole numbers")
+    if type(given["may_go_on"]) is not bool:
+        raise WireError("may_go_on is true or false")
     params = SamplingParams(
         temperature=float(temperature),
         max_new_tokens=longest,
         stop_token_ids=_tokens(sampling["stop_token_ids"], None),
     )
-    request = GenerationRequest(prompt_token_ids=prompt, sampling=params, turn=TurnId(split=split, **turn))
+    request = GenerationRequest(
+        prompt_token_ids=prompt,
+        sampling=params,
+        turn=_turn(given["turn"]),
+        extends=None if given["extends"] is None else _turn(given["extends"]),
+        may_go_on=given["may_go_on"],
+    )
     return given["id"], request
+
+
+def _turn(body: Any) -> TurnId:
+    """The id of a turn."""
+    given = _fields(body, [field.name for field in fields(TurnId)])
+    split = given.pop("split")
+    if not isinstance(split, str) or any(type(number) is not int for number in given.values()):
+        raise WireError("the id of a turn is a split and whole numbers")
+    return TurnId(split=split, **given)
 
 
 def completion_body(rid: str, completion: Completion) -> dict[str, Any]:
@@ -188,9 +202,10 @@ def completion_body(rid: str, completion: Completion) -> dict[str, Any]:
 
 
 def completion_of(
-    body: Mapping[str, Any], number: int, request: GenerationRequest, *, vocab: int, version: int
+    body: Mapping[str, Any], number: int, request: GenerationRequest, *, vocab: int, newest: int
 ) -> Completion:
-    """The completion of a request with the id `number`; WireError where it cannot be one."""
+    """The completion of a request with the id `number`, of versions that rise up to `newest` at most;
+    WireError where it cannot be one."""
     given = _fields(body, ("id", "token_ids", "logprobs", "versions", "finish", "seconds"))
     tokens = _tokens(given["token_ids"], vocab)
     logprobs, versions = given["logprobs"], _versions(given["versions"])
@@ -198,10 +213,14 @@ def completion_of(
         raise WireError(tr("it sent logprobs that are not finite numbers of at most 0"))
     if not len(tokens) == len(logprobs) == sum(count for _, count in versions):
         raise WireError(tr("it sent a completion with fewer or more logprobs or versions than tokens"))
-    if any(one != version for one, _ in versions):
-        other = next(one for one, _ in versions if one != version)
+    order = [version for version, _ in versions]
+    if order != sorted(set(order)) or any(not 0 <= version <= newest for version in order):
         raise WireError(
-            tr("it sent tokens of version {other!r:.40} instead of {version}", other=other, version=version)
+            tr(
+                "it sent tokens of versions {versions:.80}, which have to rise up to {newest} at most",
+                versions=str(order),
+                newest=newest,
+            )
         )
     if len(tokens) > request.sampling.max_new_tokens:
         raise WireError(

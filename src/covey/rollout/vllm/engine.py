@@ -6,7 +6,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -18,38 +18,16 @@ from covey.rollout.receipts import Sent
 from covey.rollout.vllm import library
 from covey.rollout.vllm.files import rank_of, write_adapter
 from covey.rollout.vllm.names import Parts, whole, whole_adapter
+from covey.rollout.vllm.running import Running, finish_of
 from covey.rollout.vllm.settings import VllmSettings
 from covey.rollout.vllm.workers import Workers
 from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
-from covey.types.arrays import floats, ints, joined_runs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 _WEIGHTS, _CACHE = "weights", "kv_cache"
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request and what has been sampled of it."""
-
-    request: GenerationRequest
-    started: float
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
-
-    def completion(self, number: int, finish: Finish) -> Completion:
-        return Completion(
-            request_id=number,
-            token_ids=ints(self.tokens),
-            logprobs=floats(self.logprobs),
-            versions=joined_runs([tuple(self.versions)]),
-            finish=finish,
-            seconds=time.perf_counter() - self.started,
-        )
 
 
 class VllmEngine:
@@ -76,6 +54,8 @@ class VllmEngine:
             forgets=settings.sleeps_deeply,
             adapter_rank=settings.highest_rank,
             spans_ranks=self._comm.world > 1,
+            # One in another process samples on meanwhile, and an adapter stays until its requests end.
+            swaps=not settings.own_processes and not settings.lora_rank,
         )
         # Those of them that are processes of their own.
         self.workers = Workers(self._llm.collective_rpc) if settings.own_processes else None
@@ -84,7 +64,7 @@ class VllmEngine:
         self._asleep: set[str] = set()
         self._next_id = 0
         self._num_publishes = 0
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         self._aborted: list[Completion] = []
         # The weights that were sent last, without an adapter, and how many numbers each tensor has.
         self._base: Sent | None = None
@@ -131,6 +111,8 @@ class VllmEngine:
         prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
         if prompt == 0:
             raise ValueError(tr("A prompt has no tokens."))
+        if request.media:
+            raise ValueError("this engine takes no images, audio or video")
         if prompt + new > self._settings.max_model_len:
             raise ValueError(
                 tr(
@@ -158,7 +140,7 @@ class VllmEngine:
             library.sampling_params(request),
             lora_request=self._adapter,
         )
-        self._running[number] = _Running(request, time.perf_counter())
+        self._running[number] = Running(request, time.perf_counter())
         return number
 
     def results(self) -> Iterator[Completion]:
@@ -189,10 +171,10 @@ class VllmEngine:
             if running is None:
                 continue
             (new,) = output.outputs
-            self._take(running, new)
+            running.take(new, self._version)
             if output.finished:
                 del self._running[number]
-                ended.append(running.completion(number, _finish_of(new.finish_reason)))
+                ended.append(running.completion(number, finish_of(new.finish_reason)))
         return ended
 
     def _count(self, num_new: int) -> None:
@@ -200,16 +182,6 @@ class VllmEngine:
         self._steps_without = 0 if num_new else self._steps_without + 1
         prompts = sum(len(running.request.prompt_token_ids) for running in self._running.values())
         self.num_computed += num_new or int(self._steps_without <= prompts)
-
-    def _take(self, running: _Running, new: Any) -> None:
-        tokens = list(new.token_ids)
-        running.tokens += tokens
-        if library.is_greedy(running.request.sampling.temperature):
-            # At temperature 0 the likeliest token has all of the probability.
-            running.logprobs += [0.0] * len(tokens)
-        else:
-            running.logprobs += [at[token].logprob for token, at in zip(tokens, new.logprobs, strict=True)]
-        running.versions.append((self._version, len(tokens)))
 
     def abort(self, ids: Sequence[int]) -> None:
         """End requests now; they keep what has been sampled."""
@@ -226,8 +198,10 @@ class VllmEngine:
 
         The receipt has the checksums of what vLLM's workers hold now; `unread` names the tensors of which
         they hold a packed form alone, as the CPU build does of linear layers. ValueError for an adapter that
-        this vLLM does not apply.
+        this vLLM does not apply, and for what it does not take while requests run.
         """
+        if self._running and not self.capabilities.swaps:
+            raise ValueError(tr("this vLLM does not take weights while requests run"))
         matrices: dict[str, Tensor] = {}
 
         def take() -> tuple[list[Parts], list[Parts]]:
@@ -347,9 +321,10 @@ class VllmEngine:
                 ) from error
 
     def _begin(self, version: int) -> None:
-        """Sample as a version: what was computed with former weights is forgotten first."""
+        """Sample as a version: what was computed with former weights is forgotten first, that of requests
+        that run too, which vLLM computes again."""
         self._wake(_CACHE)
-        if not self._llm.reset_prefix_cache():
+        if not self._llm.reset_prefix_cache(reset_running_requests=bool(self._running)):
             raise RuntimeError(
                 tr(
                     "vLLM did not clear its prefix cache when version {version} was published: "
@@ -385,12 +360,6 @@ class VllmEngine:
             if tag in self._asleep:
                 self._llm.wake_up(tags=[tag])
                 self._asleep.remove(tag)
-
-
-def _finish_of(reason: str | None) -> Finish:
-    if reason not in _FINISHES:
-        raise RuntimeError(tr("vLLM ended a request with {reason!r}.", reason=reason))
-    return _FINISHES[reason]
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

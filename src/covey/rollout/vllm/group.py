@@ -170,6 +170,8 @@ def _told(request: GenerationRequest) -> dict[str, Any]:
         "prompt": request.prompt_token_ids,
         "sampling": asdict(request.sampling),
         "turn": asdict(request.turn),
+        "extends": None if request.extends is None else asdict(request.extends),
+        "may_go_on": request.may_go_on,
     }
 
 
@@ -180,4 +182,6 @@ def _request_of(told: Mapping[str, Any]) -> GenerationRequest:
         prompt_token_ids=tuple(told["prompt"]),
         sampling=SamplingParams(**{**sampling, "stop_token_ids": tuple(sampling["stop_token_ids"])}),
         turn=TurnId(**told["turn"]),
+        extends=None if told["extends"] is None else TurnId(**told["extends"]),
+        may_go_on=told["may_go_on"],
     )

@@ -1,0 +1,107 @@
+"""Keys and values of rows that have ended, for requests that extend them.
+
+A row is kept from its end until a request extends it, the weights change, the engine rests, or memory is
+short: then the one that ended first goes. What is not there any more is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from covey.rollout.native.cache import KVCache
+from covey.types import GenerationRequest, TurnId
+
+# The share of free memory that kept rows may take, beside that of the cache.
+_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copied:
+    """Keys and values (2, K, n, D) of n tokens, layer by layer."""
+
+    layers: dict[int, Tensor]
+    length: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take."""
+        return sum(tensor.nbytes for tensor in self.layers.values())
+
+    @classmethod
+    def of_prompt(cls, cache: KVCache, slot: int, length: int) -> Copied:
+        """Those of a prompt in its slot."""
+        first = cache.first_column(length)
+        span = slice(first, first + length)
+        return cls({n: own[:, slot, :, span].clone() for n, own in cache.prefix.items()}, length)
+
+    @classmethod
+    def of_row(cls, cache: KVCache, row: int, length: int) -> Copied:
+        """Those of what a row has drawn and fed."""
+        span = slice(cache.start, cache.start + length)
+        return cls({n: own[:, row, :, span].clone() for n, own in cache.own.items()}, length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptRow:
+    """A prompt and what was sampled behind it, and the keys and values of all but the last token, which
+    nobody was fed. Siblings share those of the prompt."""
+
+    token_ids: tuple[int, ...]
+    media: tuple[Any, ...]
+    parts: Sequence[Copied]
+
+    @property
+    def length(self) -> int:
+        """Tokens whose keys and values are here."""
+        return sum(part.length for part in self.parts)
+
+    def begins(self, request: GenerationRequest) -> bool:
+        """Whether a request begins with exactly these tokens, and these media."""
+        tokens, media = request.prompt_token_ids, request.media
+        return tokens[: len(self.token_ids)] == self.token_ids and media[: len(self.media)] == self.media
+
+    def write(self, cache: KVCache, slot: int, prompt: int) -> None:
+        """Put them into the slot of a prompt of so many tokens, which they begin."""
+        column = cache.first_column(prompt)
+        for part in self.parts:
+            for layer, pair_2KTD in part.layers.items():
+                cache.layer(layer, pair_2KTD[:1])[:, slot, :, column : column + part.length] = pair_2KTD
+            column += part.length
+
+
+@dataclass(slots=True)
+class KeptRows:
+    """The rows that are kept, in the order in which they ended; `free_bytes` says what memory is free."""
+
+    free_bytes: Callable[[], int]
+    _rows: dict[TurnId, KeptRow] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def keep(self, turn: TurnId, row: KeptRow) -> None:
+        """Keep a row that has ended, and as many of the former ones as there is memory for."""
+        self._rows[turn] = row
+        held = self._num_bytes()
+        most = _SHARE * (self.free_bytes() + held)
+        while self._rows and held > most:
+            del self._rows[next(iter(self._rows))]
+            held = self._num_bytes()
+
+    def take(self, requests: Sequence[GenerationRequest]) -> KeptRow | None:
+        """The longest row that requests of one prompt begin with; the rows that they extend are kept no
+        longer."""
+        found = [self._rows.pop(r.extends, None) for r in requests if r.extends is not None]
+        usable = [row for row in found if row is not None and row.begins(requests[0])]
+        return max(usable, key=lambda row: row.length, default=None)
+
+    def clear(self) -> None:
+        """Keep none."""
+        self._rows.clear()
+
+    def _num_bytes(self) -> int:
+        return sum(part.num_bytes for part in {part for row in self._rows.values() for part in row.parts})
