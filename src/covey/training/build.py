@@ -94,8 +94,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     total_steps = scoring.total_steps = total_steps_of(plan, source)
     objective = settings.objective(config, total_steps)
     source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found, objective)
-    longest = longest_prompt_of(found, source)
-    buffer = RolloutBuffer(settings.pack_plan(config, longest, backend.policy, comm))
+    buffer = _buffer(config, found, source, backend, comm)
     health = _health(config, plan, backend, engine, comm, scoring.rewards.tasks)
     states = (progress, RandomState(comm), best, objective.bonus)
     registry = _registry(states, buffer, backend, health, source, comm)
@@ -142,6 +141,11 @@ def _facts_of_all(facts: Facts, comm: Comm) -> Facts:
     """The facts with the least free memory of all ranks, so that what follows from it is the same on all."""
     least = -comm.max([-float(facts.free_memory_bytes or 0)])[0]
     return replace(facts, free_memory_bytes=int(least) or None)
+
+
+def _buffer(config: Config, found: Survey, source: Source, backend: Backend, comm: Comm) -> RolloutBuffer:
+    longest = longest_prompt_of(found, source)
+    return RolloutBuffer(settings.pack_plan(config, longest, backend.policy, comm))
 
 
 def _scoring(config: Config, found: Survey, plan: BatchPlan, progress: Progress) -> Scoring:
