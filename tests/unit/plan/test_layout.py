@@ -153,9 +153,7 @@ def test_the_report_says_what_is_a_forecast_alone() -> None:
         "planned with options that only `covey plan` has; `covey "
         "train` takes --deepspeed zero3_offload for it" in text
     )
-    assert (
-        "589.7 GB in the machine's memory; 884.6 GB with the margin that DeepSpeed's estimator adds" in text
-    )
+    assert "589.7 GB in a machine's memory; 884.6 GB with the margin that DeepSpeed's estimator adds" in text
     assert "model states 73.72 GB per GPU; " in lines(SHARDED)
 
 
