@@ -161,7 +161,7 @@ def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
     if is_served:
         # All processes share the servers.
         rows = -(-rows * max(1, facts.num_processes) // max(1, len(servers)))
-        rows = min([rows, *(server.rows for server in known if server.rows)])
+        rows = min([rows, *(s.rows for s in known if s.rows)]) if servers else side_by_side(config, rows)
         held, way = how.element * model.parameters, _way_to(config, known, how.cuda)
     else:
         held = weight_bytes(model, how, layout)
