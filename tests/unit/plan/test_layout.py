@@ -95,7 +95,7 @@ def test_stage_3_gathers_what_it_works_with() -> None:
 def test_a_colocated_engine_holds_its_share_until_it_sleeps() -> None:
     awake = replace(OFFLOADED, engine="colocate", engine_share=0.4, engine_parallel=4)
     share = int(0.4 * 96 * GIB)
-    for name in ("rollout", "update", "step", "publish"):
+    for name in ("load", "rollout", "update", "step", "publish"):
         assert parts(awake, name)["engine"] == share
     assert not {"KV cache", "sampling", "gathered weights"} & set(parts(awake, "rollout"))
     asleep = replace(awake, engine_sleeps=True)
