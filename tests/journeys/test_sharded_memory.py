@@ -8,10 +8,7 @@ Nine tenths of the model are in its layers. What is allocated and what is reside
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,28 +16,15 @@ from statistics import median
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
-from covey.quickstart.task import MODEL_DIR
 from covey.rollout.server.wire import BUCKET_BYTES
 from support import held
-from support.processes import rank_environment
+from support.large_model import large_model_bytes, run_ranks, save_large
 from support.servers import covey
 
 pytestmark = pytest.mark.slow
 
 RANKS = 4
-_SIZES = {
-    "vocab_size": 9600,
-    "hidden_size": 1024,
-    "intermediate_size": 768,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
 _LORA = ("--tuner_type", "lora")
 _AGAIN = ("--gradient_checkpointing", "true")
 # Else DeepSpeed keeps 1e9 weights whole between layers, and kept activations of layers hold their weights.
@@ -89,7 +73,7 @@ def other_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
 
 def _told(folder: Path, layouts: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
     """Run each layout, one after the other; all of them sample on one server."""
-    model = _saved(folder / "model")
+    model = save_large(folder / "model")
     token = folder / "servers.token"
     server, log = covey(folder, "rollout", "--model", str(model), "--port", "0", "--token_file", str(token))
     try:
@@ -107,47 +91,16 @@ def _told(folder: Path, layouts: Mapping[str, tuple[str, ...]]) -> list[dict[str
             name: [*words.split(), "--output_dir", str(folder / name.replace(" ", "-")), *more]
             for name, more in layouts.items()
         }
-        (folder / "runs.json").write_text(json.dumps(runs))
-        started = [
-            subprocess.Popen(
-                [sys.executable, held.__file__, str(folder / "runs.json"), str(folder)],
-                env={**os.environ, **own, **held.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
-                stdout=(folder / f"{rank}.log").open("w"),
-                stderr=subprocess.STDOUT,
-            )
-            for rank, own in enumerate(rank_environment(RANKS))
-        ]
-        codes = [process.wait(1500) for process in started]
+        told = run_ranks(Path(held.__file__), runs, folder, RANKS)
     finally:
         server.kill()
-    assert not any(codes), (codes, (folder / "0.log").read_text()[-4000:])
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
-
-
-def _saved(target: Path) -> Path:
-    own = json.loads((MODEL_DIR / "config.json").read_text(encoding="utf-8"))
-    ends = {name: own[name] for name in ("eos_token_id", "pad_token_id")}
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES, **ends)).save_pretrained(target)
-    for file in MODEL_DIR.iterdir():
-        if not (target / file.name).exists():
-            (target / file.name).write_bytes(file.read_bytes())
-    return target
-
-
-def _model_bytes() -> tuple[int, int, int]:
-    """Of the whole model, of what is outside of its layers, and of a layer."""
-    with torch.device("meta"):
-        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES))
-    layer = sum(p.numel() for p in model.model.layers[0].parameters())
-    total = sum(p.numel() for p in model.parameters())
-    return 4 * total, 4 * (total - _SIZES["num_hidden_layers"] * layer), 4 * layer
+    return told
 
 
 def _allowed(name: str, phase: str, rank: int) -> int:
     """A rank's shards of weights, masters, moments and gradients, the embedding and two layers; what is
     gathered is there up to three times, as it arrives and as it computes."""
-    total, ends, layer = _model_bytes()
+    total, ends, layer = large_model_bytes()
     shards = {"fsdp": 1, "zero3": 3}[name.split()[0]]
     if phase != "load":
         shards += 2
@@ -177,7 +130,7 @@ def test_no_rank_holds_the_whole_model(name: str, ranks: list[dict[str, Any]]) -
 def test_a_whole_copy_would_be_seen(ranks: list[dict[str, Any]]) -> None:
     planted = _allocated(ranks, "gathers fsdp", "load")
     assert planted > 1.1 * _allowed("fsdp", "load", 1)
-    assert planted - _allocated(ranks, "fsdp", "load") > 0.8 * _model_bytes()[0]
+    assert planted - _allocated(ranks, "fsdp", "load") > 0.8 * large_model_bytes()[0]
 
 
 def _allocated(ranks: list[dict[str, Any]], name: str, phase: str) -> float:

@@ -61,9 +61,13 @@ def typed_on(layout: Layout, edits: Mapping[str, Any]) -> Layout:
     words = {name: edits[name] for name in edits if name in STATES}
     if not words:
         return changed
-    run = config(**({"fsdp": "full_shard"} if layout.fsdp else {}) | words)
+    fsdp = "hybrid_shard" if layout.shard_gpus else "full_shard"
+    run = config(**({"fsdp": fsdp} if layout.fsdp else {}) | words)
     word = run.deepspeed or ""
     read = from_content(json.loads(word), "JSON") if word.startswith("{") else None
     states, problems = states_of(run, read, cuda=True)
     assert problems == ()
-    return replace(changed, zero_stage=states.stage, offload=states.offload, fsdp=states.fsdp)
+    shards = layout.shard_gpus if run.fsdp and "hybrid" in str(run.fsdp) else 0
+    return replace(
+        changed, zero_stage=states.stage, offload=states.offload, fsdp=states.fsdp, shard_gpus=shards
+    )

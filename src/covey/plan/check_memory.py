@@ -178,7 +178,7 @@ def _cause_of_states(plan: MemoryPlan, facts: Facts) -> str:
     if _is_of_copy(plan, facts):
         return tr(
             "The native engine keeps a full copy of the weights in each process for sampling; "
-            "sharding, offloading and LoRA do not reduce it."
+            "sharding, offloading and LoRA reduce only what is beside it."
         )
     return tr("Batch size, completion length and recomputation do not change the size of model states.")
 

@@ -11,6 +11,7 @@ speed, from what the sources say of each:
     selective recomputation   all but matrix products again
     recomputation             a third more arithmetic (arXiv:2205.05198)
     ZeRO-3                    half as much traffic again, in every pass
+    FSDP over all machines    from hybrid_shard: that traffic goes between machines
     offload_reference         its weights over the bus once a rollout
     offload_model             masters and moments over the bus once a rollout
     offload_optimizer         masters and moments over the bus in every step
@@ -313,6 +314,9 @@ def _of_states(layout: Layout) -> Iterator[Change]:
         if edits and (layout.num_gpus > 1 or offload != "none" or cost < 0):
             fields = {"zero_stage": stage, "offload": offload, "fsdp": layout.fsdp and stage > 0}
             yield Change(kind="states", typed=edits, options={}, layout=fields, cost=cost)
+    if layout.shard_gpus:
+        fields = {"shard_gpus": 0}
+        yield Change(kind="states", typed=_BY_FSDP["none"], options={}, layout=fields, cost=_OF_STAGE[3])
     if layout.num_gpus > 1 and now == 0:
         for offload, typed in _BY_FSDP.items():
             fields = {"zero_stage": 3, "offload": offload, "fsdp": True}

@@ -125,6 +125,12 @@ class Layout:
         return self.zero_stage > 0 and not self.fsdp
 
     @property
+    def num_machines(self) -> int:
+        """Machines that the GPUs make; 1 where they do not make whole ones."""
+        each = self.machine_gpus or self.num_gpus
+        return self.num_gpus // each if self.num_gpus % each == 0 else 1
+
+    @property
     def is_known(self) -> bool:
         """Whether there is a machine to plan for."""
         return self.num_gpus > 0 and self.gpu_bytes > 0
@@ -157,11 +163,7 @@ class Layout:
         }
         stage = f"ZeRO-{self.zero_stage}" if self.zero_stage else "DDP (ZeRO-0)"
         if self.fsdp:
-            stage = (
-                tr("FSDP over {shard_gpus} of them", shard_gpus=self.shard_gpus)
-                if self.shard_gpus
-                else "FSDP"
-            )
+            stage = tr("FSDP over {gpus} GPUs", gpus=self.shard_gpus) if self.shard_gpus else "FSDP"
             stage += "" if self.zero_stage == 3 else tr(", weights kept from forward to backward")
         return joined("", [stage, words[self.offload]])
 

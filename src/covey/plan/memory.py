@@ -302,10 +302,13 @@ def _phases(
     held = held_parts(config, model, how, weights, layout) | away | beside
     gathering = gathering_of(config, facts, model, how, layout)
     loaded = loading_parts(gathering, how, held, weights.trained, FLOAT * model.parameters)
-    phases = [Phase(name="load", parts=loaded)]
     if not facts.layout.is_here and facts.num_processes > 1:
         held["communication"] = _COMMUNICATION
     cache, rollout = rollout_parts(config, facts, how, model, prompt, sum(held.values()))
+    if layout.engine == "colocate":
+        # vLLM starts once the layout of rows is proven.
+        loaded = max(loaded, held | rollout, key=lambda parts: sum(parts.values()))
+    phases = [Phase(name="load", parts=loaded)]
     held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
     copies = 0 if how.cuda else lever_bytes(config, model, how, layout)
     if copies:

@@ -77,13 +77,6 @@ def gathering_of(config: Config, facts: Facts, model: ModelSizes, how: Training,
     )
 
 
-def probed_parts(gathering: Gathering) -> dict[str, int]:
-    """What proves the layout of rows: two layers beside the embedding and the head, and under DeepSpeed one
-    of them as it arrives."""
-    g = gathering
-    return {"gathered layers": g.element * (g.some + (0 if g.layout.fsdp else g.largest))}
-
-
 def computing_parts(gathering: Gathering, how: Training) -> dict[str, int]:
     """What is whole while the model computes. FSDP keeps the embedding and the head from forward to backward,
     and puts a layer together while the one before it computes; in stage 2 it keeps all. DeepSpeed's stage 3
@@ -135,7 +128,9 @@ def loading_parts(
     g = gathering
     if g.is_split:
         joined = {"copy while loading": float32_bytes} if g.is_joined and not how.cuda else {}
-        return dict(held) | max(probed_parts(g), joined, key=lambda parts: sum(parts.values()))
+        # Two layers beside the embedding and the head, and under DeepSpeed one of them as it arrives.
+        probed = {"gathered layers": g.element * (g.some + (0 if g.layout.fsdp else g.largest))}
+        return dict(held) | max(probed, joined, key=lambda parts: sum(parts.values()))
     if g.layout.zero_stage:
         copied = {"copy while loading": g.element * trained}
         if how.full and how.element == LOW:

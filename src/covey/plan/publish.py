@@ -149,53 +149,54 @@ class PublishPlan:
 
 def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
     """Return what publishing takes; None where the engine samples from the weights in training, nothing is
-    sampled, or model or servers are not known."""
+    sampled, or the model is not known. Servers that nobody has named yet count as one over a network."""
     layout, model, asked = planned_layout(facts), facts.model_sizes, requests_of(config, facts)
-    servers = config.rollout_servers if layout.engine == "server" else []
-    if layout.engine == "own" or model is None or not asked or (layout.engine == "server" and not servers):
+    is_served = layout.engine == "server"
+    servers = config.rollout_servers if is_served else []
+    if layout.engine == "own" or model is None or not asked:
         return None
     how = training_of(config, facts, recompute_of(config, facts))
     known = facts.servers or ()
     rows = max(rows for rows, _ in asked)
-    if servers:
+    if is_served:
         # All processes share the servers.
-        rows = -(-rows * max(1, facts.num_processes) // len(servers))
-        rows = min([rows, *(server.rows for server in known if server.rows)])
+        rows = -(-rows * max(1, facts.num_processes) // max(1, len(servers)))
+        rows = min([rows, *(s.rows for s in known if s.rows)]) if servers else side_by_side(config, rows)
         held, way = how.element * model.parameters, _way_to(config, known, how.cuda)
     else:
         held = weight_bytes(model, how, layout)
         way = "gpu" if how.cuda else "process"
     tokens = held_tokens(config, facts.longest_prompt or config.max_length or 1, facts.model_context)
-    if servers:
+    if is_served:
         cache = rows * completion_bytes(model, how.element, tokens)
     else:
         spans = max(1, layout.engine_parallel)
         cache = cache_bytes(config, model, how.element, tokens, rows, spans)
         rows = side_by_side(config, rows * spans)
-    is_alone = _applies_adapter(config, known if servers else None)
+    is_alone = _applies_adapter(config, known if is_served else None)
     num_bytes = how.element * (model.adapter_parameters if is_alone else model.parameters)
     base_bytes = how.element * model.parameters if is_alone else 0
     # What an engine holds is read at each publish.
     read_s = base_bytes / _RATES["gpu" if how.cuda else "process"]
-    num_away = sum(not is_here(address) for address in servers)
+    num_away = sum(not is_here(address) for address in servers) if servers else int(is_served)
 
     def seconds(way: Way) -> float:
         return _LEAST_S + read_s + max(num_bytes / _RATES[way], num_away * num_bytes / _LINE_RATE)
 
-    may_group = bool(servers) and way not in ("gloo", "nccl") and all(map(takes_group, known))
+    may_group = is_served and way not in ("gloo", "nccl") and all(map(takes_group, known))
     quick = seconds(_group_way(known, how.cuda)) if may_group and seconds(way) >= _SLOW_S else None
     return PublishPlan(
         num_bytes=num_bytes,
         base_bytes=base_bytes,
         dtype="float32" if how.element == FLOAT else "bfloat16",
-        engines=tuple(servers) or (tr("vLLM in each training process"),),
+        engines=tuple(servers) or (tr("each server") if is_served else tr("vLLM in each training process"),),
         way=way,
         seconds=seconds(way),
         group_seconds=quick,
         weight_bytes=held,
         cache_bytes=cache,
         side_by_side=rows,
-        on_device=not servers,
+        on_device=not is_served,
         adds_adapter=not how.full and not is_alone,
     )
 
@@ -219,14 +220,14 @@ def takes_group(server: ServerFacts) -> bool:
 
 
 def _group_way(known: Sequence[ServerFacts], cuda: bool) -> Way:
-    return "nccl" if cuda and known and all(s.group_device != "cpu" for s in known) else "gloo"
+    return "nccl" if cuda and all(s.group_device != "cpu" for s in known) else "gloo"
 
 
 def _way_to(config: Config, known: Sequence[ServerFacts], cuda: bool) -> Way:
     """The slowest of the ways to the servers."""
     if config.vllm_server_group_port is not None and all(map(takes_group, known)):
         return _group_way(known, cuda)
-    if not all(map(is_here, config.rollout_servers)):
+    if not config.rollout_servers or not all(map(is_here, config.rollout_servers)):
         return "network"
     return "files" if known and all(server.shares_files for server in known) else "loopback"
 

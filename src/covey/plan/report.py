@@ -210,12 +210,12 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
             else tr("model states: all in the machine's memory, none on a GPU")
         )
     if plan.host_bytes:
-        margin = size(round(HOST_MARGIN * plan.host_bytes))
+        num_bytes = plan.host_bytes // layout.num_machines
         lines.append(
             tr(
-                "{size} in the machine's memory; {margin} with the margin that DeepSpeed's estimator adds",
-                size=size(plan.host_bytes),
-                margin=margin,
+                "{size} in a machine's memory; {margin} with the margin that DeepSpeed's estimator adds",
+                size=size(num_bytes),
+                margin=size(round(HOST_MARGIN * num_bytes)),
             )
         )
     return lines

@@ -63,9 +63,9 @@ class FittingLayout:
         return {"edits": self.edits, "command": self.command, "needed_bytes": self.plan.needed_bytes} | server
 
     def in_words(self) -> str:
-        """Return the peak of a GPU, and what lies in the machine's memory."""
+        """Return the peak of a GPU, and what lies in the memory of a machine."""
         host = (
-            tr("; {size} of the machine's memory", size=size(self.plan.host_bytes))
+            tr("; {size} of a machine's memory", size=size(self.plan.host_bytes // self.machines))
             if self.plan.host_bytes
             else ""
         )
@@ -123,11 +123,13 @@ class Works:
         return lines
 
     def agreed(self, problem: Problem) -> Problem:
-        """A problem of the forecast with these layouts as its fixes, where it names another one first."""
+        """A problem of the forecast with these layouts as its first fixes, in the same words and numbers; of
+        its own fixes the others stay, where it names the same one first."""
         answers = [layout.fix() for layout in self.layouts.values()]
-        is_of_forecast = problem.code in ("E211", "W114", "W150")
-        if not answers or not is_of_forecast or problem.fixes[0].edits == answers[0].edits:
+        if not answers or problem.code not in ("E211", "W114", "W150"):
             return problem
+        if problem.fixes[0].edits == answers[0].edits:
+            return replace(problem, fixes=(answers[0], *problem.fixes[1:]))
         kept = [fix for fix in problem.fixes if "ignore_memory_forecast" in fix.edits]
         return replace(problem, fixes=(*answers, *kept))
 
@@ -259,21 +261,15 @@ class _Search:
             command=self._command(changed, facts.layout),
             plan=plan,
             server=holding_line(config, facts) if is_unnamed else "",
-            machines=facts.layout.num_gpus // _gpus_of_each(facts.layout),
+            machines=facts.layout.num_machines,
         )
 
     def _command(self, edits: Edits, layout: Layout) -> str:
         """The command as it was typed, with the edits."""
         values = {n: getattr(self.config, n) for n in OPTIONS if n in self.typed} | edits
-        values["nproc_per_node"] = _gpus_of_each(layout)
+        values["nproc_per_node"] = layout.num_gpus // layout.num_machines
         for name in edits:
             is_layout = name in _WHOLE or bool(FACTS[name].not_built) or group_of(name) == "vllm"
             if is_layout and edits[name] in (None, False, default_of(name)):
                 del values[name]
         return tr("covey {verb} {flags}", verb=self.verb, flags=flags(values))
-
-
-def _gpus_of_each(layout: Layout) -> int:
-    """The GPUs of each machine; all of them where they do not make whole machines."""
-    each = layout.machine_gpus or layout.num_gpus
-    return each if layout.num_gpus % each == 0 else layout.num_gpus

@@ -134,6 +134,32 @@ def test_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "offload" not in text
 
 
+def test_one_number(capsys: pytest.CaptureFixture[str]) -> None:
+    """The warning says of the change that `works` has what `works` says of it."""
+    engine = "--use_vllm true --vllm_tensor_parallel_size 8"
+    main(["plan", *shlex.split(f"{EIGHT.replace('96GiB', '96GB')} --deepspeed zero3 {engine}")])
+    text = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"can run this with vLLM on these GPUs: (.*?) covey train", text)
+    assert found is not None and "W114" in text
+    assert text.count(found[1]) == 2
+
+
+def test_a_copy_on_each_machine_gives_way_to_one_over_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is offloaded."""
+    plan = Planned(capsys, f"{MANY} --fsdp hybrid_shard {SERVER}")
+    assert plan.code == 2 and plan.works["server"]["edits"] == {"fsdp": "full_shard"}
+    assert "With FSDP over 8 GPUs, each process takes" in plan.error
+
+
+def test_offloaded_bytes_are_those_of_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of eight that hold the model once."""
+    main(["plan", *shlex.split(f"{MANY} --deepspeed zero3_offload {SERVER}")])
+    text = " ".join(capsys.readouterr().out.split())
+    plan = Planned(capsys, f"{MANY} --deepspeed zero3_offload {SERVER}")
+    host = plan.memory["host_bytes"]
+    assert f"{host / 8e9:.4g} GB in a machine's memory" in text
+
+
 def test_what_train_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     """By its own code; what is not built yet has its forecast beside it, and what runs without it."""
     split = f"{EIGHT} --fsdp full_shard"

@@ -46,6 +46,7 @@ def as_typed(rung: Rung, layout: Layout, **options: Any) -> int:
         OFFLOADED,
         replace(OFFLOADED, engine="colocate"),
         replace(SHARDED, fsdp=True),
+        replace(SHARDED, fsdp=True, shard_gpus=4),
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": "selective"}, {"torch_dtype": "float32"}])

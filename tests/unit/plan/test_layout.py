@@ -95,7 +95,7 @@ def test_stage_3_gathers_what_it_works_with() -> None:
 def test_a_colocated_engine_holds_its_share_until_it_sleeps() -> None:
     awake = replace(OFFLOADED, engine="colocate", engine_share=0.4, engine_parallel=4)
     share = int(0.4 * 96 * GIB)
-    for name in ("rollout", "update", "step", "publish"):
+    for name in ("load", "rollout", "update", "step", "publish"):
         assert parts(awake, name)["engine"] == share
     assert not {"KV cache", "sampling", "gathered weights"} & set(parts(awake, "rollout"))
     asleep = replace(awake, engine_sleeps=True)
@@ -153,9 +153,7 @@ def test_the_report_says_what_is_a_forecast_alone() -> None:
         "planned with options that only `covey plan` has; `covey "
         "train` takes --deepspeed zero3_offload for it" in text
     )
-    assert (
-        "589.7 GB in the machine's memory; 884.6 GB with the margin that DeepSpeed's estimator adds" in text
-    )
+    assert "589.7 GB in a machine's memory; 884.6 GB with the margin that DeepSpeed's estimator adds" in text
     assert "model states 73.72 GB per GPU; " in lines(SHARDED)
 
 

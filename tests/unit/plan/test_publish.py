@@ -77,6 +77,14 @@ def test_an_adapter_that_the_engine_applies_goes_alone() -> None:
     )
 
 
+def test_servers_that_nobody_has_named_are_over_a_network() -> None:
+    """As one server at another address is, with a process group between GPUs of other machines."""
+    named, unnamed = (publish_plan(options(*a), served(*a, servers=None, cuda=True)) for a in ((THERE,), ()))
+    assert named is not None and unnamed is not None
+    assert unnamed == replace(named, engines=("each server",)) and unnamed.way == "network"
+    assert unnamed.in_words()[0].endswith("are sent to each server")
+
+
 def test_nothing_is_published_to_an_engine_on_the_weights_in_training() -> None:
     asked = config()
     assert publish_plan(asked, facts(**ON_CPU)) is None

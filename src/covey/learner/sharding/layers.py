@@ -38,7 +38,7 @@ def layout_of_layers(policy: Policy, numbers: Sequence[int], attention: Attentio
     """Return the layout that the layers of these numbers pass the probe with, which the policy is on then:
     rows of their own for layers that cannot run without others, since those need no proof."""
     share = len(numbers) / len(_layer_list(policy)[1])
-    with only_layers(policy, numbers):
+    with _only_layers(policy, numbers):
         try:
             choose_stream(policy, attention, share)
         except torch.OutOfMemoryError:
@@ -69,7 +69,7 @@ def _layers_by_kind(policy: Policy) -> dict[Any, list[int]]:
 
 
 @contextmanager
-def only_layers(policy: Policy, numbers: Sequence[int]) -> Iterator[None]:
+def _only_layers(policy: Policy, numbers: Sequence[int]) -> Iterator[None]:
     """Within it the model has its layers of these numbers and no others, in this order."""
     name, layers = _layer_list(policy)
     parent, _, own = name.rpartition(".")

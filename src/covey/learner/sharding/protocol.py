@@ -61,10 +61,3 @@ class Split(Protocol):
     def own_parts(self, saved: SavedPieces) -> Mapping[str, Tensor]:
         """This rank's parts of what any number of ranks have saved so."""
         ...
-
-
-def by_unit(split: Split) -> Iterator[tuple[str, Tensor]]:
-    """Give every tensor of a policy whole, a unit at a time. Collective."""
-    for name in split.units:
-        with split.unit(name) as tensors:
-            yield from tensors.items()

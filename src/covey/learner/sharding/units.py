@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor
 from covey.checkpoint.pieces import Piece, SavedPieces, whole
 from covey.errors import ConfigError
 from covey.learner.sharding.layers import decoder_layers
-from covey.learner.sharding.protocol import by_unit
 from covey.learner.sharding.rows import OwnParts, ReadRows, parameter_of
 from covey.models.policy import Policy
 from covey.plan.layout import Layout
@@ -196,7 +195,9 @@ class Sharded:
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter whole and as it computes, by name, a unit at a time. Collective."""
-        return by_unit(self)
+        for name in self.units:
+            with self.unit(name) as tensors:
+                yield from tensors.items()
 
     def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """These parameters whole and in float32, one at a time. Collective."""
