@@ -134,10 +134,10 @@ def slow_loss(
                 ratio = _ratio(config, n, own, now, held, old)
                 token += _kl(config, now[n], float(inputs.ref_logprob_N[n]), ratio)
             divisor = {
-                "grpo": d.num_sequences * len(own),
-                "sapo": d.num_sequences * len(own),
-                "luspo": d.num_sequences,
-                "dr_grpo": d.num_sequences * d.max_completion_length,
+                "grpo": d.num_episodes * len(own),
+                "sapo": d.num_episodes * len(own),
+                "luspo": d.num_episodes,
+                "dr_grpo": d.num_episodes * d.max_completion_length,
             }.get(config.loss_type, d.num_tokens)
             total += token / divisor
     count = d.num_tokens if d.num_kept is None else d.num_kept
@@ -185,8 +185,9 @@ def random_step(config: LossConfig, seed: int) -> Case:
         advantage_N=torch.randn(len(counts), generator=generator)[sequence_N],
         sequence_N=sequence_N,
         trained_count_S=torch.tensor(counts),
+        episode_count_S=torch.tensor(counts),
         denominators=Denominators(
-            num_sequences=len(counts) + rng.randint(0, 3),
+            num_episodes=len(counts) + rng.randint(0, 3),
             num_tokens=num + rng.randint(0, 9),
             max_completion_length=rng.randint(6, 20),
             num_kept=None if keep_N is None else num + rng.randint(0, 5),
@@ -215,6 +216,7 @@ def micro_of(inputs: LossInputs, sequences: list[int]) -> LossInputs:
         advantage_N=inputs.advantage_N[index_N],
         sequence_N=torch.tensor([number[int(inputs.sequence_N[n])] for n in places], dtype=torch.long),
         trained_count_S=inputs.trained_count_S[sequences],
+        episode_count_S=inputs.episode_count_S[sequences],
         sampler_logprob_N=cut(inputs.sampler_logprob_N),
         entropy_N=cut(inputs.entropy_N),
         keep_N=cut(inputs.keep_N),

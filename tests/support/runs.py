@@ -155,7 +155,7 @@ def train_and_watch(
     job.recorder.console = None
     if stream is not None:
         job.backend.policy.use_stream(stream)
-        job.pack_plan = replace(job.pack_plan, stream=stream)
+        job.buffer.plan = replace(job.buffer.plan, stream=stream)
     before = _weights(job.backend)
     gradients: list[dict[str, Tensor]] = []
     forwards = [0]

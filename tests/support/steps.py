@@ -14,17 +14,18 @@ from covey.algorithm.correction import Correction
 from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig, row_credits
-from covey.batching.pack import PackPlan, pack
+from covey.batching.pack import pack
 from covey.batching.samples import to_samples
+from covey.batching.shares import PackPlan, steps_of
 from covey.comm import Comm, LocalComm
-from covey.learner.annotate import annotate_and_credit
+from covey.learner.annotate import annotate, annotate_and_credit
 from covey.learner.backends.base import Backend
 from covey.learner.backends.single import SingleBackend
 from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import accumulate
 from covey.models.policy import Policy
 from covey.rewards.registry import total
-from covey.types import Finish, Score, ScoredGroup, ScorePart, Status, TrainSample
+from covey.types import AnnotatedSample, Finish, Score, ScoredGroup, ScorePart, Status, TrainSample
 from support.groups import episode, scored
 from support.models import random_model
 
@@ -144,18 +145,65 @@ def rows() -> list[TrainSample]:
         comm=LocalComm(),
     )
 
-    def moved(row: TrainSample) -> TrainSample:
-        here = row.annotated
-        old, reference, sampler = (
-            here.old_logprob_N + scale * torch.randn(len(here.old_logprob_N), generator=generator)
-            for scale in (0.15, 0.3, 0.1)
-        )
-        sample = replace(here.sample, sampler_logprobs=tuple(sampler.tolist()))
-        return replace(
-            row, annotated=replace(here, sample=sample, old_logprob_N=old, ref_logprob_N=reference)
-        )
+    return [_moved(row, generator) for row in found]
 
-    return [moved(row) for row in found]
+
+def _moved(row: TrainSample, generator: torch.Generator) -> TrainSample:
+    here = row.annotated
+    old, reference, sampler = (
+        here.old_logprob_N + scale * torch.randn(len(here.old_logprob_N), generator=generator)
+        for scale in (0.15, 0.3, 0.1)
+    )
+    sample = replace(here.sample, sampler_logprobs=tuple(sampler.tolist()))
+    return replace(row, annotated=replace(here, sample=sample, old_logprob_N=old, ref_logprob_N=reference))
+
+
+def episode_rows() -> list[TrainSample]:
+    """The same completions, of which some go on in a second and a third row, behind a history that is not
+    trained; of one the last row is masked."""
+    rng, generator = random.Random(7), torch.Generator().manual_seed(6)
+    found = []
+    for row in rows():
+        found.append(row)
+        sample = row.annotated.sample
+        for place in range(sample.episode % 3):
+            history, own = ([rng.randrange(300) for _ in range(rng.randint(1, 9))] for _ in range(2))
+            prompt, num = sample.token_ids[: sample.prompt_length], len(own)
+            later = replace(
+                sample,
+                sequence=place + 1,
+                token_ids=(*prompt, *history, *own),
+                is_trained=(False,) * (len(prompt) + len(history)) + (True,) * num,
+                sampler_logprobs=(0.0,) * num,
+                versions=((0, num),),
+            )
+            is_cut = (sample.episode, place) == (8, 1)
+            found.append(
+                replace(
+                    row,
+                    annotated=AnnotatedSample(sample=later),
+                    loss_mask=(row.masked is None and not is_cut,) * num,
+                    masked="truncated" if is_cut else row.masked,
+                    needs_forward=row.needs_forward and not is_cut,
+                )
+            )
+    samples = [row.annotated.sample for row in found]
+    backend, everything = SingleBackend(policy("prefix"), OPTIMIZER), [True] * len(samples)
+    steps = steps_of(
+        samples, everything, replace(plan_of(), completions_per_rank=len({s.episode for s in samples}))
+    )
+    annotated = [
+        AnnotatedSample(sample=sample, old_logprob_N=old, entropy_N=entropy)
+        for sample, old, entropy in zip(
+            samples,
+            annotate(samples, everything, steps, backend, "old", plan_of(), LocalComm()),
+            annotate(samples, everything, steps, backend, "entropy", plan_of(), LocalComm()),
+            strict=True,
+        )
+    ]
+    return [
+        _moved(replace(row, annotated=here), generator) for row, here in zip(found, annotated, strict=True)
+    ]
 
 
 def stepped_rows(*, flat: bool = False) -> list[TrainSample]:
@@ -204,7 +252,7 @@ def reordered(given: Sequence[TrainSample], seed: int) -> list[TrainSample]:
     for place, group in enumerate(order):
         members = [row for row in given if row.annotated.sample.group == group]
         for sibling, row in enumerate(rng.sample(members, len(members))):
-            sample = replace(row.annotated.sample, group=place, sibling=sibling)
+            sample = replace(row.annotated.sample, group=place, sibling=sibling, episode=len(out))
             out.append(replace(row, annotated=replace(row.annotated, sample=sample)))
     return out
 

@@ -76,8 +76,9 @@ class LossInputs:
     """Flat vectors over trained tokens.
 
     Every token given is in the loss. `old_logprob_N` None means that the current policy sampled the tokens,
-    so the ratio is exactly 1. `trained_count_S` counts the loss tokens of each sequence. `keep_N` is 1 for
-    the tokens whose policy term counts and 0 for the others (None: all count). `contrast` is for `real`.
+    so the ratio is exactly 1. `trained_count_S` counts the loss tokens of each sequence, `episode_count_S`
+    those of its episode over all its sequences, also where they are not in this micro-batch. `keep_N` is 1
+    for the tokens whose policy term counts and 0 for the others (None: all count). `contrast` is for `real`.
     """
 
     logprob_N: Tensor
@@ -86,6 +87,7 @@ class LossInputs:
     advantage_N: Tensor
     sequence_N: Tensor
     trained_count_S: Tensor
+    episode_count_S: Tensor
     denominators: Denominators
     sampler_logprob_N: Tensor | None = None
     entropy_N: Tensor | None = None
@@ -105,15 +107,15 @@ class LossOutput:
 def token_weights(inputs: LossInputs, loss_type: LossType) -> Tensor:
     """The weight (N,) of every token in the step's loss.
 
-    grpo and sapo: 1 / (sequences x own loss tokens). luspo: 1 / sequences. dr_grpo: 1 / (sequences x
-    max_completion_length). All others: 1 / loss tokens of the step. Sequences count fully masked rows.
+    grpo and sapo: 1 / (episodes x loss tokens of the token's episode). luspo: 1 / episodes. dr_grpo: 1 /
+    (episodes x max_completion_length). All others: 1 / loss tokens of the step. Fully masked episodes count.
     Sources: arXiv:2402.03300, 2511.20347, 2602.05261, 2503.20783, 2503.14476.
     """
     d = inputs.denominators
     if loss_type in ("grpo", "sapo"):
-        own_N = inputs.trained_count_S.to(inputs.logprob_N.dtype)[inputs.sequence_N]
-        return 1.0 / (own_N * d.num_sequences)
-    count = {"dr_grpo": d.num_sequences * d.max_completion_length, "luspo": d.num_sequences}
+        own_N = inputs.episode_count_S.to(inputs.logprob_N.dtype)[inputs.sequence_N]
+        return 1.0 / (own_N * d.num_episodes)
+    count = {"dr_grpo": d.num_episodes * d.max_completion_length, "luspo": d.num_episodes}
     return torch.full_like(inputs.advantage_N, 1.0 / max(count.get(loss_type, d.num_tokens), 1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -19,7 +20,20 @@ from covey.algorithm.advantages import (
     has_signal,
 )
 from covey.batching.steps import RowIndex, step_advantages, token_advantages
-from covey.types import AnnotatedSample, Outcome, Sample, Score, ScoredGroup, Status, TrainSample
+from covey.codes import CODES
+from covey.errors import GuardStop
+from covey.texts import tr
+from covey.types import (
+    AnnotatedSample,
+    Finding,
+    Fix,
+    Outcome,
+    Sample,
+    Score,
+    ScoredGroup,
+    Status,
+    TrainSample,
+)
 from covey.types.arrays import bools
 
 if TYPE_CHECKING:
@@ -70,9 +84,12 @@ def row_credits(
     A row without a valid score, or whose group an infrastructure failure has left without siblings, is masked
     and enters no statistic of its group. A truncated row keeps its place in the statistics and leaves the
     loss where `mask_truncated_completions` says so. `divergences` are the rows' log probabilities less those
-    of the reference, which the rewards of their episodes pay for. Rewards of steps are
-    compared separately from the total of the other rewards, and the two advantages are added.
+    of the reference, which the rewards of their episodes pay for. Rewards of steps are compared separately
+    from the total of the other rewards, and the two advantages are added. All rows of an episode have its
+    advantage. Raises GuardStop (F137) with `whole_groups` where an episode has several rows.
     """
+    if config.whole_groups:
+        _refuse_several_rows(samples)
     width = max(len(g.scores) for g in groups)
     counted = {
         (p, g): score
@@ -95,15 +112,7 @@ def row_credits(
     credits = []
     written: dict[RowIndex, int] = {}
     for sample in samples:
-        masked = None
         row_index = sample.group, sample.sibling
-        if row_index not in counted:
-            is_lost = sample.sibling in groups[sample.group].group.lost
-            masked = "infrastructure" if is_lost else "invalid"
-        elif config.mask_truncated_completions and sample.outcome is Outcome.TRUNCATED:
-            masked = "truncated"
-        elif not sample.is_trained.any():
-            masked = "empty"
         value, tokens = values[sample.group][sample.sibling], None
         if row_index in of_steps:
             # Steps are counted over all sequences of an episode.
@@ -113,10 +122,49 @@ def row_credits(
             ends = [max(0, end - before) for end in steps.ends]
             outcome = float(advantage[row_index])
             value, tokens = _spread(sample, ends, of_steps[row_index], outcome)
+        masked = _why_masked(sample, groups[sample.group], config, is_counted=row_index in counted)
         credits.append(
             RowCredit(advantage=value, masked=masked, is_whole=whole[sample.group], token_advantages=tokens)
         )
     return credits
+
+
+def _why_masked(sample: Sample, scored: ScoredGroup, config: CreditConfig, *, is_counted: bool) -> str | None:
+    """Why a row is out of the loss."""
+    if not is_counted:
+        return "infrastructure" if sample.sibling in scored.group.lost else "invalid"
+    if config.mask_truncated_completions and sample.outcome is Outcome.TRUNCATED:
+        return "truncated"
+    return None if sample.is_trained.any() else "empty"
+
+
+def _refuse_several_rows(samples: Sequence[Sample]) -> None:
+    """Raise GuardStop (F137) where a completion has several rows, of which `real` cannot tell one score."""
+    num_rows = Counter((s.group, s.sibling) for s in samples)
+    several = [(row_index, num) for row_index, num in num_rows.items() if num > 1]
+    if not several:
+        return
+    (group, sibling), num = several[0]
+    raise GuardStop(
+        Finding(
+            code="F137",
+            seen=tr(
+                "{num_several} of {num_completions} completions have several rows (completion {sibling} of "
+                "group {group} has {num}), but loss_type is real, which needs one row per completion",
+                num_several=len(several),
+                num_completions=len(num_rows),
+                sibling=sibling,
+                group=group,
+                num=num,
+            ),
+            why=CODES["F137"].why,
+            cause=tr("The chat template changes earlier turns, so a later turn begins a new row."),
+            fixes=(
+                Fix(text=tr("use another loss"), edits={"loss_type": "dapo"}),
+                Fix(text=tr("use a chat template that leaves earlier turns unchanged")),
+            ),
+        )
+    )
 
 
 def _spread(
@@ -132,7 +180,7 @@ def _spread(
 
 def _parts(groups: Sequence[ScoredGroup], width: int) -> Tensor:
     """Rewards one by one, float64 (P, G, K); NaN where a reward gave a row no value."""
-    num = len(groups[0].scores[0].parts)
+    num = max(len(score.parts) for scored in groups for score in scored.scores)
     silent = [None] * num
     rows = [
         [[p.value for p in g.scores[i].parts] if i < len(g.scores) else silent for i in range(width)]

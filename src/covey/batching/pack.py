@@ -1,15 +1,13 @@
-"""Packing: which rows make an optimizer step, which of them a rank forwards together, and the tensors of it.
+"""Packing: which rows of an optimizer step a rank forwards together, and the tensors of it.
 
-Which samples make a step depends on their order and on B x A x N alone, never on how the step is cut. Every
-rank knows every sample of the rollout, so the denominators are global without a collective.
+A forward pass may hold some rows of an episode and not others. Every rank knows every sample of the rollout,
+so the denominators are global without a collective.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -18,8 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covey.batching.quantile import exact_quantile
+from covey.batching.shares import PackPlan, Step, steps_of
+from covey.comm import Comm, LocalComm
 from covey.models.prefix import share_prompt
-from covey.token_streams import Row, StreamKind, build_streams
+from covey.token_streams import Row, build_streams
 from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample, TrainSample
 from covey.types.arrays import bools, floats
 
@@ -27,31 +28,16 @@ from covey.types.arrays import bools, floats
 _CANCELLED = 1e-4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackPlan:
-    """How a rollout is cut: `completions_per_rank` is B x A; a forward pass holds at most `max_tokens`
-    tokens. `top_entropy_quantile` is the share of a step's tokens whose policy term counts."""
-
-    rank: int
-    world: int
-    completions_per_rank: int
-    num_iterations: int
-    max_tokens: int
-    max_completion_length: int
-    stream: StreamKind
-    device: torch.device
-    top_entropy_quantile: float = 1.0
-
-
-def step_slices(num_samples: int, plan: PackPlan) -> list[range]:
-    """The sample numbers of each optimizer step of one pass, in order, all ranks together."""
-    per_step = plan.completions_per_rank * plan.world
-    assert num_samples % per_step == 0, "a rollout is a whole number of optimizer steps"
-    return [range(start, start + per_step) for start in range(0, num_samples, per_step)]
+def episode_tokens(rows: Iterable[TrainSample]) -> Counter[int]:
+    """The loss tokens of each episode over all its rows, by the episode's number."""
+    tokens: Counter[int] = Counter()
+    for row in rows:
+        tokens[row.annotated.sample.episode] += row.num_tokens
+    return tokens
 
 
 def micro_batches(
-    samples: Sequence[Sample], forward: Sequence[bool], step: range, plan: PackPlan, rank: int
+    samples: Sequence[Sample], forward: Sequence[bool], step: Step, plan: PackPlan, rank: int
 ) -> list[list[int]]:
     """The sample numbers that each of a rank's forward passes holds, in order.
 
@@ -59,8 +45,7 @@ def micro_batches(
     prompt stay together, and the prompt's tokens count once; where they do not fit one pass, they start
     several new ones. A single row is never refused.
     """
-    mine = step[rank * plan.completions_per_rank : (rank + 1) * plan.completions_per_rank]
-    numbers = [i for i in mine if forward[i]]
+    numbers = [i for i in step.of_rank(rank) if forward[i]]
     if plan.stream == "padded":
         return _padded_passes(samples, numbers, plan)
     units = [[i] for i in numbers]
@@ -109,29 +94,39 @@ def _cut(samples: Sequence[Sample], unit: Sequence[int], plan: PackPlan) -> list
     return passes
 
 
-def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batch]:
+def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int, comm: Comm | None = None) -> list[Batch]:
     """This rank's share of every optimizer step of a rollout, pass after pass.
 
     Ranks with fewer forward passes in a step get empty ones, whose loss is a zero inside the graph, up to the
-    largest count: every rank takes part in every collective of a backward pass.
+    largest count: every rank takes part in every collective of a backward pass. `comm` is asked where a
+    quantile of entropies is taken, of which each rank has those of its rows (None: this one has all).
     """
     samples = [r.annotated.sample for r in rows]
     forward = [r.needs_forward for r in rows]
     steps = []
-    for step in step_slices(len(rows), plan):
+    for step in steps_of(samples, forward, plan):
         per_rank = [micro_batches(samples, forward, step, plan, rank) for rank in range(plan.world)]
         held = [[rows[i] for i in numbers] for numbers in per_rank[plan.rank]]
-        everyone = [rows[i] for i in step]
-        least = least_entropy(everyone, plan.top_entropy_quantile)
-        micros = build_micros(held, plan, least)
+        everyone = [rows[i] for i in step.rows]
+        least, num_kept = least_entropy(everyone, plan.top_entropy_quantile, comm or LocalComm())
+        tokens = episode_tokens(everyone)
+        micros = build_micros(held, plan, tokens, least)
         spare = max(1, *(len(numbers) for numbers in per_rank)) - len(micros)
-        micros += [empty_micro(samples[step.start], plan) for _ in range(spare)]
+        micros += [empty_micro(everyone[0].annotated.sample, plan) for _ in range(spare)]
         waits = [micro.shared is not None and micro.shared.is_followed for micro in micros]
-        signal = [_has_signal(members, least, wait) for members, wait in zip(held, waits, strict=False)]
+        signal = [
+            _has_signal(members, least, wait, tokens) for members, wait in zip(held, waits, strict=False)
+        ]
         signal += [False] * spare
-        groups = range(samples[step.start].group, samples[step.stop - 1].group + 1)
+        groups = range(everyone[0].annotated.sample.group, everyone[-1].annotated.sample.group + 1)
         steps.append(
-            (tuple(micros), tuple(signal), _denominators(everyone, plan, least), _dropped(everyone), groups)
+            (
+                tuple(micros),
+                tuple(signal),
+                _denominators(everyone, plan, num_kept),
+                _dropped(everyone),
+                groups,
+            )
         )
     return [
         Batch(
@@ -148,18 +143,21 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int) -> list[Batc
     ]
 
 
-def least_entropy(rows: Sequence[TrainSample], share: float) -> float | None:
-    """The least entropy of the `share` of a step's loss tokens that have the most; None where all count.
+def least_entropy(rows: Sequence[TrainSample], share: float, comm: Comm) -> tuple[float | None, int | None]:
+    """The least entropy of the `share` of a step's loss tokens that have the most, and how many have it or
+    more; None where all count. Each rank gives the entropies that it has. Collective below a `share` of 1.
 
     Tokens with exactly that entropy all count. Source: "Beyond the 80/20 rule" (arXiv:2506.01939).
     """
+    if share >= 1.0:
+        return None, None
     entropies = [r.annotated.entropy_N for r in rows if r.masked is None]
-    present = [e for e in entropies if e is not None and e.numel()]
-    if share >= 1.0 or not present:
-        return None
-    entropy_X = torch.cat(present)
-    num = max(1, math.ceil(share * entropy_X.numel()))
-    return float(entropy_X.kthvalue(entropy_X.numel() - num + 1).values)
+    own_X = torch.cat([torch.zeros(0), *(e for e in entropies if e is not None)])
+    least = exact_quantile(own_X, share, comm)
+    if least is None:
+        return None, None
+    (num_kept,) = comm.sum([float((own_X >= least).sum())])
+    return least, int(num_kept)
 
 
 def _keep(row: TrainSample, least: float | None) -> Tensor | None:
@@ -171,22 +169,27 @@ def _keep(row: TrainSample, least: float | None) -> Tensor | None:
     return (entropy_N >= least).float()
 
 
-def _has_signal(rows: Sequence[TrainSample], least: float | None, wait: bool) -> bool:
-    """Whether the advantages of some completion do not cancel over the rows that hold it; rows of an older
-    policy are ignored, because their ratio may be clipped. With `wait`, first tokens do not count: their
-    gradient comes in a later pass."""
+def _has_signal(
+    rows: Sequence[TrainSample], least: float | None, wait: bool, tokens: Mapping[int, int]
+) -> bool:
+    """Whether the advantages of some completion do not cancel over the rows that hold it, under either
+    weighting of a loss: each token the same, or by the `tokens` of its episode. Rows of an older policy are
+    ignored, because their ratio may be clipped. With `wait`, first tokens do not count: their gradient comes
+    in a later pass."""
     rows = [row for row in rows if not row.annotated.sample.age]
     if any(row.token_advantages is not None for row in rows):
-        return _has_token_signal(rows, least, wait)
-    net: dict[tuple[int, bytes], float] = {}
+        return _has_token_signal(rows, least, wait, tokens)
+    net: dict[tuple[int, bytes], tuple[float, float]] = {}
     for row in rows:
         sample, keep_N = row.annotated.sample, _keep(row, least)
         waiting = _waiting(sample, wait)
         if len(sample.sampler_logprobs) == waiting or (keep_N is not None and not keep_N[waiting:].any()):
             continue
         key = (sample.group, sample.token_ids.tobytes())
-        net[key] = net.get(key, 0.0) + row.advantage
-    return any(abs(value) > _CANCELLED for value in net.values())
+        plain, shared = net.get(key, (0.0, 0.0))
+        net[key] = plain + row.advantage, shared + row.advantage / tokens[sample.episode]
+    most = max(tokens.values(), default=1)
+    return any(abs(a) > _CANCELLED and abs(b) > _CANCELLED / (2 * most) for a, b in net.values())
 
 
 def _waiting(sample: Sample, wait: bool) -> int:
@@ -194,10 +197,11 @@ def _waiting(sample: Sample, wait: bool) -> int:
     return int(wait and sample.is_trained[sample.prompt_length : sample.prompt_length + 1].any())
 
 
-def _has_token_signal(rows: Sequence[TrainSample], least: float | None, wait: bool) -> bool:
+def _has_token_signal(
+    rows: Sequence[TrainSample], least: float | None, wait: bool, tokens: Mapping[int, int]
+) -> bool:
     """`_has_signal` for rows whose tokens have different advantages. A token has signal if its advantages,
-    added up over the rows that are the same up to it, are not 0 under either weighting of a loss: each token
-    the same, or by the length of its row."""
+    added up over the rows that are the same up to it, are not 0 under either weighting."""
     places: dict[tuple[int, int, int], int] = {}
     net: dict[int, tuple[float, float]] = {}
     for row in rows:
@@ -212,17 +216,17 @@ def _has_token_signal(rows: Sequence[TrainSample], least: float | None, wait: bo
             if on:
                 value = next(values)
                 plain, shared = net.get(at, (0.0, 0.0))
-                net[at] = plain + value, shared + value / len(keep)
-    return any(abs(a) > _CANCELLED and abs(b) > _CANCELLED / len(places) for a, b in net.values())
+                net[at] = plain + value, shared + value / tokens[sample.episode]
+    most = max([len(places), *(tokens[row.annotated.sample.episode] for row in rows)])
+    return any(abs(a) > _CANCELLED and abs(b) > _CANCELLED / most for a, b in net.values())
 
 
-def _denominators(rows: Sequence[TrainSample], plan: PackPlan, least: float | None) -> Denominators:
-    kept = None if least is None else [_keep(r, least) for r in rows if r.masked is None]
+def _denominators(rows: Sequence[TrainSample], plan: PackPlan, num_kept: int | None) -> Denominators:
     return Denominators(
-        num_sequences=len(rows),
+        num_episodes=len({r.annotated.sample.episode for r in rows}),
         num_tokens=sum(r.num_tokens for r in rows),
         max_completion_length=plan.max_completion_length,
-        num_kept=None if kept is None else int(sum(float(k.sum()) for k in kept if k is not None)),
+        num_kept=num_kept,
     )
 
 
@@ -231,11 +235,14 @@ def _dropped(rows: Sequence[TrainSample]) -> dict[str, int]:
 
 
 def build_micros(
-    passes: Sequence[Sequence[TrainSample]], plan: PackPlan, least: float | None = None
+    passes: Sequence[Sequence[TrainSample]],
+    plan: PackPlan,
+    tokens: Mapping[int, int],
+    least: float | None = None,
 ) -> list[MicroBatch]:
     """The forward passes of a rank in a step, on the plan's device; passes that begin with the same prompt
-    share it. `least` is what `least_entropy` gave."""
-    micros = _each_alone(passes, plan, least) if passes else []
+    share it. `tokens` are the `episode_tokens` of the whole step, `least` is what `least_entropy` gave."""
+    micros = _each_alone(passes, plan, tokens, least) if passes else []
     if plan.stream != "prefix":
         return micros
     keys = [rows[0].annotated.sample.prompt_key for rows in passes]
@@ -244,7 +251,7 @@ def build_micros(
 
 
 def _each_alone(
-    passes: Sequence[Sequence[TrainSample]], plan: PackPlan, least: float | None
+    passes: Sequence[Sequence[TrainSample]], plan: PackPlan, tokens: Mapping[int, int], least: float | None
 ) -> list[MicroBatch]:
     """The forward passes before any prompt is shared; their tensors are slices of the whole step's."""
     rows = [row for members in passes for row in members]
@@ -253,9 +260,9 @@ def _each_alone(
     counts = [len(s.sampler_logprobs) for s in samples]
     sizes = [len(members) for members in passes]
     ends = np.cumsum([0, *counts])[np.cumsum([0, *sizes])]
-    tokens = np.diff(ends).tolist()
+    own_tokens = np.diff(ends).tolist()
 
-    def cut(tensor: Tensor | None, lengths: list[int] = tokens) -> Sequence[Any]:
+    def cut(tensor: Tensor | None, lengths: list[int] = own_tokens) -> Sequence[Any]:
         return [None] * len(passes) if tensor is None else tensor.to(plan.device).split(lengths)
 
     ages = [s.age for s in samples]
@@ -269,6 +276,7 @@ def _each_alone(
         "ref_logprob_N": cut(_joined([a.ref_logprob_N for a in annotated])),
         "keep_N": cut(_joined([_keep(row, least) for row in rows])),
         "trained_count_S": cut(torch.tensor(counts), sizes),
+        "episode_count_S": cut(torch.tensor([tokens[s.episode] for s in samples]), sizes),
         "group_S": cut(torch.tensor([s.group for s in samples]), sizes),
         "age_S": cut(torch.tensor(ages) if any(ages) else None, sizes),
     }
@@ -331,4 +339,4 @@ def empty_micro(sample: Sample, plan: PackPlan) -> MicroBatch:
         advantage=0.0,
         loss_mask=bools(()),
     )
-    return build_micros([[row]], plan)[0]
+    return build_micros([[row]], plan, episode_tokens([row]))[0]

@@ -70,10 +70,12 @@ class Registry:
         if is_later:
             self._later.add(component.name)
 
-    def register_in_pieces(self, component: InPieces) -> None:
-        """Add a component that every rank writes its own pieces of."""
+    def register_in_pieces(self, component: InPieces, *, is_later: bool = False) -> None:
+        """Add a component that every rank writes its own pieces of; `is_later` as in `register`."""
         self._refuse_taken(component.name)
         self._in_pieces[component.name] = component
+        if is_later:
+            self._later.add(component.name)
 
     def _refuse_taken(self, name: str) -> None:
         if name in self.names:

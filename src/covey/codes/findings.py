@@ -183,4 +183,10 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "A list gives each token the advantage of its own step; a single number gives all tokens the same "
         "advantage. One reward cannot return both, and some losses and baselines need a single number.",
     ),
+    (
+        "F137",
+        "Completions of several rows with loss_type real",
+        "This loss gives each completion one score, the mean over its tokens in one row. A completion of "
+        "several rows would have several scores and count more often than others in its group.",
+    ),
 )

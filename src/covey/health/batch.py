@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from covey.algorithm.losses import LossType
-from covey.batching.pack import PackPlan, step_slices
+from covey.batching.pack import episode_tokens
+from covey.batching.shares import PackPlan, steps_of
 from covey.health.words import broken
 from covey.texts import tr
 from covey.types import Batch, TrainSample
@@ -25,12 +26,14 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
     up. F113: a token with another row's advantage. `step` is the number of the first batch's step.
     """
     first = [b for b in batches if b.pass_index == 0]
-    slices = step_slices(len(rows), plan)[-len(first) :] if first else []
-    for number, (batch, numbers) in enumerate(zip(first, slices, strict=True)):
-        everyone = [rows[i] for i in numbers]
-        mine = everyone[plan.rank * plan.completions_per_rank : (plan.rank + 1) * plan.completions_per_rank]
+    samples = [r.annotated.sample for r in rows]
+    steps = steps_of(samples, [r.needs_forward for r in rows], plan)[-len(first) :] if first else []
+    for number, (batch, step_rows) in enumerate(zip(first, steps, strict=True)):
+        everyone = [rows[i] for i in step_rows.rows]
+        mine = [rows[i] for i in step_rows.of_rank(plan.rank)]
         _check_counts(batch, everyone, step + number)
-        _check_tokens(batch, [r for r in mine if r.needs_forward], step + number)
+        counts = episode_tokens(everyone)
+        _check_tokens(batch, [r for r in mine if r.needs_forward], counts, step + number)
 
 
 def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int) -> tuple[float, float]:
@@ -41,10 +44,12 @@ def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int)
     """
     tokens_S = np.array([r.num_tokens for r in rows], dtype=np.float64)
     advantage_S = np.array([r.advantage for r in rows])
+    count_of = episode_tokens(rows)
+    own_S = np.array([count_of[r.annotated.sample.episode] for r in rows], dtype=np.float64)
     weight_S = {
-        "grpo": (tokens_S > 0) / len(rows),
-        "dr_grpo": tokens_S / (len(rows) * longest),
-        "luspo": tokens_S / len(rows),
+        "grpo": tokens_S / np.maximum(own_S, 1.0) / len(count_of),
+        "dr_grpo": tokens_S / (len(count_of) * longest),
+        "luspo": tokens_S / len(count_of),
     }.get(loss_type, tokens_S / max(1.0, tokens_S.sum()))
     size_S = np.array([_size(r) for r in rows])
     return -float(weight_S @ advantage_S), float(weight_S @ size_S)
@@ -59,13 +64,14 @@ def _size(row: TrainSample) -> float:
 def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     d = batch.denominators
     tokens = sum(r.num_tokens for r in rows)
-    if (d.num_sequences, d.num_tokens) != (len(rows), tokens):
+    num_episodes = len({r.annotated.sample.episode for r in rows})
+    if (d.num_episodes, d.num_tokens) != (num_episodes, tokens):
         seen = tr(
-            "the step divides by {num_sequences} completions and {num_tokens} tokens, but its rows "
-            "have {num_rows} completions and {tokens} tokens",
-            num_sequences=d.num_sequences,
+            "the step divides by {divided_by} completions and {num_tokens} tokens, but its rows "
+            "have {num_episodes} completions and {tokens} tokens",
+            divided_by=d.num_episodes,
             num_tokens=d.num_tokens,
-            num_rows=len(rows),
+            num_episodes=num_episodes,
             tokens=tokens,
         )
         raise broken("F111", step, seen, tr("Denominators were counted over a part of the step."))
@@ -80,7 +86,7 @@ def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
         raise broken("F111", step, seen, _LOST)
 
 
-def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
+def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[int, int], step: int) -> None:
     ids = [r.annotated.sample.token_ids for r in rows]
     at = [np.flatnonzero(r.annotated.sample.is_trained) for r in rows]
     counts = [len(n) for n in at]
@@ -114,6 +120,12 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
             "F110",
             [m.temperature_N for m in micros],
             repeated([r.annotated.sample.temperature for r in rows]),
+        ),
+        (
+            tr("tokens of the whole completion"),
+            "F111",
+            [m.episode_count_S[m.sequence_N] for m in micros],
+            repeated([tokens_of[r.annotated.sample.episode] for r in rows]),
         ),
     ):
         values = np.concatenate([t.cpu().numpy() for t in tensors])

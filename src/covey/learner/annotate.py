@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig, credit_samples, needs_forward, row_credits
-from covey.batching.pack import PackPlan, build_micros, empty_micro, micro_batches, step_slices
+from covey.batching.pack import build_micros, empty_micro, episode_tokens, micro_batches
 from covey.batching.samples import to_samples
+from covey.batching.shares import PackPlan, Step, steps_of
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
 from covey.types import AnnotatedSample, Sample, ScoredGroup, TrainSample
@@ -27,7 +29,8 @@ def annotate_and_credit(
     comm: Comm,
     version: int | None = None,
 ) -> list[TrainSample]:
-    """Annotate and credit every sample of a rollout; every rank gets all of them.
+    """Annotate and credit the samples of a rollout: every rank gets the credit of all of them, and the
+    annotations of those that it forwards.
 
     The forward passes that annotate are the ones that train: the same rows in the same order, so that before
     an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0. What an earlier policy
@@ -38,20 +41,20 @@ def annotate_and_credit(
     credits = row_credits(groups, samples, credit)
     forward = [needs_forward(c, may_skip_rows=needs.may_skip_rows) for c in credits]
     has_aged = any(s.age for s in samples)
-    has_old = needs.old or has_aged
-    annotations: list[Annotation] = [w for w, on in (("old", has_old), ("reference", needs.reference)) if on]  # type: ignore[misc]
-    values = {which: annotate(samples, forward, backend, which, plan, comm) for which in annotations}
+    which: list[Annotation] = ["old"] if needs.old or has_aged else []
+    which += ["reference"] if needs.reference else []
+    steps = steps_of(samples, forward, plan)
+    values = {name: annotate(samples, forward, steps, backend, name, plan, comm) for name in which}
     if has_aged:
         values["old"] = [
-            torch.tensor(s.sampler_logprobs) if s.age else old
+            torch.tensor(s.sampler_logprobs) if s.age and old is not None else old
             for s, old in zip(samples, values["old"], strict=True)
         ]
     if needs.kl_in_reward:
-        gaps = [float((old - ref).sum()) for old, ref in zip(values["old"], values["reference"], strict=True)]
-        credits = row_credits(groups, samples, credit, gaps)
+        credits = row_credits(groups, samples, credit, _gaps(values, comm))
     if needs.entropy:
         in_loss = [c.masked is None for c in credits]
-        values["entropy"] = annotate(samples, in_loss, backend, "entropy", plan, comm)
+        values["entropy"] = annotate(samples, in_loss, steps, backend, "entropy", plan, comm)
     nothing: list[Tensor | None] = [None] * len(samples)
     annotated = [
         AnnotatedSample(sample=s, old_logprob_N=old, ref_logprob_N=ref, entropy_N=entropy)
@@ -62,37 +65,43 @@ def annotate_and_credit(
     return credit_samples(annotated, credits, may_skip_rows=needs.may_skip_rows)
 
 
+def _gaps(values: Mapping[Annotation, Sequence[Tensor | None]], comm: Comm) -> list[float]:
+    """The sum of old less reference logprobs of every row, of which one rank has each. Collective."""
+    pairs = zip(values["old"], values["reference"], strict=True)
+    return comm.sum([0.0 if old is None or ref is None else float((old - ref).sum()) for old, ref in pairs])
+
+
 def annotate(
     samples: Sequence[Sample],
     forward: Sequence[bool],
+    steps: Sequence[Step],
     backend: Backend,
     which: Annotation,
     plan: PackPlan,
     comm: Comm,
-) -> list[Tensor]:
-    """Logprobs, or entropies, of every sample's trained tokens (float32, CPU); rows that need no forward pass
-    keep zeros.
-
-    Each rank computes the rows that it trains; a sum over ranks, of which all but one hold zeros, shares
-    them.
-    """
-    counts = [len(s.sampler_logprobs) for s in samples]
-    flat = torch.zeros(sum(counts))
-    parts = flat.split(counts)
-    for step in step_slices(len(samples), plan):
+) -> list[Tensor | None]:
+    """Logprobs, or entropies, of the trained tokens of the samples that are this rank's (float32, CPU), and
+    None for those of other ranks. Rows that need no forward pass have zeros. `steps` are those of
+    `steps_of`: a rank computes the rows that it trains."""
+    values: list[Tensor | None] = [None] * len(samples)
+    for step in steps:
+        for i in step.of_rank(plan.rank):
+            values[i] = torch.zeros(len(samples[i].sampler_logprobs))
         per_rank = [micro_batches(samples, forward, step, plan, rank) for rank in range(plan.world)]
         passes = per_rank[plan.rank]
-        micros = build_micros([[_bare(samples[i]) for i in numbers] for numbers in passes], plan)
+        rows = [[_bare(samples[i]) for i in numbers] for numbers in passes]
+        micros = build_micros(rows, plan, episode_tokens(chain.from_iterable(rows)))
         if backend.is_sharded:
             spare = max(len(numbers) for numbers in per_rank) - len(micros)
-            micros += [empty_micro(samples[step.start], plan) for _ in range(spare)]
+            micros += [empty_micro(samples[step.rows.start], plan) for _ in range(spare)]
         mine = [i for numbers in passes for i in numbers]
         if not micros:
             continue
         value_N = backend.annotate(micros, which, comm.activity.advance).cpu()
-        for i, values in zip(mine, value_N.split([counts[i] for i in mine]), strict=True):
-            parts[i].copy_(values)
-    return list(comm.sum_tensor(flat).split(counts))
+        parts = value_N.split([len(samples[i].sampler_logprobs) for i in mine])
+        for i, part in zip(mine, parts, strict=True):
+            values[i] = part.clone()
+    return values
 
 
 def _bare(sample: Sample) -> TrainSample:

@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from covey.batching.pack import PackPlan, build_micros
+from covey.batching.pack import build_micros, episode_tokens
+from covey.batching.shares import PackPlan
 from covey.learner.backends.base import Advance, Annotation
 from covey.models.policy import Policy
 from covey.rollout.canary import LearnersView, Sampled, View
@@ -86,7 +87,7 @@ def _micro(sampled: Sequence[Sampled], policy: Policy) -> MicroBatch:
         stream=policy.stream,
         device=policy.device,
     )
-    (micro,) = build_micros([rows], plan)
+    (micro,) = build_micros([rows], plan, episode_tokens(rows))
     return micro
 
 

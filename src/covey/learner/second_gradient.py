@@ -92,13 +92,13 @@ def loss_derivative(logprob_N: Tensor, micro: MicroBatch, total: Denominators, c
     gradient). With d = ref - logprob that of k1 = -d is 1, of k2 = d^2 / 2 is -d, and of k3 = exp(d) - d - 1
     is 1 - exp(d); times the ratio, the estimate itself is added.
     """
-    own_N = micro.trained_count_S[micro.sequence_N].float()
-    per_sequence_N = own_N * total.num_sequences
+    own_N = micro.episode_count_S[micro.sequence_N].float()
+    per_episode_N = own_N * total.num_episodes
     denominator_N = {
-        "grpo": per_sequence_N,
-        "sapo": per_sequence_N,
-        "luspo": torch.full_like(own_N, total.num_sequences),
-        "dr_grpo": torch.full_like(own_N, total.num_sequences * total.max_completion_length),
+        "grpo": per_episode_N,
+        "sapo": per_episode_N,
+        "luspo": torch.full_like(own_N, total.num_episodes),
+        "dr_grpo": torch.full_like(own_N, total.num_episodes * total.max_completion_length),
     }.get(config.loss_type, torch.full_like(own_N, total.num_tokens))
     derivative_N = -micro.advantage_N if micro.keep_N is None else -micro.advantage_N * micro.keep_N
     if config.beta != 0.0:

@@ -243,6 +243,7 @@ def micro_inputs(
         advantage_N=micro.advantage_N,
         sequence_N=micro.sequence_N,
         trained_count_S=micro.trained_count_S,
+        episode_count_S=micro.episode_count_S,
         denominators=batch.denominators,
         sampler_logprob_N=micro.sampler_logprob_N,
         entropy_N=stats.entropy_N,

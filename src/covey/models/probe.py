@@ -67,6 +67,7 @@ def micro_of(rows: Sequence[Row], kind: StreamKind, device: torch.device) -> Mic
     stream = build_stream(rows, kind)
     num = stream.target_N.shape[0]
     zeros = torch.zeros(num, device=device)
+    count_S = torch.bincount(stream.sequence_N, minlength=len(rows)).to(device)
     return MicroBatch(
         tokens_T=stream.tokens_T.to(device),
         positions_T=stream.positions_T.to(device),
@@ -81,7 +82,8 @@ def micro_of(rows: Sequence[Row], kind: StreamKind, device: torch.device) -> Mic
         advantage_N=zeros,
         old_logprob_N=None,
         ref_logprob_N=None,
-        trained_count_S=torch.bincount(stream.sequence_N, minlength=len(rows)).to(device),
+        trained_count_S=count_S,
+        episode_count_S=count_S,
         group_S=torch.zeros(len(rows), dtype=torch.long, device=device),
     )
 

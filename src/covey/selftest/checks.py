@@ -14,8 +14,9 @@ from torch import Tensor
 
 from covey.algorithm.kl import k3
 from covey.algorithm.losses import LossConfig
-from covey.batching.pack import PackPlan, pack
+from covey.batching.pack import pack
 from covey.batching.samples import to_samples
+from covey.batching.shares import PackPlan, steps_of
 from covey.checkpoint.read import read_pieces, read_states
 from covey.checkpoint.registry import Registry
 from covey.checkpoint.write import write_checkpoint
@@ -42,7 +43,8 @@ from covey.selftest.subject import (
 from covey.text_files import TextFiles
 from covey.texts import tr
 from covey.token_streams import Row, StreamKind
-from covey.training.state import OptimizerState, Progress, RandomState, RolloutBuffer
+from covey.training.buffer import RolloutBuffer, RolloutTokens
+from covey.training.state import OptimizerState, Progress, RandomState
 from covey.types import ScoredGroup, TrainSample
 
 # Tokens of a block of the head, and in how many blocks it takes the vocabulary.
@@ -201,12 +203,14 @@ def _logprobs(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Tensor:
     """The learner's logprobs of the sampled tokens, on padded rows."""
     backend.policy.use_stream("padded")
     plan = plan_of(backend.policy)
-    logprobs = annotate(to_samples(groups), [True] * NUM_ROWS, backend, "old", plan, LocalComm())
+    samples, everything = to_samples(groups), [True] * NUM_ROWS
+    steps = steps_of(samples, everything, plan)
+    logprobs = annotate(samples, everything, steps, backend, "old", plan, LocalComm())
     return torch.cat([values for values in logprobs if values is not None])
 
 
 def _sampler(dtype: str, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
-    sampled = torch.tensor([x for s in to_samples(groups) for x in s.sampler_logprobs])
+    sampled = torch.cat([torch.tensor(s.sampler_logprobs) for s in to_samples(groups)])
     gap = (sampled - _logprobs(backend, groups)).abs()
     yield tr("sampler, {dtype}: largest difference", dtype=dtype), float(gap.max()), ""
     yield tr("sampler, {dtype}: mean difference", dtype=dtype), float(gap.mean()), ""
@@ -293,11 +297,13 @@ class _Run:
 
 
 def _run(policy: Policy) -> _Run:
-    backend, progress, buffer = backend_of(policy), Progress(), RolloutBuffer()
+    backend, progress = backend_of(policy), Progress()
+    buffer = RolloutBuffer(plan_of(policy, steps=2, passes=2))
     registry = Registry()
     for component in (progress, buffer, RandomState(LocalComm())):
         registry.register(component)
     registry.register_in_pieces(OptimizerState(backend))
+    registry.register_in_pieces(RolloutTokens(buffer))
     return _Run(backend=backend, progress=progress, buffer=buffer, registry=registry)
 
 

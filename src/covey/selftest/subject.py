@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from covey.algorithm.losses import LossConfig, LossType
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig
-from covey.batching.pack import PackPlan
+from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.data.model_files import model_problem

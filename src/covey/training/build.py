@@ -42,6 +42,7 @@ from covey.telemetry.rollouts import RolloutLimits
 from covey.text_files import TextFiles, own_template
 from covey.training import settings
 from covey.training.backend import backend_for, sampling_engine
+from covey.training.buffer import RolloutBuffer, RolloutTokens
 from covey.training.build_source import (
     at_scheduled_temperature,
     evaluator_for,
@@ -70,7 +71,6 @@ from covey.training.state import (
     Progress,
     RandomState,
     ReferenceState,
-    RolloutBuffer,
     check_position,
 )
 
@@ -87,16 +87,18 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     engine = sampling_engine(config, facts, backend, comm)
     publisher = publisher_for(config, found, backend, engine, comm)
     supply = prompt_supply(config, found, plan)
-    progress, buffer = Progress(upcoming(supply), may_differ=is_reordered(config, facts)), RolloutBuffer()
+    progress = Progress(upcoming(supply), may_differ=is_reordered(config, facts))
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
     scoring = _scoring(config, found, plan, progress)
     source = source_for(config, found, supply, publisher, scoring, comm)
     total_steps = scoring.total_steps = total_steps_of(plan, source)
     objective = settings.objective(config, total_steps)
     source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found, objective)
+    longest = longest_prompt_of(found, source)
+    buffer = RolloutBuffer(settings.pack_plan(config, longest, backend.policy, comm))
     health = _health(config, plan, backend, engine, comm, scoring.rewards.tasks)
-    states = (progress, buffer, RandomState(comm), best, objective.bonus)
-    registry = _registry(states, backend, health, source, comm)
+    states = (progress, RandomState(comm), best, objective.bonus)
+    registry = _registry(states, buffer, backend, health, source, comm)
     with writing(Path(config.output_dir), lock, 0):
         files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
@@ -112,7 +114,6 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         objective=objective,
         needs=needs,
         schedule=settings.schedule(config, total_steps),
-        pack_plan=settings.pack_plan(config, longest_prompt_of(found, source), backend.policy, comm),
         comm=comm,
         progress=progress,
         buffer=buffer,
@@ -168,14 +169,20 @@ def _health(
 
 
 def _registry(
-    components: Iterable[Stateful | None], backend: Backend, health: Health, source: Source, comm: Comm
+    components: Iterable[Stateful | None],
+    buffer: RolloutBuffer,
+    backend: Backend,
+    health: Health,
+    source: Source,
+    comm: Comm,
 ) -> Registry:
     """What a checkpoint keeps; None is of a component that the run does not have."""
     registry = Registry()
-    for component in components:
+    for component in (buffer, *components):
         if component is not None:
             registry.register(component)
     registry.register_in_pieces(OptimizerState(backend))
+    registry.register_in_pieces(RolloutTokens(buffer), is_later=True)
     if backend.moving is not None and backend.moving.moves:
         registry.register_in_pieces(ReferenceState(backend.moving, comm))
     registry.register(health, is_later=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from covey.algorithm.losses import LossType
-from covey.batching.pack import PackPlan, step_slices
+from covey.batching.shares import PackPlan, step_slices
 from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import GuardStop
 from covey.health.batch import check_batches, planned_loss
@@ -100,7 +100,7 @@ class Guards:
         if not self.is_on:
             return
         self._on_all_ranks(lambda: check_batches(batches, rows, plan, steps_done + 1))
-        first = [rows[i] for i in step_slices(len(rows), plan)[0]]
+        first = [rows[i] for i in step_slices([r.annotated.sample for r in rows], plan)[0]]
         # The ratios of rows of an older policy are known to no plan.
         self._planned_loss = None
         if self.plain_loss is not None and not any(r.annotated.sample.age for r in first):

@@ -12,7 +12,8 @@ from typing import Any
 
 from covey.activity import Stopped
 from covey.algorithm.needs import Needs
-from covey.batching.pack import PackPlan, pack
+from covey.batching.pack import pack
+from covey.batching.shares import step_slices
 from covey.codes import CODES
 from covey.comm import Comm
 from covey.data.text import TextCodec
@@ -61,7 +62,6 @@ class Job:
     objective: Objective
     needs: Needs
     schedule: Schedule
-    pack_plan: PackPlan
     comm: Comm
     progress: Progress
     buffer: RolloutBuffer
@@ -180,8 +180,10 @@ class Job:
 
     def remaining_batches(self) -> list[Batch]:
         """The batches of the current rollout whose steps are not yet taken."""
-        batches = pack(self.buffer.rows, self.pack_plan, self.progress.rollout)[self.buffer.done :]
-        self.guards.check_batches(batches, self.buffer.rows, self.pack_plan, self.progress.step)
+        batches = pack(self.buffer.rows, self.buffer.plan, self.progress.rollout, self.comm)[
+            self.buffer.done :
+        ]
+        self.guards.check_batches(batches, self.buffer.rows, self.buffer.plan, self.progress.step)
         return batches
 
     def finish_step(self, batch: Batch, result: StepResult) -> None:
@@ -268,8 +270,8 @@ class Job:
 
     def steps_per_rollout(self) -> int:
         """Optimizer steps of the current rollout over all its passes."""
-        per_step = self.pack_plan.completions_per_rank * self.pack_plan.world
-        return self.pack_plan.num_iterations * len(self.buffer.rows) // per_step
+        samples = [row.annotated.sample for row in self.buffer.rows]
+        return self.buffer.plan.num_iterations * len(step_slices(samples, self.buffer.plan))
 
     def _step_record(
         self, batch: Batch, result: StepResult, seconds: float, evaluated: Mapping[str, Metric]
@@ -280,7 +282,7 @@ class Job:
             **self.buffer.metrics,
             **step_metrics(result),
             **{
-                f"rows/dropped/{reason}": Metric(value=number, count=batch.denominators.num_sequences)
+                f"rows/dropped/{reason}": Metric(value=number, count=batch.denominators.num_episodes)
                 for reason, number in batch.dropped.items()
             },
             "num_tokens": Metric(value=self.progress.num_tokens),

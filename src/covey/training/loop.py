@@ -24,7 +24,7 @@ def run(job: Job) -> None:
                 job.backend,
                 credit=job.objective.credit_at(job.progress.step),
                 needs=job.needs,
-                plan=job.pack_plan,
+                plan=job.buffer.plan,
                 comm=job.comm,
                 version=None if collected.is_replayed else job.progress.step,
             )

@@ -13,7 +13,7 @@ from covey.algorithm.losses import CLIPPED, LossConfig, LossType
 from covey.algorithm.needs import Needs
 from covey.algorithm.needs import needs as algorithm_needs
 from covey.batching.credit import CreditConfig
-from covey.batching.pack import PackPlan
+from covey.batching.shares import PackPlan
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.start import reference_adapter

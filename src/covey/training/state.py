@@ -12,6 +12,7 @@ from torch import Tensor
 from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.checkpoint.registry import State
 from covey.comm import Comm
+from covey.errors import CheckpointError
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.health.words import broken
@@ -78,7 +79,10 @@ class Progress:
 
 
 def check_position(progress: Progress, buffer: RolloutBuffer) -> None:
-    """Raise GuardStop (F126) where a resumed run would go on at another step of its rollout."""
+    """Raise GuardStop (F126) where a resumed run would go on at another step of its rollout, and
+    CheckpointError where it lacks the tokens of the rollout."""
+    if buffer.saved_rows:
+        raise CheckpointError(tr("the checkpoint has no tokens of the rollout that it was saved in"))
     if progress.began is None or progress.step - progress.began == buffer.done:
         return
     taken = progress.step - progress.began

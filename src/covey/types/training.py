@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 class Sample(ByValue):
     """One trainable sequence: a row of the batch.
 
-    `Sample(group=3, sibling=0, episode=12, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False,
+    `Sample(group=3, sibling=0, episode=24, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False,
     False, True, True), sampler_logprobs=(-0.1, -0.2), versions=((4, 2),), temperature=1.0,
-    outcome=Outcome.SCORED)`. `group` and `episode` count within the rollout, and `sequence` within the
-    episode. The first `prompt_length` tokens of sequence 0 are the same for every sibling.
+    outcome=Outcome.SCORED)`. `group` and `episode` count within the rollout. An episode has one or several
+    samples, one behind the other, which `sequence` counts: a turn whose template rewrites what stood before
+    begins a new one. The first `prompt_length` tokens of sequence 0 are the same for every sibling.
     `sampler_logprobs` and `versions` are of the trained tokens. `age` is how many optimizer steps the policy
     has taken since the version of the oldest token: above 0 its ratio is not 1 before the rollout's first
     update.
@@ -71,7 +72,7 @@ class AnnotatedSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainSample:
+class TrainSample(ByValue):
     """An annotated sample with its advantage and its final mask.
 
     `loss_mask` (N,) bool has one entry per trained token; a False token enters neither numerator nor token
@@ -142,10 +143,11 @@ class MicroBatch:
     `context_N` says which of them predicts token n: with a shared prompt its last position predicts the first
     token of every sibling. Tokens of one context have one temperature. `num_rows` is 1 for a stream; above 1
     the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
-    of each sequence, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the
-    policy term of a token counts and 0 where it does not (None: all count). `age_S` is the age of each
-    sequence in optimizer steps (None: all 0). A prompt whose rows do not fit one pass is the
-    first segment of several, one behind the other, and may be computed once for all: `shared` is of those.
+    of each sequence, `episode_count_S` that of its episode over all its sequences, wherever they are
+    forwarded, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the policy
+    term of a token counts and 0 where it does not (None: all count). `age_S` is the age of each sequence in
+    optimizer steps (None: all 0). A prompt whose rows do not fit one pass is the first segment of several,
+    one behind the other, and may be computed once for all: `shared` is of those.
     """
 
     tokens_T: Tensor
@@ -162,6 +164,7 @@ class MicroBatch:
     old_logprob_N: Tensor | None
     ref_logprob_N: Tensor | None
     trained_count_S: Tensor
+    episode_count_S: Tensor
     group_S: Tensor
     keep_N: Tensor | None = None
     age_S: Tensor | None = None
@@ -182,11 +185,11 @@ class TokenStats(NamedTuple):
 class Denominators:
     """What an optimizer step divides by, over all ranks, fixed before its first backward.
 
-    `Denominators(num_sequences=64, num_tokens=711, max_completion_length=1024)`. `num_kept` are the tokens
+    `Denominators(num_episodes=64, num_tokens=711, max_completion_length=1024)`. `num_kept` are the tokens
     that an entropy bonus reaches (None: all).
     """
 
-    num_sequences: int
+    num_episodes: int
     num_tokens: int
     max_completion_length: int
     num_kept: int | None = None

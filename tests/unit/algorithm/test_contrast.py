@@ -41,7 +41,8 @@ def step(counts: list[int], advantages: list[float], *, scale: float = 0.5, seed
         advantage_N=torch.tensor(advantages)[which],
         sequence_N=which,
         trained_count_S=torch.tensor(counts),
-        denominators=Denominators(num_sequences=len(counts), num_tokens=num, max_completion_length=9),
+        episode_count_S=torch.tensor(counts),
+        denominators=Denominators(num_episodes=len(counts), num_tokens=num, max_completion_length=9),
     )
 
 
@@ -153,7 +154,8 @@ def test_a_micro_batch_without_tokens_adds_nothing():
         advantage_N=nothing,
         sequence_N=torch.zeros(0, dtype=torch.long),
         trained_count_S=torch.tensor([0]),
-        denominators=Denominators(num_sequences=2, num_tokens=3, max_completion_length=9),
+        episode_count_S=torch.tensor([0]),
+        denominators=Denominators(num_episodes=2, num_tokens=3, max_completion_length=9),
         contrast=contrast(
             torch.zeros(1), torch.zeros(1), torch.tensor([0]), torch.tensor([[1.0], [1.0], [1.0], [1.0]]), 0.5
         ),

@@ -55,7 +55,8 @@ def step(lost: float = 0.0, **options: Any) -> tuple[LossOutput, torch.Tensor, t
         advantage_N=torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 0.5]),
         sequence_N=SEQUENCE,
         trained_count_S=COUNT,
-        denominators=Denominators(num_sequences=3, num_tokens=7, max_completion_length=10),
+        episode_count_S=COUNT,
+        denominators=Denominators(num_episodes=3, num_tokens=7, max_completion_length=10),
         sampler_logprob_N=OLD - torch.tensor([1.0, 0.5, 0.0, 0.0, -0.8, 2.0, 0.0]) + lost,
         entropy_N=torch.ones(7, requires_grad=True),
     )

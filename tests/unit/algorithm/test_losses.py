@@ -50,7 +50,8 @@ def hand_inputs(*, reference: bool = False) -> LossInputs:
         advantage_N=torch.tensor([1.0, -2.0, -2.0, 0.5]),
         sequence_N=torch.tensor([0, 1, 1, 2]),
         trained_count_S=torch.tensor([1, 2, 1]),
-        denominators=Denominators(num_sequences=4, num_tokens=8, max_completion_length=5),
+        episode_count_S=torch.tensor([1, 2, 1]),
+        denominators=Denominators(num_episodes=4, num_tokens=8, max_completion_length=5),
     )
 
 

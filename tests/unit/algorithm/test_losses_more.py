@@ -158,7 +158,8 @@ def one_token(advantage: float, **changes: object) -> LossInputs:
             advantage_N=torch.tensor([advantage]),
             sequence_N=torch.tensor([0]),
             trained_count_S=torch.tensor([1]),
-            denominators=Denominators(num_sequences=1, num_tokens=1, max_completion_length=4),
+            episode_count_S=torch.tensor([1]),
+            denominators=Denominators(num_episodes=1, num_tokens=1, max_completion_length=4),
         ),
         **changes,
     )
@@ -218,7 +219,8 @@ def test_an_empty_micro_batch_is_a_zero_with_a_gradient(loss_type):
         advantage_N=nothing,
         sequence_N=torch.zeros(0, dtype=torch.long),
         trained_count_S=torch.tensor([0]),
-        denominators=Denominators(num_sequences=4, num_tokens=8, max_completion_length=5),
+        episode_count_S=torch.tensor([0]),
+        denominators=Denominators(num_episodes=4, num_tokens=8, max_completion_length=5),
         sampler_logprob_N=nothing,
         entropy_N=nothing,
     )
@@ -239,7 +241,8 @@ def test_a_group_of_two_opposed_completions(assert_close_guarded):
         advantage_N=torch.tensor([1.0, -1.0]),
         sequence_N=torch.tensor([0, 1]),
         trained_count_S=torch.tensor([1, 1]),
-        denominators=Denominators(num_sequences=2, num_tokens=2, max_completion_length=1),
+        episode_count_S=torch.tensor([1, 1]),
+        denominators=Denominators(num_episodes=2, num_tokens=2, max_completion_length=1),
     )
     for loss_type in LOSS_TYPES:
         loss = policy_loss(inputs, config_of(loss_type)).loss

@@ -3,6 +3,7 @@ no mask changes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, policy_loss
 from covey.batching.pack import least_entropy, pack
+from covey.comm import LocalComm
 from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TrainSample
 from support.steps import plan_of
 
@@ -27,7 +29,8 @@ def inputs(**changes: object) -> LossInputs:
             advantage_N=torch.tensor([1.0, 1.0, -2.0]),
             sequence_N=torch.tensor([0, 0, 1]),
             trained_count_S=torch.tensor([2, 1]),
-            denominators=Denominators(num_sequences=3, num_tokens=6, max_completion_length=4),
+            episode_count_S=torch.tensor([2, 1]),
+            denominators=Denominators(num_episodes=3, num_tokens=6, max_completion_length=4),
             sampler_logprob_N=torch.tensor([-1.0, -2.0, -3.0]),
             entropy_N=torch.tensor([0.5, 1.0, 3.0], requires_grad=True),
         ),
@@ -52,7 +55,7 @@ def test_the_bonus_is_a_mean_over_the_steps_tokens_whatever_the_loss(loss_type, 
 def test_the_bonus_reaches_the_kept_tokens_and_divides_by_their_number(assert_close_guarded):
     kept = {
         "keep_N": torch.tensor([0.0, 1.0, 1.0]),
-        "denominators": Denominators(num_sequences=3, num_tokens=6, max_completion_length=4, num_kept=4),
+        "denominators": Denominators(num_episodes=3, num_tokens=6, max_completion_length=4, num_kept=4),
     }
     given = inputs(**kept)
     plain = policy_loss(given, CONFIG).loss
@@ -69,12 +72,15 @@ def test_without_a_weight_entropies_are_not_looked_at():
 # -- tokens of highest entropy -----------------------------------------------------------------------------
 
 
+EPISODES = itertools.count()
+
+
 def row(entropies: list[float], *, masked: str | None = None, group: int = 0) -> TrainSample:
     num = len(entropies)
     sample = Sample(
         group=group,
         sibling=0,
-        episode=0,
+        episode=next(EPISODES),
         token_ids=(9, 8, *range(100, 100 + num)),
         prompt_length=2,
         is_trained=(False, False, *(True,) * num),
@@ -101,12 +107,12 @@ ROWS = [row([0.1, 0.9, 0.3]), row([0.8, 0.2]), row([5.0, 6.0], masked="truncated
 )
 def test_the_least_entropy_that_counts_by_hand(share, least):
     # Eight tokens, without those of the masked row: 0.9 0.8 0.7 0.5 0.4 0.3 0.2 0.1.
-    assert least_entropy(ROWS, share) == pytest.approx(least, rel=1e-6)
+    assert least_entropy(ROWS, share, LocalComm())[0] == pytest.approx(least, rel=1e-6)
 
 
 def test_all_count_where_all_are_asked_for_or_none_is_known():
-    assert least_entropy(ROWS, 1.0) is None
-    assert least_entropy([row([1.0], masked="invalid")], 0.5) is None
+    assert least_entropy(ROWS, 1.0, LocalComm()) == (None, None)
+    assert least_entropy([row([1.0], masked="invalid")], 0.5, LocalComm()) == (None, None)
 
 
 def test_equal_entropies_are_in_together():
@@ -131,7 +137,7 @@ def test_the_quantile_is_of_the_step_and_not_of_a_micro_batch():
         kept = torch.cat([m.keep_N for m in batch.micro_batches]).tolist()
         assert kept == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
         assert batch.denominators == Denominators(
-            num_sequences=4, num_tokens=8, max_completion_length=24, num_kept=4
+            num_episodes=4, num_tokens=8, max_completion_length=24, num_kept=4
         )
 
 

@@ -28,7 +28,8 @@ def inputs():
         advantage_N=torch.randn(num, generator=generator),
         sequence_N=torch.repeat_interleave(torch.arange(3), torch.tensor(COUNTS)),
         trained_count_S=torch.tensor(COUNTS),
-        denominators=Denominators(num_sequences=4, num_tokens=num, max_completion_length=LONGEST),
+        episode_count_S=torch.tensor(COUNTS),
+        denominators=Denominators(num_episodes=4, num_tokens=num, max_completion_length=LONGEST),
     )
 
 

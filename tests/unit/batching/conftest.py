@@ -58,7 +58,7 @@ def scored_group() -> Callable[..., ScoredGroup]:
 @pytest.fixture(scope="session")
 def pack_plan() -> Callable[..., Any]:
     """A plan for one rank of one, with everything in one step unless told otherwise."""
-    from covey.batching.pack import PackPlan
+    from covey.batching.shares import PackPlan
 
     def make(**changes: Any) -> PackPlan:
         fields = {

@@ -11,6 +11,7 @@ import pytest
 from covey.batching.credit import CreditConfig, RowCredit, credit_samples, needs_forward, row_credits
 from covey.batching.samples import to_samples
 from covey.batching.select import silences
+from covey.errors import GuardStop
 from covey.types import AnnotatedSample, Finish, Outcome, ScoredGroup, ScorePart
 
 
@@ -131,3 +132,20 @@ def test_rewards_of_tasks_under_gdpo(scored_group):
     sums = [one, -one, two, -two]
     spread = statistics.stdev(sums) + 1e-4
     assert found == pytest.approx([s / spread for s in sums], rel=1e-6)
+
+
+def test_real_refuses_several_rows_of_a_completion_before_they_are_credited(scored_group):
+    groups = [scored_group([1.0, 0.0]), scored_group([1.0, 0.0])]
+    samples = to_samples(groups)
+    several = [*samples[:3], samples[2], samples[3]]
+    plain = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
+    real = replace(plain, whole_groups=True)
+    assert len(row_credits(groups, samples, real)) == 4
+    # Every other loss takes them; the rows of a completion have its advantage.
+    credits = row_credits(groups, several, plain)
+    assert credits[2] == credits[3] and credits[2].advantage == -credits[4].advantage
+    with pytest.raises(GuardStop, match="1 of 4 completions have several rows") as stop:
+        row_credits(groups, several, real)
+    finding = stop.value.finding
+    assert finding.code == "F137" and "completion 0 of group 1 has 2" in finding.seen
+    assert finding.fixes[0].edits == {"loss_type": "dapo"}

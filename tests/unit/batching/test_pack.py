@@ -16,8 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.batching.credit import CreditConfig, credit_samples, row_credits
-from covey.batching.pack import PackPlan, _row, micro_batches, pack, step_slices
+from covey.batching.pack import (
+    PackPlan,
+    _has_signal,
+    _row,
+    micro_batches,
+    pack,
+)
 from covey.batching.samples import to_samples
+from covey.batching.shares import step_slices, steps_of
+from covey.errors import GuardStop
+from covey.health.batch import check_batches
 from covey.token_streams import build_stream
 from covey.types import AnnotatedSample, Denominators, Finish, Outcome, Sample, TrainSample
 
@@ -54,7 +63,8 @@ def cut(lengths: list[tuple[int, int]], plan: PackPlan, skip: tuple[int, ...] = 
     """Micro-batches over rows of (group, completion length), with prompts of 3 tokens."""
     samples = [sample_of(group, i, (1,) * own) for i, (group, own) in enumerate(lengths)]
     forward = [i not in skip for i in range(len(samples))]
-    return micro_batches(samples, forward, range(len(samples)), plan, plan.rank)
+    (step,) = steps_of(samples, forward, replace(plan, completions_per_rank=len(samples) // plan.world))
+    return micro_batches(samples, forward, step, plan, plan.rank)
 
 
 FOUR = [(0, 2), (0, 4), (1, 3), (1, 3)]
@@ -99,7 +109,9 @@ def cut_completions(rows: list[tuple[int, tuple[int, ...]]], plan: PackPlan) -> 
     """Micro-batches over rows of (group, completion)."""
     samples = [sample_of(group, i, completion) for i, (group, completion) in enumerate(rows)]
     plan = replace(plan, completions_per_rank=len(samples))
-    return micro_batches(samples, [True] * len(samples), range(len(samples)), plan, plan.rank)
+    everything = [True] * len(samples)
+    (step,) = steps_of(samples, everything, plan)
+    return micro_batches(samples, everything, step, plan, plan.rank)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +208,77 @@ def test_first_tokens_are_no_signal_where_another_pass_has_their_gradient(by_tok
 
 def test_steps_are_equal_runs_over_all_ranks(pack_plan):
     plan = pack_plan(world=2, completions_per_rank=2, max_tokens=1000)
-    assert step_slices(8, plan) == [range(0, 4), range(4, 8)]
+    samples = [sample_of(0, i, (5,)) for i in range(8)]
+    assert step_slices(samples, plan) == [range(0, 4), range(4, 8)]
     with pytest.raises(AssertionError, match="whole number"):
-        step_slices(6, plan)
+        step_slices(samples[:6], plan)
+
+
+def test_steps_are_whole_episodes_and_their_rows_are_dealt_by_tokens(pack_plan):
+    plan = pack_plan(world=2, completions_per_rank=1)
+    rows = [(0, 3), (1, 1), (2, 1), (3, 2)]  # episode, its rows
+    samples = [replace(sample_of(0, e, (5,)), episode=e) for e, num in rows for _ in range(num)]
+    assert step_slices(samples, plan) == [range(0, 4), range(4, 7)]
+    # Rows of 4 tokens, of which 3 are a prompt of each rank's first rows: two rows each, and two and one.
+    shares = [[step.of_rank(r) for r in (0, 1)] for step in steps_of(samples, [True] * 7, plan)]
+    assert [sorted(map(len, step)) for step in shares] == [[2, 2], [1, 2]]
+    assert [sorted([*one, *two]) for one, two in shares] == [[0, 1, 2, 3], [4, 5, 6]]
+    # A row without gradient stays where it is, and the others are dealt without it.
+    forward = [True, True, False, True, True, False, False]
+    shares = [[step.of_rank(r) for r in (0, 1)] for step in steps_of(samples, forward, plan)]
+    assert 2 in shares[0][0] and {5, 6} <= {*shares[1][1]}
+    with pytest.raises(AssertionError, match="stand together"):
+        step_slices([*samples[1:], samples[0]], plan)
+
+
+@pytest.mark.parametrize("stream", ["padded", "packed", "prefix"])
+def test_rows_know_the_tokens_of_their_episode_wherever_they_are_forwarded(stream, scored_group, pack_plan):
+    """Episodes of 4 + 2 + 1 and 3 tokens on one rank, in passes of a row each, and of 5 and 2 masked ones."""
+    rows = rows_of([scored_group([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], lengths=[4, 2, 1, 3, 5, 2])], may_skip=False)
+    episodes = (0, 0, 0, 1, 2, 3)
+
+    def numbered(row: TrainSample, episode: int) -> TrainSample:
+        sample = replace(row.annotated.sample, episode=episode)
+        return replace(row, annotated=replace(row.annotated, sample=sample))
+
+    rows = [numbered(row, episode) for row, episode in zip(rows, episodes, strict=True)]
+    rows[5] = replace(rows[5], loss_mask=(False, False), masked="truncated", needs_forward=False)
+    plans = [pack_plan(world=2, rank=r, completions_per_rank=2, max_tokens=1, stream=stream) for r in (0, 1)]
+    (first,), (second,) = (pack(rows, plan, rollout=0) for plan in plans)
+    micros = [micro for batch in (first, second) for micro in batch.micro_batches]
+    counts = [(*m.trained_count_S.tolist(), *m.episode_count_S.tolist()) for m in micros]
+    assert sorted(c for c in counts if c[0]) == [(1, 7), (2, 7), (3, 3), (4, 7), (5, 5)]
+    assert {m.episode_count_S.dtype for m in first.micro_batches} == {torch.int64}
+    expected = Denominators(num_episodes=4, num_tokens=15, max_completion_length=8)
+    assert first.denominators == second.denominators == expected
+    (whole,) = pack(rows, pack_plan(completions_per_rank=4, stream=stream), rollout=0)
+    (micro,) = whole.micro_batches
+    assert micro.episode_count_S.tolist() == [7, 7, 7, 3, 5]
+    for plan, batch in zip(plans, (first, second), strict=True):
+        check_batches([batch], rows, plan, 1)
+        wrong = [replace(m, episode_count_S=m.episode_count_S + 1) for m in batch.micro_batches]
+        with pytest.raises(GuardStop, match="whole completion") as stop:
+            check_batches([replace(batch, micro_batches=tuple(wrong))], rows, plan, 1)
+        assert stop.value.finding.code == "F111"
+    as_rows = replace(first, denominators=replace(expected, num_episodes=6))
+    with pytest.raises(GuardStop, match="6 completions") as stop:
+        check_batches([as_rows], rows, plans[0], 1)
+    assert stop.value.finding.code == "F111"
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_equal_rows_that_cancel_by_their_episodes_are_no_signal(by_token, scored_group):
+    """Advantages 1 and -2 in episodes of 5 and 10 tokens: a loss that weighs an episode by its tokens has no
+    gradient there, and one that weighs all tokens the same has."""
+    rows = rows_of([scored_group([1.0, 0.0], lengths=[4, 4])])
+    same = replace(rows[1].annotated.sample, token_ids=rows[0].annotated.sample.token_ids)
+    rows[1] = replace(rows[1], annotated=replace(rows[1].annotated, sample=same))
+    rows = [
+        replace(row, advantage=advantage, token_advantages=(advantage,) * 4 if by_token else None)
+        for row, advantage in zip(rows, (1.0, -2.0), strict=True)
+    ]
+    assert not _has_signal(rows, None, False, {0: 5, 1: 10})
+    assert _has_signal(rows, None, False, {0: 5, 1: 5})
 
 
 def test_a_micro_batch_written_out(scored_group, pack_plan):
@@ -225,7 +305,8 @@ def test_a_prompt_is_shared_by_rows_of_one_temperature_alone(scored_group, pack_
     rows = rows_of([group])
     hot = replace(rows[2].annotated.sample, temperature=1.5)
     rows[2] = replace(rows[2], annotated=replace(rows[2].annotated, sample=hot))
-    rows.append(rows[1])
+    again = replace(rows[1].annotated.sample, episode=3)
+    rows.append(replace(rows[1], annotated=replace(rows[1].annotated, sample=again)))
     (batch,) = pack(rows, pack_plan(completions_per_rank=4), rollout=0)
     (micro,) = batch.micro_batches
     assert micro.tokens_T.tolist() == [9, 8, 9, 8]
@@ -249,7 +330,7 @@ def test_denominators_count_masked_sequences_and_only_unmasked_tokens(scored_gro
             (batch,) = pack(rows, plan, rollout=0)
             # Sequences: all 8. Tokens: 2 + 3 of the first group, and the second's 5, whose gradient is 0
             # but which are in the loss.
-            assert batch.denominators == Denominators(num_sequences=8, num_tokens=10, max_completion_length=8)
+            assert batch.denominators == Denominators(num_episodes=8, num_tokens=10, max_completion_length=8)
             assert batch.dropped == {"invalid": 1, "truncated": 1, "zero_advantage": 4}
 
 
@@ -257,27 +338,20 @@ def test_denominators_are_each_steps_own(scored_group, pack_plan):
     groups = [scored_group([1.0, 0.0], lengths=[2, 3]), scored_group([1.0, None], lengths=[4, 8])]
     batches = pack(rows_of(groups), pack_plan(completions_per_rank=2), rollout=0)
     assert [b.denominators.num_tokens for b in batches] == [5, 4]
-    assert [b.denominators.num_sequences for b in batches] == [2, 2]
+    assert [b.denominators.num_episodes for b in batches] == [2, 2]
 
 
-def test_a_rank_without_rows_joins_with_empty_micro_batches(scored_group, pack_plan):
-    # Rank 0 has two micro-batches, rank 1 none: its rows have no advantage.
-    groups = [scored_group([1.0, 0.0], lengths=[5, 5]), scored_group([1.0, 1.0])]
-    rows = rows_of(groups)
+def test_a_rank_with_fewer_rows_joins_with_empty_micro_batches(scored_group, pack_plan):
+    # Three rows of 7 tokens for two ranks; the fourth has no advantage.
+    rows = rows_of([scored_group([1.0, 0.0, 0.25], lengths=[5, 5, 5]), scored_group([1.0])])
     plans = [pack_plan(world=2, rank=r, completions_per_rank=2, max_tokens=7) for r in (0, 1)]
     (first,), (second,) = (pack(rows, p, rollout=0) for p in plans)
     assert len(first.micro_batches) == len(second.micro_batches) == 2
-    for micro in second.micro_batches:
-        assert (
-            micro.target_N.numel()
-            == micro.context_U.numel()
-            == micro.context_N.numel()
-            == micro.advantage_N.numel()
-            == 0
-        )
-        assert micro.tokens_T.numel() == 1
-        assert micro.trained_count_S.tolist() == [0]
-    assert [m.target_N.numel() for m in first.micro_batches] == [5, 5]
+    empty = [m for batch in (first, second) for m in batch.micro_batches if not m.target_N.numel()]
+    (micro,) = empty
+    assert micro.context_U.numel() == micro.context_N.numel() == micro.advantage_N.numel() == 0
+    assert micro.tokens_T.numel() == 1
+    assert micro.trained_count_S.tolist() == [0]
 
 
 def test_a_step_without_any_row_still_has_a_micro_batch(scored_group, pack_plan):
@@ -338,9 +412,11 @@ def test_every_row_once_a_pass_whatever_the_cut(cut, scored_group, pack_plan):
         assert len({len(b.micro_batches) for b in batches}) == 1
         assert len({b.denominators for b in batches}) == 1
         found = [trained_rows(m, row_of, rows, cut) for b in batches for m in b.micro_batches]
-        # In order and together: rank by rank and micro-batch by micro-batch the rows are the sample order
-        # itself.
-        assert [i for part in found for i in part] == wanted
+        # Each row once, in a rank's passes in sample order.
+        assert sorted(i for part in found for i in part) == wanted
+        for batch in batches:
+            own = [i for m in batch.micro_batches for i in trained_rows(m, row_of, rows, cut)]
+            assert own == sorted(own)
         dropped = Counter(
             rows[i].masked or "zero_advantage" for i in step_rows(step, per_step) if i not in wanted
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,13 +15,14 @@ from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TrainSam
 # Tokens, advantage, and whether the row is masked.
 ROWS = ((4, 1.5, False), (1, -0.5, False), (3, -1.0, False), (2, 1.0, True))
 LONGEST = 8
+EPISODES = itertools.count()
 
 
 def _row(tokens: int, advantage: float, masked: bool) -> TrainSample:
     sample = Sample(
         group=0,
         sibling=0,
-        episode=0,
+        episode=next(EPISODES),
         token_ids=(7, *range(tokens)),
         prompt_length=1,
         is_trained=(False,) + (True,) * tokens,
@@ -58,10 +62,28 @@ def test_by_hand_and_by_the_loss_itself(loss_type: LossType, expected: float, si
         advantage_N=torch.tensor([a for _, a, masked in ROWS if not masked]).repeat_interleave(counts),
         sequence_N=torch.arange(3).repeat_interleave(counts),
         trained_count_S=counts,
-        denominators=Denominators(num_sequences=4, num_tokens=8, max_completion_length=LONGEST),
+        episode_count_S=counts,
+        denominators=Denominators(num_episodes=4, num_tokens=8, max_completion_length=LONGEST),
     )
     config = LossConfig(loss_type=loss_type, epsilon=0.2, epsilon_high=0.2)
     assert float(policy_loss(inputs, config).loss) == pytest.approx(expected, abs=1e-6)
+
+
+# Rows of 4 tokens (advantage 1.5) and 1 are one episode, rows of 3 and 2 another, whose second is masked:
+# (1.5 x 4 + 1.5 - 3) / 8 tokens, (1.5 x 5 / 5 - 3 / 3) / 2 episodes, (6 + 1.5 - 3) / (2 x 8), 4.5 / 2.
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    [("dapo", -4.5 / 8), ("grpo", -0.5 / 2), ("dr_grpo", -4.5 / 16), ("luspo", -4.5 / 2)],
+)
+def test_rows_of_an_episode_by_hand(loss_type: LossType, expected: float) -> None:
+    rows = []
+    for episode, (tokens, advantage, masked) in zip(
+        (0, 0, 1, 1), ((4, 1.5, False), (1, 1.5, False), (3, -1.0, False), (2, -1.0, True)), strict=True
+    ):
+        row = _row(tokens, advantage, masked)
+        sample = replace(row.annotated.sample, episode=episode)
+        rows.append(replace(row, annotated=replace(row.annotated, sample=sample)))
+    assert planned_loss(rows, loss_type, LONGEST)[0] == pytest.approx(expected)
 
 
 def test_a_step_without_tokens_has_no_loss() -> None:

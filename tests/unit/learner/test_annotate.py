@@ -15,7 +15,8 @@ import torch
 from covey.algorithm.losses import LossConfig, LossInputs, policy_loss
 from covey.algorithm.needs import needs
 from covey.batching.credit import CreditConfig
-from covey.batching.pack import PackPlan, pack
+from covey.batching.pack import pack
+from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.learner.annotate import annotate_and_credit
@@ -28,19 +29,6 @@ from support.groups import episode, scored
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
-
-
-class SumOfRanks(LocalComm):
-    """A rank whose sums over ranks are looked up: annotations of all ranks are added by the test."""
-
-    def __init__(self, rank, shares):
-        super().__init__()
-        self.rank = rank
-        self._shares = shares
-
-    def sum_tensor(self, tensor):
-        self._shares.append(tensor.clone())
-        return sum(self._shares)
 
 
 def plan_of(**changes):
@@ -81,6 +69,7 @@ def loss_function(batch, config):
             advantage_N=micro.advantage_N,
             sequence_N=micro.sequence_N,
             trained_count_S=micro.trained_count_S,
+            episode_count_S=micro.episode_count_S,
             denominators=batch.denominators,
         )
         return policy_loss(inputs, config)
@@ -138,21 +127,18 @@ def test_annotations_of_several_ranks_are_those_of_one(tiny_policy, random_rollo
     backend = backend_of(tiny_policy)
     plan = plan_of(completions_per_rank=8)
     alone = rows_of(random_rollout, backend, plan, steps=2)
-    shares = []
-    for rank in range(2):
-        shared = rows_of(
-            random_rollout,
-            backend,
-            plan_of(world=2, rank=rank, completions_per_rank=4),
-            steps=2,
-            comm=SumOfRanks(rank, shares),
-        )
-    assert len(shares) == 2
-    assert all(s.count_nonzero() for s in shares)
-    for one, two in zip(alone, shared, strict=True):
-        assert torch.allclose(one.annotated.old_logprob_N, two.annotated.old_logprob_N, rtol=0, atol=1e-6)
+    per_rank = [
+        rows_of(random_rollout, backend, plan_of(world=2, rank=rank, completions_per_rank=4), steps=2)
+        for rank in range(2)
+    ]
+    # Each row has them on the one rank that trains it.
+    held = [[row.annotated.old_logprob_N for row in rows] for rows in zip(*per_rank, strict=True)]
+    assert all(sum(values is not None for values in pair) == 1 for pair in held)
+    shared = [next(values for values in pair if values is not None) for pair in held]
+    for one, values in zip(alone, shared, strict=True):
+        assert torch.allclose(one.annotated.old_logprob_N, values, rtol=0, atol=1e-6)
     # Rows that no rank forwards keep zeros.
-    skipped = [r.annotated.old_logprob_N for r in shared if not r.needs_forward]
+    skipped = [v for r, v in zip(alone, shared, strict=True) if not r.needs_forward]
     assert len(skipped) == 6
     assert not any(x.count_nonzero() for x in skipped)
 

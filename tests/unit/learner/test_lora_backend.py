@@ -13,7 +13,8 @@ import torch
 from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import needs
 from covey.batching.credit import CreditConfig
-from covey.batching.pack import PackPlan, pack
+from covey.batching.pack import pack
+from covey.batching.shares import PackPlan
 from covey.checkpoint.pieces import SavedPieces, write_pieces
 from covey.comm import LocalComm
 from covey.learner.annotate import annotate_and_credit

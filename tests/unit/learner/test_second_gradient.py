@@ -18,7 +18,8 @@ import torch
 from covey.algorithm.losses import LossConfig, LossInputs, LossType, policy_loss
 from covey.algorithm.needs import needs
 from covey.batching.credit import CreditConfig
-from covey.batching.pack import PackPlan, pack
+from covey.batching.pack import pack
+from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.learner.annotate import annotate_and_credit
@@ -93,9 +94,11 @@ def test_the_derivative_is_that_of_the_loss(loss_type, beta, use_bias_correction
         old_logprob_N=None,
         ref_logprob_N=torch.tensor([-1.4, -0.1, -3.0, -1.0, -0.5]),
         trained_count_S=torch.tensor([3, 2]),
+        # The second row's episode has three more tokens in another pass.
+        episode_count_S=torch.tensor([3, 5]),
         group_S=torch.tensor([0, 0]),
     )
-    total = Denominators(num_sequences=4, num_tokens=11, max_completion_length=9)
+    total = Denominators(num_episodes=4, num_tokens=11, max_completion_length=9)
     inputs = LossInputs(
         logprob_N=logprob_N,
         old_logprob_N=None,
@@ -103,6 +106,7 @@ def test_the_derivative_is_that_of_the_loss(loss_type, beta, use_bias_correction
         advantage_N=micro.advantage_N,
         sequence_N=micro.sequence_N,
         trained_count_S=micro.trained_count_S,
+        episode_count_S=micro.episode_count_S,
         denominators=total,
     )
     policy_loss(inputs, config).loss.backward()

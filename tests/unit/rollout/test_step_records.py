@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from covey.checkpoint.pieces import SavedPieces, write_pieces
+from covey.checkpoint.registry import State
+from covey.errors import CheckpointError
 from covey.rewards.registry import total
 from covey.rollout.records import score_of, to_record
-from covey.training.buffer import RolloutBuffer
+from covey.training.buffer import RolloutBuffer, RolloutTokens
 from covey.training.source import ReplaySource
 from covey.types import AnnotatedSample, Origin, Outcome, Prompt, Sample, ScorePart, TrainSample
 from support.groups import episode
+from support.steps import plan_of
 
 PROMPT = Prompt(id=0, messages=None, text="Q", token_ids=(9,), columns={}, origin=Origin(epoch=0, rollout=0))
 EPISODE = episode((9,), (1, 2, 3), text="a\n\nb")
@@ -43,7 +50,17 @@ def test_a_replay_weighs_steps_anew(tmp_path):
     assert again == replace(total(PARTS, [3.0, 0.25, 1.0], (2, 3)), extras={})
 
 
-def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage():
+def saved(buffers: Sequence[RolloutBuffer], directory: Path, into: RolloutBuffer) -> RolloutBuffer:
+    """What the buffers of all ranks write, read by one."""
+    for buffer in buffers:
+        write_pieces(directory, RolloutTokens(buffer).pieces(), buffer.plan.rank, len(buffers))
+    into.load_state(State(json=json.loads(json.dumps(buffers[0].state().json))))
+    RolloutTokens(into).load_pieces(SavedPieces(directory))
+    return into
+
+
+def rows_of_two(steps: tuple[float, ...] | None) -> list[TrainSample]:
+    """Two episodes of two tokens, with old logprobs; only the first has advantages of its tokens."""
     sample = Sample(
         group=0,
         sibling=0,
@@ -56,17 +73,85 @@ def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage():
         temperature=1.0,
         outcome=Outcome.SCORED,
     )
-    one = TrainSample(
-        annotated=AnnotatedSample(sample=sample),
-        advantage=0.15,
-        loss_mask=(True, True),
-        token_advantages=(0.1, 0.2),
+    other = replace(sample, sibling=1, episode=1, token_ids=(9, 3, 4))
+    first, second = (
+        TrainSample(
+            annotated=AnnotatedSample(sample=s, old_logprob_N=torch.tensor([-0.5, -0.25]) - s.episode),
+            advantage=0.15,
+            loss_mask=(True, True),
+        )
+        for s in (sample, other)
     )
-    buffer, again = RolloutBuffer(), RolloutBuffer()
-    buffer.fill([one, replace(one, token_advantages=None)], {}, {})
-    state = buffer.state()
-    again.load_state(replace(state, json=json.loads(json.dumps(state.json))))
-    assert [r.annotated.sample for r in again.rows] == [sample, sample]
+    return [replace(first, token_advantages=steps), second]
+
+
+def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage(tmp_path):
+    plan = replace(plan_of(), completions_per_rank=2)
+    buffer = RolloutBuffer(plan)
+    buffer.fill(rows_of_two((0.1, 0.2)), {}, {})
+    again = saved([buffer], tmp_path, RolloutBuffer(plan))
+    assert [r.annotated.sample for r in again.rows] == [r.annotated.sample for r in buffer.rows]
     assert again.rows[0].advantages.tolist() == pytest.approx([0.1, 0.2])
     assert again.rows[1].advantages.tolist() == pytest.approx([0.15, 0.15])
     assert [r.advantage for r in again.rows] == [0.15, 0.15]
+    assert [r.annotated.old_logprob_N.tolist() for r in again.rows] == [[-0.5, -0.25], [-1.5, -1.25]]
+
+
+@pytest.mark.parametrize("reading", [1, 2])
+def test_each_rank_writes_its_rows_and_any_number_of_ranks_reads_them(reading, tmp_path):
+    def plan(rank: int, world: int):
+        return replace(plan_of(), rank=rank, world=world, completions_per_rank=2 // world)
+
+    buffers = [RolloutBuffer(plan(rank, 2)) for rank in (0, 1)]
+    for buffer in buffers:
+        rows = rows_of_two((0.1, 0.2))
+        own = buffer.plan.rank
+        # A rank has the annotations of the row that it forwards.
+        bare = [replace(r, annotated=AnnotatedSample(sample=r.annotated.sample)) for r in rows]
+        buffer.fill([r if i == own else b for i, (r, b) in enumerate(zip(rows, bare, strict=True))], {}, {})
+        assert buffer.ranks() == [0, 1]
+    for rank in range(reading):
+        again = saved(buffers, tmp_path, RolloutBuffer(plan(rank, reading)))
+        assert [r.annotated.sample.token_ids.tolist() for r in again.rows] == [[9, 1, 2], [9, 3, 4]]
+        old = [r.annotated.old_logprob_N for r in again.rows]
+        held = [None if o is None else o.tolist() for o in old]
+        expected = [[-0.5, -0.25], [-1.5, -1.25]]
+        assert held == [e if reading == 1 or i == rank else None for i, e in enumerate(expected)]
+        assert again.rows[0].token_advantages.tolist() == pytest.approx([0.1, 0.2])
+
+
+def test_a_buffer_of_an_older_version_is_read():
+    row = {
+        "group": 0,
+        "sibling": 0,
+        "token_ids": [9, 1, 2],
+        "prompt_length": 1,
+        "is_trained": [0, 1, 1],
+        "sampler_logprobs": [-0.1, -0.2],
+        "versions": [3, 3],
+        "temperature": 1.0,
+        "finish": "stop",
+        "advantage": 0.5,
+        "loss_mask": [1, 1],
+        "masked": None,
+        "needs_forward": True,
+    }
+    stale = {**row, "sibling": 1, "versions": [2, 2], "is_stale": True, "token_advantages": [0.25, 0.75]}
+    again = RolloutBuffer(replace(plan_of(), completions_per_rank=2))
+    again.load_state(State(json={"done": 1, "rows": [row, stale]}, tensors={"old": torch.arange(4.0)}))
+    first, second = again.rows
+    assert first.annotated.sample.token_ids.tolist() == [9, 1, 2] and again.done == 1
+    assert [r.annotated.sample.age for r in again.rows] == [0, 1]
+    assert [r.annotated.sample.episode for r in again.rows] == [0, 1]
+    assert second.annotated.old_logprob_N.tolist() == [2.0, 3.0]
+    assert second.advantages.tolist() == [0.25, 0.75] and first.token_advantages is None
+
+
+def test_tokens_that_do_not_match_their_rows_are_refused(tmp_path):
+    plan = replace(plan_of(), completions_per_rank=2)
+    buffer, again = RolloutBuffer(plan), RolloutBuffer(plan)
+    buffer.fill(rows_of_two(None), {}, {})
+    again.load_state(buffer.state())
+    tensors = {p.name: p.tensor for p in RolloutTokens(buffer).pieces()}
+    with pytest.raises(CheckpointError, match="old"):
+        again.take_tokens({**tensors, "old": tensors["old"][:-1]})

@@ -173,7 +173,7 @@ def denominator_of_a_pass(patch: pytest.MonkeyPatch) -> None:
 
     def weights(inputs: LossInputs, loss_type: LossType) -> torch.Tensor:
         if loss_type == "grpo":
-            own = replace(inputs.denominators, num_sequences=len(inputs.trained_count_S))
+            own = replace(inputs.denominators, num_episodes=len(inputs.trained_count_S))
             inputs = replace(inputs, denominators=own)
         return plain(inputs, loss_type)
 

@@ -6,7 +6,9 @@ import pytest
 
 from covey.checkpoint.registry import State
 from covey.errors import GuardStop
-from covey.training.state import Progress, RolloutBuffer, check_position
+from covey.training.buffer import RolloutBuffer
+from covey.training.state import Progress, check_position
+from support.steps import plan_of
 
 
 def _upcoming(shift: int, text: int):
@@ -49,7 +51,7 @@ def test_another_order_by_the_users_word_goes_on() -> None:
 
 @pytest.mark.parametrize("done", [0, 1, 3])
 def test_another_step_of_the_rollout_is_named(done: int) -> None:
-    stopped, buffer = _stopped(), RolloutBuffer()
+    stopped, buffer = _stopped(), RolloutBuffer(plan_of())
     stopped.began = 10
     resumed = Progress(_upcoming(0, 0))
     resumed.load_state(stopped.state())
@@ -70,7 +72,7 @@ def test_a_checkpoint_that_does_not_say_where_its_rollout_began_is_taken() -> No
     del values["began"]
     resumed = Progress(_upcoming(0, 0))
     resumed.load_state(State(json=values))
-    check_position(resumed, RolloutBuffer())
+    check_position(resumed, RolloutBuffer(plan_of()))
 
 
 def test_a_stream_says_nothing_beforehand() -> None:

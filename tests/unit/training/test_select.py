@@ -249,6 +249,7 @@ def micro(age_S: torch.Tensor | None) -> MicroBatch:
         old_logprob_N=None,
         ref_logprob_N=None,
         trained_count_S=nothing,
+        episode_count_S=nothing,
         group_S=nothing,
         age_S=age_S,
     )
@@ -259,7 +260,7 @@ def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | N
     batch = Batch(
         micro_batches=(micro(None), micro(stale)),
         has_signal=(True, False),
-        denominators=Denominators(num_sequences=2, num_tokens=2, max_completion_length=2),
+        denominators=Denominators(num_episodes=2, num_tokens=2, max_completion_length=2),
         dropped={},
         groups=range(1),
         rollout=0,

@@ -1,0 +1,150 @@
+"""A step whose completions have one, two and three rows has the gradient of a slow loop, however it is cut.
+
+The loop of support/episodes.py is given the logits that the model has for each row alone. Compared are one
+forward pass, row by row on padded rows, packed and shared streams cut by tokens, so that rows of an episode
+lie in several micro-batches, the shares of two and of three ranks added up, and two gloo processes. Of one
+completion a reward failed, one is cut, and of another a single row is masked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from covey.learner.backends.ddp import DDPBackend
+from covey.training.process import ranks
+from covey.types import TrainSample
+from support.episodes import Episode, Row, loop_loss
+from support.processes import run_in_processes
+from support.steps import (
+    CASES,
+    GROUPS,
+    OPTIMIZER,
+    SIBLINGS,
+    Case,
+    alone,
+    distance,
+    episode_rows,
+    gradient,
+    plan_of,
+    policy,
+)
+
+NAMES = [name for name, case in CASES.items() if case.config.loss_type != "real"]
+CUTS = (
+    {},
+    {"stream": "prefix", "max_tokens": 45},
+    {"stream": "padded", "max_tokens": 1},
+    {"stream": "packed", "max_tokens": 60},
+)
+NUM_EPISODES = GROUPS * SIBLINGS
+
+
+def looped(given: Sequence[TrainSample], case: Case) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradient of the loop over rows that are forwarded one by one."""
+    model = policy("padded")
+    least = -math.inf
+    if case.share < 1.0:
+        entropies = sorted(x for row in given if row.masked is None for x in row.annotated.entropy_N.tolist())
+        least = entropies[-max(1, math.ceil(case.share * len(entropies)))]
+    episodes: dict[int, Episode] = {}
+    for row in given:
+        here, sample = row.annotated, row.annotated.sample
+        places = [i for i, on in enumerate(sample.is_trained) if on]
+        targets = [sample.token_ids[i] for i in places]
+        logits_TV = model.model(
+            input_ids=torch.tensor(sample.token_ids[None]).long(), use_cache=False
+        ).logits[0]
+        logits_nV = logits_TV[[i - 1 for i in places]].double() / sample.temperature
+        own = logits_nV.detach().log_softmax(-1)[range(len(targets)), targets].tolist()
+        episode = episodes.setdefault(sample.episode, Episode(sample.group, row.advantage, []))
+        episode.rows.append(
+            Row(
+                logits_nV=logits_nV,
+                targets=targets,
+                old=own if case.is_on_policy else here.old_logprob_N.double().tolist(),
+                reference=here.ref_logprob_N.double().tolist(),
+                sampler=list(sample.sampler_logprobs),
+                keep=[float(x >= least) for x in here.entropy_N.tolist()],
+                is_masked=row.masked is not None,
+            )
+        )
+    longest = plan_of().max_completion_length
+    loss = loop_loss(list(episodes.values()), case.config, has_keep=case.share < 1.0, longest=longest)
+    loss.backward()
+    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), named
+
+
+@pytest.fixture(scope="module")
+def given():
+    rows = episode_rows()
+    assert len({row.annotated.sample.episode for row in rows}) == NUM_EPISODES < len(rows)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def expected(given):
+    return {name: looped(given, CASES[name]) for name in NAMES}
+
+
+def assert_same(actual, wanted) -> None:
+    (loss, found), (expected_loss, slow) = actual, wanted
+    assert loss == pytest.approx(expected_loss, rel=2e-5, abs=2e-6)
+    assert found.keys() == slow.keys()
+    assert distance(found, slow) <= 3e-5
+
+
+def added_up(given: Sequence[TrainSample], case: Case, world: int) -> tuple[float, dict[str, Tensor]]:
+    """The sum over the shares of so many ranks, each computed in this process."""
+    share = {"world": world, "completions_per_rank": NUM_EPISODES // world, "max_tokens": 50}
+    parts = [alone(given, case, rank=rank, **share) for rank in range(world)]
+    return sum(loss for loss, _ in parts), {n: sum(found[n] for _, found in parts) for n in parts[0][1]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_cut_is_the_loop(name, given, expected):
+    for changes in CUTS:
+        assert_same(alone(given, CASES[name], **changes), expected[name])
+    for world in (2, 3):
+        found = added_up(given, CASES[name], world)
+        assert_same(found, expected[name])
+    for factor in (0.0, -1.0, 2.0):
+        with pytest.raises(AssertionError):
+            assert_same((found[0], {n: factor * g for n, g in found[1].items()}), expected[name])
+
+
+@pytest.mark.multi
+def test_two_processes(expected, tmp_path):
+    run_in_processes(__file__, tmp_path)
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    for number, name in enumerate(NAMES):
+        assert_same((losses[number], load_file(tmp_path / f"{number}.safetensors")), expected[name])
+
+
+def _main(work: Path) -> None:
+    torch.set_num_threads(1)
+    given, losses = episode_rows(), []
+    with ranks(2) as comm:
+        plan = plan_of(world=2, rank=comm.rank, completions_per_rank=NUM_EPISODES // 2, max_tokens=40)
+        for number, name in enumerate(NAMES):
+            backend = DDPBackend(policy("prefix"), OPTIMIZER)
+            loss, found = gradient(given, CASES[name], plan, backend, comm)
+            losses.append(loss)
+            backend.close()
+            if comm.rank == 0:
+                save_file({n: g.contiguous() for n, g in found.items()}, work / f"{number}.safetensors")
+    if comm.rank == 0:
+        (work / "losses.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))
