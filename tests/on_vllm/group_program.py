@@ -28,7 +28,7 @@ from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.group import GroupEngine
 from covey.types import Completion, GenerationRequest
-from support.engines import Plain, sampled
+from support.engines import Plain, plain, sampled
 from support.vllm_learner import Learner, prompts, request_of, settings
 
 # What a run that was killed leaves in shared memory, under the name that vLLM gives by itself.
@@ -85,7 +85,7 @@ def samples(engine: GroupEngine, learner: Learner, comm: Comm) -> dict[str, Any]
     ends = engine.submit(long)
     found = {}
     for completion in engine.results():
-        found[completion.request_id] = completion
+        found[completion.request_id] = plain(completion)
         if len(numbers) == 2:
             numbers += [engine.submit(request) for request in asked[2:]]
             engine.abort([ends, 12345] if comm.rank else [])
