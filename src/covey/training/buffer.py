@@ -115,7 +115,8 @@ class RolloutTokens:
 
     def load_pieces(self, saved: SavedPieces) -> None:
         """Complete the rows that the buffer has read."""
-        self._buffer.take_tokens(saved)
+        if self._buffer.saved_rows:
+            self._buffer.take_tokens(saved)
 
 
 def _values(name: str, row: TrainSample) -> Tensor | None:
