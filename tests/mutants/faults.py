@@ -19,7 +19,7 @@ from covey.models.prefix import Prefix
 from covey.rollout import collect
 from covey.rollout.native import branches, engine
 from covey.training import backend, scoring
-from covey.types import Score, TokenStats
+from covey.types import Outcome, Score, TokenStats
 from mutants.harness import Mutant
 
 Patch = pytest.MonkeyPatch
@@ -292,6 +292,15 @@ def _of_text(sample: Any, *_: Any) -> Any:
 
 
 # -- groups, credit, packing
+
+
+def _two_lost(found: Any, *args: Any) -> Any:
+    """Two episodes whose sandbox did not start."""
+    first = found[0].group
+    lost = [
+        replace(e, outcome=Outcome.INFRASTRUCTURE, sequences=(), failure="sandbox") for e in first.episodes
+    ]
+    return [replace(found[0], group=replace(first, episodes=(*lost[:2], *first.episodes[2:]))), *found[1:]]
 
 
 def _swap_groups(found: Any, *args: Any) -> Any:
@@ -578,6 +587,7 @@ MUTANTS = (
     Mutant("leaves a row out", "F111", 1, changed(pack, "micro_batches", row_lost)),
     Mutant("divides by a part of the tokens", "F111", 1, changed(pack, "_denominators", _half_denominator)),
     Mutant("mixes groups", "F112", 1, changed(collect, "_assemble", _swap_groups)),
+    Mutant("loses episodes to a sandbox", "F138", 1, changed(collect, "_assemble", _two_lost)),
     Mutant("gives advantages to other groups", "F113", 1, changed(annotate, "row_credits", _rotated)),
     Mutant("advantages ten times too large", "F113", 1, _advantages(lambda a: 10 * a)),
     Mutant("advantages without their mean", "F113", 1, _advantages(lambda a: a + 0.5)),

@@ -189,4 +189,10 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "This loss gives each completion one score, the mean over its tokens in one row. A completion of "
         "several rows would have several scores and count more often than others in its group.",
     ),
+    (
+        "F138",
+        "Completions lost to infrastructure failures",
+        "A completion that a broken server or sandbox has cost is no reward of 0: it is left out. Where "
+        "many are left out, the others are no fair sample of what the model does.",
+    ),
 )

@@ -70,6 +70,7 @@ def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> 
         **first,
         **({"sequences": others} if others else {}),
         "seconds": episode.seconds,
+        **({"failure": episode.failure} if episode.failure else {}),
     }
 
 
@@ -165,6 +166,7 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
             stop_token_ids=tuple(record["stop_token_ids"]),
         ),
         seconds=record["seconds"],
+        failure=record.get("failure", ""),
     )
 
 

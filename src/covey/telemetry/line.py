@@ -111,6 +111,7 @@ def _fields(record: StepRecord, total: int, elapsed: str, left: str) -> list[_Fi
         _Field(long=tr("{left} left", left=left), short=tr("{left} left", left=left), rank=2),
         _Field(long=elapsed, short=elapsed, rank=8),
         *_tasks(metrics),
+        *_outcomes(metrics),
     ]
 
 
@@ -121,6 +122,18 @@ def _tasks(metrics: Mapping[str, Metric]) -> list[_Field]:
         return []
     words = "  ".join(f"{task} {_text(metrics, f'tasks/{task}/reward')}" for task in tasks)
     return [_Field(long=words, short=words, rank=9)]
+
+
+def _outcomes(metrics: Mapping[str, Metric]) -> list[_Field]:
+    """How many completions ended by a failure or were aborted, where some did."""
+    words = {
+        "infrastructure": tr("lost"),
+        "policy_failure": tr("failed"),
+        "aborted": tr("aborted"),
+    }
+    found = {word: _value(metrics, f"outcome/{name}") for name, word in words.items()}
+    told = "  ".join(f"{spoken(word)} {value:.0f}" for word, value in found.items() if value)
+    return [_Field(long=told, short=told, rank=10)] if told else []
 
 
 def _join(texts: Mapping[int, str]) -> str:

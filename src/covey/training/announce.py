@@ -45,6 +45,7 @@ def opening(
             rows=_rows(policy),
         ),
         tr("kernels   {kernels}", kernels=_kernels(config, policy)),
+        tr("ratios    {ratios}", ratios=_ratios(config, job)),
     ]
     if policy.stream == "padded":
         lines.append(tr("F105      the model does not keep packed rows apart (found by the probe at load);"))
@@ -106,6 +107,18 @@ def _engine(engine: Engine, backend: Backend, facts: Facts) -> str:
         device=policy.device,
         compiled=compiled,
     )
+
+
+def _ratios(config: Config, job: Job) -> str:
+    """Which old logprobs the ratios of the loss are against."""
+    own = (
+        tr("against the learner's logprobs, computed before the first step of each rollout")
+        if job.needs.old
+        else tr("against the policy itself, exactly 1: each rollout is one step")
+    )
+    if not config.replay_buffer_size:
+        return own
+    return tr("{own}; in replayed groups against those of their sampler", own=own)
 
 
 def _rows(policy: Policy) -> str:

@@ -12,6 +12,7 @@ from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import GuardStop
 from covey.health.batch import check_batches, planned_loss
 from covey.health.invariants import EngineName, StepFacts, check_step
+from covey.health.outcomes import check_outcomes
 from covey.health.rollout import RolloutFacts, check_rollout
 from covey.health.steps import check_steps
 from covey.health.weights import WeightWatch
@@ -81,6 +82,7 @@ class Guards:
                     "be trainable."
                 ),
             )
+        self._on_all_ranks(lambda: check_outcomes(collected.sampled, version + 1))
         self._on_all_ranks(lambda: check_steps(collected.groups, self.step_refusals, version + 1))
         facts = RolloutFacts(
             step=version + 1,

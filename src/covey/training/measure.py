@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from statistics import fmean, stdev
@@ -27,6 +28,7 @@ def rollout_metrics(
     return {
         **reward_metrics(groups),
         **length_metrics([e for g in groups for e in g.group.episodes]),
+        **outcome_metrics([e for g in groups for e in g.group.episodes]),
         **id_metrics([e for g in groups for e in g.group.episodes], codec),
         **task_metrics(groups, collected.tasks),
         **completion_metrics(
@@ -94,6 +96,15 @@ def length_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
         "completions/max_length": Metric(value=max(lengths), count=len(lengths)),
         "completions/mean_terminated_length": _mean(ended),
         "completions/clipped_ratio": Metric(value=cut / len(lengths), count=len(lengths)),
+    }
+
+
+def outcome_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
+    """How many episodes ended in each way."""
+    counts = Counter(e.outcome for e in episodes)
+    return {
+        f"outcome/{outcome.name.lower()}": Metric(value=counts[outcome], count=len(episodes))
+        for outcome in Outcome
     }
 
 

@@ -216,7 +216,8 @@ class Episode:
     """What one draw from the policy did, in one or several sequences: a turn whose template rewrites what
     stood before begins a new one. An infrastructure failure has none.
 
-    `text` is the decoded output of the model, for rewards and people; nothing is trained from it.
+    `text` is the decoded output of the model, for rewards and people; nothing is trained from it. `failure`
+    says what failed where the outcome is an infrastructure failure.
     """
 
     id: EpisodeId
@@ -225,6 +226,7 @@ class Episode:
     text: str
     sampling: SamplingParams
     seconds: float = 0.0
+    failure: str = ""
 
     @property
     def completion_ids(self) -> list[int]:
