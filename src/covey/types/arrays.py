@@ -28,6 +28,13 @@ def ints(values: Iterable[int]) -> Ints:
     return array
 
 
+def joined_ints(parts: Sequence[Ints]) -> Ints:
+    """Token ids one behind the other."""
+    import numpy as np
+
+    return ints(np.concatenate(parts))
+
+
 def floats(values: Iterable[float]) -> Floats:
     """Numbers as float32, which logprobs are computed in."""
     array: Floats = _array(values, "float32")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from covey.types.arrays import ByValue, Versions, bools, floats, ints
+from covey.types.arrays import ByValue, Versions, bools, floats, ints, joined_ints
 
 if TYPE_CHECKING:
     from covey.types.arrays import Bools, Floats, Ints
@@ -176,7 +176,7 @@ class TokenSequence(ByValue):
         """A prompt with one turn of the model behind it."""
         before, written = len(prompt_ids), len(completion.token_ids)
         return cls(
-            token_ids=ints([*prompt_ids, *completion.token_ids.tolist()]),
+            token_ids=joined_ints([ints(prompt_ids), completion.token_ids]),
             is_trained=bools([False] * before + [True] * written),
             logprobs=completion.logprobs,
             versions=completion.versions,
