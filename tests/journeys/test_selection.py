@@ -106,10 +106,10 @@ def test_two_ranks_select_as_one(run: tuple[Path, list[dict[str, Any]]], tmp_pat
     one, two = tmp_path / "one", tmp_path / "two"
     alone = train_and_watch(opts(one, **both))
     (split,) = train_in_processes([opts(two, per_device_train_batch_size=16, **both)], tmp_path / "work")
-    for name in ("prompt_id", "attempt", "completion_ids", "versions", "reward", "advantage", "is_stale"):
+    for name in ("prompt_id", "attempt", "completion_ids", "versions", "reward", "advantage", "age"):
         mine, theirs = ([r.get(name) for x in rollouts(p) for r in x] for p in (one, two))
         assert mine == theirs, name
-    assert any(r.get("is_stale") for x in rollouts(two) for r in x)
+    assert any(r.get("age") for x in rollouts(two) for r in x)
     assert events(one, "groups_selected") == events(two, "groups_selected")
     assert relative_difference(split.after, alone.after)[0] < 1e-4
     chosen = [[{k: v for k, v in m.items() if k.startswith(("select/", "sampled/"))} for m in r.metrics]
@@ -143,12 +143,12 @@ def test_replayed_groups_are_older_and_their_ratio_is_not_one(tmp_path: Path) ->
         assert 1 <= m["select/replayed_age"] <= step
         assert m["frac_reward_zero_std"] < m["sampled/frac_reward_zero_std"]
         assert m["clip_ratio/region_mean"] > 0.0
-        stale = [r for r in rollouts(output)[step] if r.get("is_stale")]
+        stale = [r for r in rollouts(output)[step] if r.get("age")]
         assert len(stale) == 4 * m["select/replayed"]
         assert all(set(r["versions"]) == {r["rollout"]} and r["rollout"] < step for r in stale)
         ages = [step - r["rollout"] for r in stale]
         assert m["select/replayed_age"] == pytest.approx(sum(ages) / len(ages))
-        fresh = [r for r in rollouts(output)[step] if not r.get("is_stale")]
+        fresh = [r for r in rollouts(output)[step] if not r.get("age")]
         assert all(set(r["versions"]) == {step} for r in fresh)
 
 

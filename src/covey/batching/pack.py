@@ -119,27 +119,21 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int, comm: Comm |
         ]
         signal += [False] * spare
         groups = range(everyone[0].annotated.sample.group, everyone[-1].annotated.sample.group + 1)
-        steps.append(
-            (
-                tuple(micros),
-                tuple(signal),
-                _denominators(everyone, plan, num_kept),
-                _dropped(everyone),
-                groups,
-            )
-        )
+        denominators = _denominators(everyone, plan, num_kept)
+        steps.append((tuple(micros), tuple(signal), denominators, everyone, groups))
     return [
         Batch(
             micro_batches=micros,
             has_signal=signal,
             denominators=d,
-            dropped=dropped,
+            dropped=_dropped(everyone),
+            num_rows=len(everyone),
             groups=groups,
             rollout=rollout,
             pass_index=index,
         )
         for index in range(plan.num_iterations)
-        for micros, signal, d, dropped, groups in steps
+        for micros, signal, d, everyone, groups in steps
     ]
 
 

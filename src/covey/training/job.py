@@ -282,7 +282,7 @@ class Job:
             **self.buffer.metrics,
             **step_metrics(result),
             **{
-                f"rows/dropped/{reason}": Metric(value=number, count=batch.denominators.num_episodes)
+                f"rows/dropped/{reason}": Metric(value=number, count=batch.num_rows)
                 for reason, number in batch.dropped.items()
             },
             "num_tokens": Metric(value=self.progress.num_tokens),

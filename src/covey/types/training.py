@@ -202,14 +202,15 @@ class Batch:
 
     `has_signal` says of each micro-batch whether its gradient cannot be 0 while the ratio is 1: equal
     completions whose advantages cancel give none, stale ones may be clipped, and what a shared prompt
-    predicts has its gradient in the last of the passes behind it. `groups` are the numbers of the step's
-    groups.
+    predicts has its gradient in the last of the passes behind it. `num_rows` are the step's rows over all
+    ranks, and `groups` the numbers of its groups.
     """
 
     micro_batches: tuple[MicroBatch, ...]
     has_signal: tuple[bool, ...]
     denominators: Denominators
     dropped: Mapping[str, int]
+    num_rows: int
     groups: range
     rollout: int
     pass_index: int

@@ -262,6 +262,7 @@ def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | N
         has_signal=(True, False),
         denominators=Denominators(num_episodes=2, num_tokens=2, max_completion_length=2),
         dropped={},
+        num_rows=2,
         groups=range(1),
         rollout=0,
         pass_index=0,
