@@ -151,7 +151,9 @@ def test_first_tokens_that_are_not_trained(compiled, monkeypatch, random_rows, a
     for untrained in ((0, 3), (0, 1), (1, 2, 4), (0, 1, 2, 3, 4)):
         rows = random_rows((11, (9, 4, 1, 7, 2)))
         for number in untrained:
-            rows[number].is_trained[11] = False
+            is_trained = rows[number].is_trained.copy()
+            is_trained[11] = False
+            rows[number] = replace(rows[number], is_trained=is_trained)
         for counts in ((1, 1, 1, 1, 1), (2, 3), (2, 1, 2)):
             check(policy, rows, counts, assert_close_guarded)
 

@@ -8,8 +8,18 @@ from typing import Any
 import pytest
 
 from covey.rewards.protocol import Scored
-from covey.types import Finish, Origin, Prompt
-from support.groups import episode
+from covey.types import (
+    Completion,
+    Episode,
+    EpisodeId,
+    Finish,
+    Origin,
+    Outcome,
+    Prompt,
+    SamplingParams,
+    TokenSequence,
+)
+from covey.types.arrays import floats, ints
 
 
 def make_scored(
@@ -33,7 +43,24 @@ def make_scored(
             columns=columns,
             origin=Origin(epoch=0, rollout=0),
         ),
-        episode=episode((9,), ids, finish=finish, text=text),
+        episode=Episode(
+            id=EpisodeId(seed=0, split="train", rollout=0, attempt=0, prompt_id=0, sibling=0),
+            sequences=(TokenSequence.of_turn((9,), _completion(ids, finish)),),
+            outcome=Outcome(finish),
+            text=text,
+            sampling=SamplingParams(temperature=1.0, max_new_tokens=8, stop_token_ids=()),
+        ),
+    )
+
+
+def _completion(ids: tuple[int, ...], finish: Finish) -> Completion:
+    return Completion(
+        request_id=0,
+        token_ids=ints(ids),
+        logprobs=floats([-1.0] * len(ids)),
+        versions=((0, len(ids)),),
+        finish=finish,
+        seconds=0.0,
     )
 
 
