@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,6 +59,7 @@ class Registry:
         self._in_pieces: dict[str, InPieces] = {}
         self._expected: set[str] = set()
         self._later: set[str] = set()
+        self._has_some: dict[str, Callable[[], bool]] = {}
 
     def register(self, component: Stateful, *, is_later: bool = False) -> None:
         """Add a component; a name that is taken is a CheckpointError.
@@ -70,11 +71,16 @@ class Registry:
         if is_later:
             self._later.add(component.name)
 
-    def register_in_pieces(self, component: InPieces, *, is_later: bool = False) -> None:
-        """Add a component that every rank writes its own pieces of; `is_later` as in `register`."""
+    def register_in_pieces(self, component: InPieces, *, has_some: Callable[[], bool] | None = None) -> None:
+        """Add a component that every rank writes its own pieces of.
+
+        With `has_some` it is written where that holds, as it does on all ranks or none, and a checkpoint
+        without it leaves it as it is.
+        """
         self._refuse_taken(component.name)
         self._in_pieces[component.name] = component
-        if is_later:
+        if has_some is not None:
+            self._has_some[component.name] = has_some
             self._later.add(component.name)
 
     def _refuse_taken(self, name: str) -> None:
@@ -99,7 +105,11 @@ class Registry:
 
     def pieces(self) -> dict[str, Iterable[Piece]]:
         """Return this rank's pieces of the components that have them."""
-        return {name: component.pieces() for name, component in self._in_pieces.items()}
+        return {
+            name: component.pieces()
+            for name, component in self._in_pieces.items()
+            if name not in self._has_some or self._has_some[name]()
+        }
 
     def load(self, states: Mapping[str, State], pieces: Mapping[str, SavedPieces] | None = None) -> None:
         """Give every component its state, or the pieces that all ranks have saved of it.

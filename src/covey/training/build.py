@@ -186,7 +186,7 @@ def _registry(
         if component is not None:
             registry.register(component)
     registry.register_in_pieces(OptimizerState(backend))
-    registry.register_in_pieces(RolloutTokens(buffer), is_later=True)
+    registry.register_in_pieces(RolloutTokens(buffer), has_some=lambda: bool(buffer.rows))
     if backend.moving is not None and backend.moving.moves:
         registry.register_in_pieces(ReferenceState(backend.moving, comm))
     registry.register(health, is_later=True)
