@@ -18,7 +18,7 @@ SAVED = 2
 
 TUNERS = ("full", "lora", "dora")
 ACCUMULATIONS = (1, 4, 32)
-ROWS: tuple[Rows, ...] = ("equal", "ragged", "an empty rank", "an all-masked rank")
+ROWS: tuple[Rows, ...] = ("equal", "ragged", "an empty half", "a masked half")
 DTYPES = ("float32", "bfloat16")
 LAYOUTS = ("prefix", "packed", "padded")
 # Tied embeddings and untied ones.
@@ -55,8 +55,8 @@ class Problem:
 
     @property
     def has_kl(self) -> bool:
-        """With a KL term a row without an advantage is forwarded: no rank is empty for lack of them."""
-        return self.rows != "an empty rank"
+        """With a KL term a row without an advantage is forwarded: no half of a step is empty for lack of them."""
+        return self.rows != "an empty half"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def of_test(kind: Kind) -> list[Cell]:
         chosen.append(best)
         left.difference_update(_pairs(best))
     world = kind.worlds[-1]
-    masked: Rows = "ragged" if world == 1 else "an all-masked rank"
+    masked: Rows = "ragged" if world == 1 else "a masked half"
     more = [
         Cell(rows="ragged", world=world, accumulation=32),
         Cell(tuner="lora", rows=masked, world=world, accumulation=32, dtype="bfloat16", layout="packed"),
@@ -173,13 +173,13 @@ def _pairs(cell: Cell) -> Iterator[tuple[tuple[str, object], ...]]:
 
 STOPPED = (
     Cell(world=2, accumulation=4, rows="ragged"),
-    Cell(tuner="lora", world=2, accumulation=4, rows="an all-masked rank", dtype="bfloat16"),
+    Cell(tuner="lora", world=2, accumulation=4, rows="a masked half", dtype="bfloat16"),
 )
 """Runs that are stopped and resumed: all weights, and an adapter in bfloat16."""
 
 NONSENSE = {
-    "a rank that has no row at all": "each rank has B × A rows of every step; those of an empty rank have no "
-    "advantage, those of a masked one are out of the loss",
-    "KL of an empty rank": "with a KL term a row without an advantage is forwarded, so no rank is empty",
+    "a rank that has no row at all": "rows are dealt by tokens, so that needs fewer rows with a gradient than "
+    "ranks; after one step all tokens of a single row are clipped",
+    "KL of an empty half": "with a KL term a row without an advantage is forwarded, so no half is empty",
 }
 """Further cells that are none, with the reason."""

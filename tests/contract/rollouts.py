@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from support.runs import record
 
-Rows = Literal["equal", "ragged", "an empty rank", "an all-masked rank"]
+Rows = Literal["equal", "ragged", "an empty half", "a masked half"]
 
 SIBLINGS = 8
 ROWS_PER_RANK = 32
@@ -21,12 +21,12 @@ _LONGEST_PROMPT = 10
 
 
 def write(directory: Path, rows: Rows, world: int) -> Path:
-    """Rollouts of 4 groups of 8 a rank. In every other one the rank that is empty or masked is the first.
+    """Rollouts of 4 groups of 8 a rank. In every other one the half that is empty or masked is the first.
 
     Ragged rows are short in the first half of a step and long in the second; one of them failed, one was cut
-    off, and one group is all equal. Rows are dealt to ranks by tokens, so that a rank is empty where one row
-    of the step has a gradient: the other groups are all equal, and its siblings were cut off. Where a rank is
-    masked, half of the step's rows were.
+    off, and one group is all equal. An empty half has groups that are all equal: rows without an advantage. A
+    masked one has rows that were cut off. Rows are dealt to ranks by tokens, so both ranks forward half of
+    what is left.
     """
     draw = random.Random(f"{rows} {world}")
     directory.mkdir(parents=True)
@@ -36,14 +36,7 @@ def write(directory: Path, rows: Rows, world: int) -> Path:
         lines = [
             line
             for group in range(per_rank * world)
-            for line in _group(
-                draw,
-                rollout,
-                group,
-                rows,
-                is_special=group // per_rank == special,
-                is_first=group % per_rank == 0,
-            )
+            for line in _group(draw, rollout, group, rows, is_special=group // per_rank == special)
         ]
         path = directory / f"rollout-{rollout:06d}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -51,7 +44,7 @@ def write(directory: Path, rows: Rows, world: int) -> Path:
 
 
 def _group(
-    draw: random.Random, rollout: int, group: int, rows: Rows, *, is_special: bool, is_first: bool
+    draw: random.Random, rollout: int, group: int, rows: Rows, *, is_special: bool
 ) -> list[dict[str, Any]]:
     is_equal = rows == "equal"
     prompt = [draw.randrange(300) for _ in range(_LONGEST_PROMPT if is_equal else draw.choice((4, 7, 10)))]
@@ -60,13 +53,8 @@ def _group(
         place = (group, sibling)
         length = 12 if is_equal else draw.randrange(1, 9) if group < 4 else draw.randrange(8, 21)
         reward = draw.choice((0.0, 0.5, 1.0)) + 0.01 * sibling
-        is_alone = rows == "an empty rank" and is_first and not is_special
-        is_flat = (rows == "ragged" and group == 2) or (rows == "an empty rank" and not is_alone)
-        is_cut = (
-            (rows == "ragged" and place == (3, 2))
-            or (rows == "an all-masked rank" and is_special)
-            or (is_alone and sibling > 0)
-        )
+        is_flat = (rows == "ragged" and group == 2) or (rows == "an empty half" and is_special)
+        is_cut = (rows == "ragged" and place == (3, 2)) or (rows == "a masked half" and is_special)
         has_failed = rows == "ragged" and place == (1, 5)
         lines.append(
             record(
