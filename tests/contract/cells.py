@@ -55,7 +55,7 @@ class Problem:
 
     @property
     def has_kl(self) -> bool:
-        """With a KL term a row without an advantage is forwarded: no half of a step is empty for lack of them."""
+        """With a KL term a row without an advantage is forwarded, so that no half of a step is empty."""
         return self.rows != "an empty half"
 
 
@@ -178,8 +178,8 @@ STOPPED = (
 """Runs that are stopped and resumed: all weights, and an adapter in bfloat16."""
 
 NONSENSE = {
-    "a rank that has no row at all": "rows are dealt by tokens, so that needs fewer rows with a gradient than "
-    "ranks; after one step all tokens of a single row are clipped",
+    "a rank that has no row at all": "rows are dealt by tokens, so that needs fewer rows with a gradient "
+    "than ranks; after one step all tokens of a single row are clipped",
     "KL of an empty half": "with a KL term a row without an advantage is forwarded, so no half is empty",
 }
 """Further cells that are none, with the reason."""
