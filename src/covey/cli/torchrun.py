@@ -1,4 +1,5 @@
-"""torchrun as `covey train` starts it: after a signal it waits for ranks that save. It gives no report.
+"""torchrun as `covey train` starts it: after a signal it waits for ranks that save, and lets the agents of
+other machines go. It gives no report.
 
 The ranks say themselves how they end. torchrun would add a warning for each of them and a traceback.
 """
@@ -20,12 +21,14 @@ from covey.meeting import EXIT_FILE
 _OF_SIGNALS = ("death signal", "closing signal", "termination signal", "failed (exitcode")
 # Whoever started this process ends the ranks where they do not end by themselves.
 _WAIT_S = 10 * 365 * 24 * 3600
+# Ranks save together and end together; an agent whose ranks failed does not come.
+_MEET_S = 60
 
 
 def main() -> int:
     """Run torchrun on the words of this process and return its exit code."""
     from torch.distributed.elastic.agent.server.api import SignalException, logger
-    from torch.distributed.elastic.agent.server.local_elastic_agent import PContext
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent, PContext
     from torch.distributed.launcher.api import ChildFailedError, LaunchConfig
     from torch.distributed.run import main as torchrun
 
@@ -34,6 +37,7 @@ def main() -> int:
         each.addFilter(_is_report)
     option = _option(LaunchConfig)
     codes = _wait_after_signals(PContext, SignalException, waits=not option)
+    _meet_after_signals(LocalElasticAgent, SignalException)
     try:
         torchrun([*option, *sys.argv[1:]])
     except SignalException as ended:
@@ -74,6 +78,27 @@ def _wait_after_signals(context: Any, of_signal: type[BaseException], *, waits: 
 
     context.close = close_for
     return codes
+
+
+def _meet_after_signals(agent: Any, of_signal: type[BaseException]) -> None:
+    """Have an agent that a signal ended meet the others, as one whose ranks have ended does: where the signal
+    reached one machine alone, they wait for it for five minutes. Its ranks have ended with theirs by then."""
+    shutdown, meet = agent._shutdown, agent._exit_barrier
+    met: set[int] = set()
+
+    def meet_once(self: Any) -> None:
+        if id(self) not in met:
+            met.add(id(self))
+            meet(self)
+
+    def shutdown_and_meet(self: Any, *given: Any, **more: Any) -> None:
+        shutdown(self, *given, **more)
+        has_begun = self._worker_group.group_world_size is not None
+        if isinstance(sys.exc_info()[1], of_signal) and has_begun:
+            self._exit_barrier_timeout = _MEET_S
+            meet_once(self)
+
+    agent._exit_barrier, agent._shutdown = meet_once, shutdown_and_meet
 
 
 def _is_report(record: logging.LogRecord) -> bool:
