@@ -17,7 +17,6 @@ from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig
 from covey.batching.pack import pack
-from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.data.text import load_codec
 from covey.learner.annotate import annotate_and_credit
@@ -42,7 +41,7 @@ from covey.types import (
 )
 from covey.types.arrays import bools, floats, ints, joined_runs
 from support.real import real
-from support.steps import OPTIMIZER, distance
+from support.steps import OPTIMIZER, distance, plan_of
 
 GROUPS, SIBLINGS, VERSION = 2, 4, 3
 WORDS = ("</think>", "<|im_end|>", " yes", " no", " maybe", " seven", " three", " ten", " sure", " why")
@@ -213,16 +212,7 @@ def looped(groups, model, loss_type):
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_they_train_as_the_loop_says(loss_type, groups, model):
     expected_loss, expected = looped(groups, model, loss_type)
-    whole = PackPlan(
-        rank=0,
-        world=1,
-        completions_per_rank=GROUPS * SIBLINGS,
-        num_iterations=1,
-        max_tokens=10_000,
-        max_completion_length=24,
-        stream="prefix",
-        device=torch.device("cpu"),
-    )
+    whole = replace(plan_of(), completions_per_rank=GROUPS * SIBLINGS)
     config = LossConfig(loss_type=loss_type, epsilon=0.2, epsilon_high=0.2)
     for changes in ({}, {"max_tokens": 1}, {"stream": "packed", "max_tokens": 90}, {"stream": "padded"}):
         plan = replace(whole, **changes)

@@ -1,4 +1,4 @@
-"""Which rank forwards which row of an optimizer step.
+"""Assigns each row of an optimizer step to the rank that forwards it.
 
 Every rank computes the same assignment from columns that all of them know, so nothing is sent for it.
 
@@ -35,12 +35,12 @@ class Assignment:
     tokens_of: Ints
 
     def rows_of(self, rank: int) -> list[int]:
-        """The numbers of a rank's rows within the step, in order."""
+        """Return the numbers of a rank's rows within the step, in order."""
         return [int(number) for number in np.flatnonzero(self.rank_of_R == rank)]
 
     @property
     def unevenness(self) -> float:
-        """The tokens of the slowest rank as a multiple of the mean; 1 where no row is forwarded."""
+        """Return the tokens of the slowest rank divided by the mean; 1 where no row is forwarded."""
         return _unevenness(self.tokens_of)
 
 

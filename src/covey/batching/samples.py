@@ -31,7 +31,7 @@ def to_samples(groups: Sequence[ScoredGroup], version: int | None = None) -> lis
 
 
 def _sample(episode: Episode, sequence: TokenSequence, version: int) -> Sample:
-    """A row, but for its numbers within the rollout."""
+    """Make a row of a sequence; its numbers within the rollout are 0."""
     return Sample(
         group=0,
         sibling=0,
@@ -48,7 +48,7 @@ def _sample(episode: Episode, sequence: TokenSequence, version: int) -> Sample:
 
 
 def _nothing_of(scored: ScoredGroup) -> TokenSequence:
-    """The prompt alone."""
+    """Make a sequence of the prompt, with no trained token."""
     prompt = scored.group.prompt.token_ids
     return TokenSequence(
         token_ids=ints(prompt),

@@ -1,4 +1,4 @@
-"""Which rows make an optimizer step, and which of them each rank forwards.
+"""Divides the rows of a rollout into optimizer steps, and those of a step among ranks.
 
 The rows of a step depend on their order and on B x A x N alone, never on how the step is cut. Steps are whole
 episodes. What a rank forwards is dealt by tokens from columns that every rank knows.
@@ -36,18 +36,18 @@ class PackPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The rows of an optimizer step, and the rank of each of them."""
+    """Holds the row numbers of an optimizer step and the rank that forwards each."""
 
     rows: range
     assignment: Assignment
 
     def of_rank(self, rank: int) -> list[int]:
-        """The numbers of a rank's rows within the rollout, in order."""
+        """Return the numbers of a rank's rows within the rollout, in order."""
         return [self.rows.start + number for number in self.assignment.rows_of(rank)]
 
 
 def steps_of(samples: Sequence[Sample], forward: Sequence[bool], plan: PackPlan) -> list[Step]:
-    """The optimizer steps of one pass over a rollout; `forward` says which rows have a gradient.
+    """Return the optimizer steps of one pass over a rollout; `forward` says which rows have a gradient.
 
     Before they are dealt, ranks have equal shares of a step's episodes in their order.
     """

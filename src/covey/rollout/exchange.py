@@ -1,4 +1,4 @@
-"""What every rank knows of a rollout: one record of fixed width a row, and no tokens.
+"""Gives every rank one record of 89 bytes for each row of a rollout; tokens stay with their owner.
 
 A row is one sequence of an episode. Ranks collect any episodes they like; after the exchange each of them has
 the records of all, in the same order.
@@ -72,7 +72,7 @@ _REPORT = Fix(text=tr("report this with the run directory: it is a bug that no c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRewards:
-    """What rewards gave for the steps of one row.
+    """Holds the numbers that rewards gave to the steps of one row.
 
     `ends` (steps,), int32, is how many of the completion's tokens stand before the end of each step. `values`
     has for each part of the reward the numbers of its steps, float64, or None where it gave a single one.
@@ -84,7 +84,7 @@ class StepRewards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summaries:
-    """The records of rows, and what belongs to each beside them.
+    """Holds the records of R rows, and the reward parts of each.
 
     `rows` (R,) are SUMMARY; `parts_RK` float64 the values of the reward's parts, NaN where one has none; and
     `statuses_RK` int8 the places of their statuses in the enumeration. `steps` has the step rewards of those
@@ -147,7 +147,7 @@ def exchange(own: Summaries, num_episodes: int, comm: Comm) -> Summaries:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one rank has sent."""
+    """Holds the records and reward parts that one rank has sent."""
 
     rows: NDArray[Any]
     parts_RK: NDArray[np.float64]
@@ -155,7 +155,7 @@ class _Share:
 
 
 def _bytes(own: Summaries) -> Tensor:
-    """The records with their parts, uint8 (R, bytes of a row)."""
+    """Return records and parts as uint8 (R, bytes of a row)."""
     num_rows, num_parts = own.parts_RK.shape
     columns = (
         as_bytes(own.rows).reshape(num_rows, SUMMARY.itemsize),
@@ -166,7 +166,7 @@ def _bytes(own: Summaries) -> Tensor:
 
 
 def _read(data: NDArray[np.uint8], num_parts: int) -> _Share:
-    """What `_bytes` was given."""
+    """Read back what `_bytes` packed: records (R,), parts (R, K) and statuses (R, K)."""
     fixed, parts = SUMMARY.itemsize, SUMMARY.itemsize + 8 * num_parts
     return _Share(
         np.frombuffer(bytearray(data[:, :fixed].tobytes()), SUMMARY),
@@ -189,7 +189,7 @@ def _step_bytes(own: Summaries) -> Tensor:
 
 
 def _read_steps(data: NDArray[np.uint8], share: _Share) -> list[StepRewards]:
-    """What `_step_bytes` was given, from the rank whose records these are."""
+    """Read back the step rewards that `_step_bytes` packed on the rank of these records."""
     num_rows, num_parts = int(share.rows["has_steps"].sum()), share.parts_RK.shape[1]
     memory, at = data.tobytes(), 0
 
@@ -259,7 +259,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def stop(code: str, step: int, seen: str, cause: str) -> GuardStop:
-    """The end of a run in which ranks contradict each other."""
+    """Return the GuardStop that ends a run in which ranks contradict each other."""
     return GuardStop(
         Finding(
             code=code,

@@ -1,4 +1,4 @@
-"""Rows that travel: from the rank that collected one to the rank that forwards it, once, as tensors.
+"""Sends each row once, as tensors, from the rank that collected it to the rank that forwards it.
 
 L  tokens of a row      N  trained ones      V  runs of one policy version      R  rows of the rollout
 """
@@ -23,7 +23,7 @@ from covey.texts import tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """One sequence as its owner has it.
+    """Holds the tokens of one sequence: L tokens, N of them trained, V runs of versions.
 
     `version_V` int64 and `count_V` int32 are runs over the trained tokens: so many of them, one after the
     other, were sampled by this policy version. `columns` are further float32 (N,), by name.
@@ -82,7 +82,7 @@ def move(
 
 
 def _present(held: Mapping[int, TokenRow], numbers: Sequence[int]) -> list[tuple[int, TokenRow]]:
-    """The rows of these numbers; one that is not held is missed by the rank that it was to go to."""
+    """Return the held rows of these numbers; the receiving rank reports a number that has no row."""
     return [(number, held[number]) for number in numbers if number in held]
 
 
@@ -111,7 +111,7 @@ def _join(parts: Iterable[NDArray[Any]], dtype: str) -> NDArray[Any]:
 
 
 def _unpack(data: Tensor, columns: Sequence[str]) -> list[tuple[int, TokenRow]] | None:
-    """The rows that were packed, as views of the bytes; None where these are not what their sizes say."""
+    """Return the packed rows as views of the bytes; None where sizes and bytes do not match."""
     memory, at = data.numpy(), 0
     if not memory.size:
         return []

@@ -181,7 +181,10 @@ def _older(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dic
 
 
 def _parts(rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """What each row has of every tensor, in which the rows of a rank stand together."""
+    """Cut the flat tensors, which hold the rows rank by rank, and return the tensors of each row by name.
+
+    Raises CheckpointError where a tensor is longer or shorter than its rows together.
+    """
     order = sorted(range(len(rows)), key=lambda i: (rows[i]["rank"], i))
     found: list[dict[str, Tensor]] = [{} for _ in rows]
     held = set(tensors)

@@ -97,7 +97,7 @@ class TurnId(EpisodeId):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One turn to sample. Requests with an equal `prefix` share one prefill where the engine can.
+    """Asks an engine for one turn. An engine that can prefills requests with an equal `prefix` once.
 
     `extends` names the turn that the prompt goes on from: where it begins with that turn's prompt and all of
     its sampled tokens, an engine that still has their keys and values computes what is behind them alone.
@@ -120,9 +120,9 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion(ByValue):
-    """What an engine gives back for one request: ids (n,) int32 and logprobs (n,) float32 of the sampled
-    tokens at the sampling temperature, and the versions that sampled them. Other sequences of numbers become
-    such arrays."""
+    """Holds the tokens that an engine sampled for one request: ids (n,) int32, logprobs (n,) float32 in nats
+    at the sampling temperature, and runs of the policy versions that sampled them. It converts other
+    sequences of numbers to these arrays."""
 
     request_id: int
     token_ids: Ints

@@ -92,7 +92,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorePart:
-    """One reward's result for one episode; value None means "not for this row".
+    """Holds the result of one reward for one episode; a `value` of None says that the reward does not apply.
 
     `steps` are the numbers of a process reward, one per step of the completion, of which `value` is the mean.
     `message` says why it failed; with status OK, why the call with several rows did, before this row alone.

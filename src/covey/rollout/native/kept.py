@@ -21,34 +21,34 @@ _SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copied:
-    """Keys and values (2, K, n, D) of n tokens, layer by layer."""
+    """Holds keys and values (2, K, n, D) of n tokens, by the number of the layer."""
 
     layers: dict[int, Tensor]
     length: int
 
     @property
     def num_bytes(self) -> int:
-        """What they take."""
+        """Return the bytes of all layers together."""
         return sum(tensor.nbytes for tensor in self.layers.values())
 
     @classmethod
     def of_prompt(cls, cache: KVCache, slot: int, length: int) -> Copied:
-        """Those of a prompt in its slot."""
+        """Copy keys and values of a prompt of `length` tokens out of its slot."""
         first = cache.first_column(length)
         span = slice(first, first + length)
         return cls({n: own[:, slot, :, span].clone() for n, own in cache.prefix.items()}, length)
 
     @classmethod
     def of_row(cls, cache: KVCache, row: int, length: int) -> Copied:
-        """Those of what a row has drawn and fed."""
+        """Copy keys and values of the first `length` tokens that a row has sampled."""
         span = slice(cache.start, cache.start + length)
         return cls({n: own[:, row, :, span].clone() for n, own in cache.own.items()}, length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRow:
-    """A prompt and what was sampled behind it, and the keys and values of all but the last token, which
-    nobody was fed. Siblings share those of the prompt."""
+    """Holds the tokens of a prompt and of the turn that follows it, and keys and values of all of them except
+    the last token, which the model has not read. Siblings share the copy of the prompt."""
 
     token_ids: tuple[int, ...]
     media: tuple[Any, ...]
@@ -56,16 +56,16 @@ class KeptRow:
 
     @property
     def length(self) -> int:
-        """Tokens whose keys and values are here."""
+        """Return the number of tokens that have keys and values."""
         return sum(part.length for part in self.parts)
 
     def begins(self, request: GenerationRequest) -> bool:
-        """Whether a request begins with exactly these tokens, and these media."""
+        """Return whether a request begins with exactly these tokens and media."""
         tokens, media = request.prompt_token_ids, request.media
         return tokens[: len(self.token_ids)] == self.token_ids and media[: len(self.media)] == self.media
 
     def write(self, cache: KVCache, slot: int, prompt: int) -> None:
-        """Put them into the slot of a prompt of so many tokens, which they begin."""
+        """Write keys and values into the slot of a prompt of `prompt` tokens, which they begin."""
         column = cache.first_column(prompt)
         for part in self.parts:
             for layer, pair_2KTD in part.layers.items():
@@ -100,7 +100,7 @@ class KeptRows:
         return max(usable, key=lambda row: row.length, default=None)
 
     def clear(self) -> None:
-        """Keep none."""
+        """Drop every row."""
         self._rows.clear()
 
     def _num_bytes(self) -> int:

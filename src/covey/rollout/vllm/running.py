@@ -36,7 +36,7 @@ class Running:
         self.versions = joined_runs([self.versions, ((version, len(tokens)),)])
 
     def completion(self, number: int, finish: Finish) -> Completion:
-        """What came of it, ended for some reason."""
+        """Return the completion of request `number` with the tokens sampled so far."""
         return Completion(
             request_id=number,
             token_ids=ints(self.tokens),
@@ -48,7 +48,7 @@ class Running:
 
 
 def finish_of(reason: str | None) -> Finish:
-    """Why a request ended, by vLLM's word for it; RuntimeError for another word."""
+    """Translate vLLM's word for the end of a request; RuntimeError for an unknown word."""
     if reason not in _FINISHES:
         raise RuntimeError(tr("vLLM ended a request with {reason!r}.", reason=reason))
     return _FINISHES[reason]
