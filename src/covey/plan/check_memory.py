@@ -153,9 +153,10 @@ def _seen_states(plan: MemoryPlan, facts: Facts) -> str:
     )
     needed, free = size(_states_bytes(plan, facts)), size(plan.free_bytes or 0)
     return tr(
-        "{who} {needed} for model states alone in the phase {name} ({words}); {free} are free {where}.",
+        "{who} {needed} for {what} alone in the phase {name} ({words}); {free} are free {where}.",
         who=who,
         needed=needed,
+        what=tr("model states and vLLM") if phase.states.get("engine") else tr("model states"),
         name=phase.name,
         words=words,
         free=free,
@@ -179,6 +180,11 @@ def _cause_of_states(plan: MemoryPlan, facts: Facts) -> str:
         return tr(
             "The native engine keeps a full copy of the weights in each process for sampling; "
             "sharding, offloading and LoRA reduce only what is beside it."
+        )
+    if plan.largest_states.states.get("engine"):
+        return tr(
+            "vLLM holds its share beside the model states; batch size, completion length and recomputation "
+            "change neither."
         )
     return tr("Batch size, completion length and recomputation do not change the size of model states.")
 

@@ -19,7 +19,7 @@ def with_engine_share(facts: Facts, config: Config) -> Facts:
     """The facts with the largest share that vLLM has a use for and that fits beside the training.
 
     It has a use for its weights, a place for every completion side by side, and what it works with. Where no
-    share fits, the memory's check says so.
+    share fits, it is the least, and the memory's check says so.
     """
     layout, model, prompt = facts.layout, facts.model_sizes, facts.longest_prompt
     asked = requests_of(config, facts)
@@ -35,7 +35,7 @@ def with_engine_share(facts: Facts, config: Config) -> Facts:
         replace(facts, layout=replace(layout, engine_share=parts / _PARTS))
         for parts in range(most, least - 1, -1)
     ]
-    return next((given for given in tried if memory_plan(config, given).fits), tried[0])
+    return next((given for given in tried if memory_plan(config, given).fits), tried[-1])
 
 
 def _parts(num_bytes: int, gpu_bytes: int) -> int:

@@ -8,7 +8,7 @@ is counted at its longest, so a run whose completions end earlier takes less.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.config.quantization import quantization_of
@@ -26,7 +26,7 @@ from covey.plan.memory_gathered import (
     loading_parts,
     publish_parts,
 )
-from covey.plan.memory_rollout import planned_layout, rollout_parts, row_bytes
+from covey.plan.memory_rollout import least_parts, planned_layout, rollout_parts
 from covey.plan.memory_training import (
     annotation_parts,
     copies_of_deepspeed,
@@ -80,12 +80,12 @@ _REWARD_TOKENS, _WIDTHS, _MLP_WIDTHS = 8192, 6, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """The bytes that a phase holds at its fullest, by part; `row_bytes` are those of one completion in the
-    cache of covey's engine."""
+    """The bytes that a phase holds at its fullest, by part; `at_least` are those that an engine holds however
+    few completions it samples."""
 
     name: str
     parts: Mapping[str, int]
-    row_bytes: int = 0
+    at_least: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -94,9 +94,8 @@ class Phase:
 
     @property
     def states(self) -> Mapping[str, int]:
-        """The parts that depend on no batch, with the cache of one completion where the phase samples."""
-        states = {name: num_bytes for name, num_bytes in self.parts.items() if name in STATES}
-        return states | ({"KV cache of one row": self.row_bytes} if self.row_bytes else {})
+        """The parts that depend on no batch, with what an engine holds at the least."""
+        return {**{name: num for name, num in self.parts.items() if name in STATES}, **self.at_least}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,8 +319,8 @@ def _phases(
         parts = {name: num_bytes for name, num_bytes in held.items() if name not in away}
         for more in work:
             parts |= more
-        row = row_bytes(config, how, model, prompt) if phase == "rollout" and layout.engine == "own" else 0
-        phases.append(Phase(name=phase, parts=parts, row_bytes=row))
+        at_least = least_parts(config, how, model, prompt, layout, parts, samples=phase == "rollout")
+        phases.append(Phase(name=phase, parts=parts, at_least=at_least))
 
     if rollout:
         add("rollout", cache, rollout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from covey.options.schema import Config
@@ -19,6 +20,7 @@ from covey.plan.activations import (
 from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
 from covey.plan.memory_vllm import engine_bytes, held_tokens
+from covey.plan.memory_vllm import weight_bytes as copy_bytes
 
 # Of a sampled row: logits, scaled logits and what their sum of exp takes.
 _SAMPLING_BYTES = 3 * FLOAT
@@ -63,6 +65,25 @@ def rollout_parts(
     if missing:
         work["gathered weights"] = missing
     return cache, work
+
+
+def least_parts(
+    config: Config,
+    how: Training,
+    model: ModelSizes,
+    prompt: int,
+    layout: Layout,
+    parts: Mapping[str, int],
+    *,
+    samples: bool,
+) -> dict[str, int]:
+    """Return what an engine holds in a phase of these parts however few completions it samples: the cache of
+    one where the native engine samples, vLLM's share of a GPU, and on a CPU vLLM's weights."""
+    if layout.engine == "own" and samples:
+        return {"KV cache of one row": row_bytes(config, how, model, prompt)}
+    if layout.engine == "colocate" and "engine" in parts:
+        return {"engine": layout.engine_bytes or copy_bytes(model, how, layout)}
+    return {}
 
 
 def row_bytes(config: Config, how: Training, model: ModelSizes, prompt: int) -> int:

@@ -85,6 +85,19 @@ def test_what_is_printed_fits(capsys: pytest.CaptureFixture[str], machine: str, 
         assert other.said["batch"]["num_processes"] == plan.said["batch"]["num_processes"]
 
 
+@pytest.mark.parametrize(("sleeps", "codes"), [("false", {"E211"}), ("true", set[str]())])
+def test_an_awake_vllm_holds_its_share_beside_the_states(
+    capsys: pytest.CaptureFixture[str], sleeps: str, codes: set[str]
+) -> None:
+    """Half a GPU for vLLM and 66 GB of a model in 8 shards are more than a GPU has; a sleeping one gives its
+    half back."""
+    words = (
+        f"--fsdp full_shard --use_vllm true --vllm_tensor_parallel_size 8 --vllm_enable_sleep_mode {sleeps}"
+    )
+    plan = Planned(capsys, f"{EIGHT} {words} --vllm_gpu_memory_utilization 0.5")
+    assert (plan.code, set(plan.codes) - {"W190"}) == (2 if codes else 0, codes)
+
+
 @pytest.mark.parametrize("machine", [EIGHT, MANY], ids=["32b", "70b"])
 @pytest.mark.parametrize("named", ["", "--vllm_server_host 127.0.0.1 --vllm_server_port 9"])
 def test_typed_servers_stay(capsys: pytest.CaptureFixture[str], machine: str, named: str) -> None:
