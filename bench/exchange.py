@@ -33,8 +33,9 @@ from covey.batching.assignment import UNEVEN, assign
 from covey.batching.quantile import exact_quantile
 from covey.comm import Comm, GroupComm
 from covey.rollout.exchange import exchange
-from covey.rollout.moving import TokenRow, move
-from support.rollout_shares import COLUMNS, NUM_PARTS, MadeRollout, made_rollout, on_counting_ranks
+from covey.rollout.moving import move
+from covey.types import TokenSequence
+from support.rollout_shares import NUM_PARTS, MadeRollout, made_rollout, on_counting_ranks
 
 SIBLINGS, MEAN_LENGTH = 16, 1000
 _MB = 1e6
@@ -73,7 +74,7 @@ def rollout(num_tokens: int, world: int) -> MadeRollout:
 
 def steps(
     comm: Comm, made: MadeRollout, measured: Callable[[str, Callable[[], Any]], Any]
-) -> tuple[np.ndarray, dict[int, TokenRow]]:
+) -> tuple[np.ndarray, dict[int, TokenSequence]]:
     """What a rank does of a rollout, and what is held of it: its ranks and this one's rows."""
     held = made.held(comm.rank)
     share = made.share(comm.rank)
@@ -82,13 +83,14 @@ def steps(
     rows = everyone.rows
     dealt = measured(
         "assignment",
-        lambda: assign(rows["length"], rows["group"], rows["owner"], comm.world, rows["prompt_length"]),
+        lambda: assign(rows["length"], made.group_R, made.owner_R, comm.world, rows["prompt_length"]),
     )
     assert dealt.unevenness <= UNEVEN, dealt.unevenness
-    mine = measured("rows that move", lambda: move(held, everyone, dealt.rank_of_R, comm, COLUMNS))
+    known = [everyone.known(number) for number in range(len(rows))]
+    mine = measured("rows that move", lambda: move(held, known, made.owner_R, dealt.rank_of_R, comm))
     assert list(mine) == dealt.rows_of(comm.rank)
     assert set(held.num_read.values()) == {1} and len(held.num_read) == len(share.rows)
-    values = torch.from_numpy(np.concatenate([row.columns["entropy"] for row in mine.values()]))
+    values = torch.from_numpy(np.concatenate([row.logprobs for row in mine.values()]))
     measured("quantile of a value a token", lambda: exact_quantile(values, 0.2, comm))
     return dealt.rank_of_R, mine
 
@@ -101,9 +103,8 @@ def expected_bytes(made: MadeRollout, rank_of: np.ndarray, world: int) -> tuple[
     for number, row in enumerate(made.tokens):
         source, target = int(owner[number]), int(rank_of[number])
         if source != target:
-            num_bits = len(row.token_ids_L)
-            columns = 4 * len(row.logprob_N) * (1 + len(COLUMNS))
-            rows[source, target] += 17 + 4 * num_bits + -(-num_bits // 8) + columns + 12 * len(row.version_V)
+            num_bits, runs = row.length, len(row.versions)
+            rows[source, target] += 17 + 4 * (num_bits + row.num_trained) + -(-num_bits // 8) + 12 * runs
     # Of each pair the number of rows, and the last byte of the mask.
     return records, rows + np.where(rows > 0, 8, 0)
 
@@ -246,16 +247,15 @@ class Received(GroupComm):
 
 def as_json(made: MadeRollout, number: int) -> dict[str, Any]:
     """A row in the form of a rollout file."""
-    row, record = made.tokens[number], made.summaries.rows[number]
-    prompt_length = int(record["prompt_length"])
+    row, episode = made.tokens[number], int(made.summaries.rows["episode"][number])
     return {
-        "group": int(record["group"]),
-        "sibling": int(record["sibling"]),
-        "prompt_ids": row.token_ids_L[:prompt_length].tolist(),
-        "completion_ids": row.token_ids_L[prompt_length:].tolist(),
-        "trained_mask": row.is_trained_L[prompt_length:].astype(int).tolist(),
-        "sampler_logprobs": row.logprob_N.tolist(),
-        "versions": np.repeat(row.version_V, row.count_V).tolist(),
+        "group": episode // SIBLINGS,
+        "sibling": episode % SIBLINGS,
+        "prompt_ids": row.prompt_ids.tolist(),
+        "completion_ids": row.completion_ids.tolist(),
+        "trained_mask": row.is_trained[row.prompt_length :].astype(int).tolist(),
+        "sampler_logprobs": row.logprobs.tolist(),
+        "versions": [version for version, count in row.versions for _ in range(count)],
     }
 
 

@@ -288,7 +288,7 @@ def _of_text(sample: Any, *_: Any) -> Any:
     """Ids as another tokenizer would have them: two neighbours become one."""
     ids = list(sample.token_ids)
     ids[sample.prompt_length] = (ids[sample.prompt_length] + 1) % 256
-    return replace(sample, token_ids=tuple(ids))
+    return replace(sample, tokens=replace(sample.tokens, token_ids=tuple(ids)))
 
 
 # -- groups, credit, packing

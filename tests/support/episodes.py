@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covey.algorithm.correction import Correction
 from covey.algorithm.losses import LossConfig
-from covey.types import AnnotatedSample, Outcome, Sample, TrainSample
+from covey.types import AnnotatedSample, Outcome, Sample, TokenSequence, TrainSample
 
 VOCABULARY, LONGEST = 5, 9
 
@@ -212,11 +212,13 @@ def train_samples(episodes: Sequence[Episode]) -> list[TrainSample]:
                 sibling=number % 3,
                 episode=number,
                 sequence=place,
-                token_ids=(8, episode.group, *history, *row.targets),
-                prompt_length=2,
-                is_trained=(False,) * (2 + place) + (True,) * num,
-                sampler_logprobs=tuple(row.sampler),
-                versions=((0, num),),
+                tokens=TokenSequence.behind(
+                    2,
+                    token_ids=(8, episode.group, *history, *row.targets),
+                    is_trained=(False,) * (2 + place) + (True,) * num,
+                    logprobs=tuple(row.sampler),
+                    versions=((0, num),),
+                ),
                 temperature=1.0,
                 outcome=Outcome.SCORED,
             )

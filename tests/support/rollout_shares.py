@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from covey.activity import Activity
-from covey.rollout.exchange import SUMMARY, StepRewards, Summaries, digest_of
-from covey.rollout.moving import TokenRow
+from covey.rollout.exchange import SUMMARY, StepRewards, Summaries
+from covey.types import SequenceSummary, TokenSequence
 
 NUM_PARTS = 3
-COLUMNS = ("old", "entropy")
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,8 @@ class MadeRollout:
     """Rows of a rollout in the order of episodes: their records, with owners, and their tokens."""
 
     summaries: Summaries
-    tokens: tuple[TokenRow, ...]
+    tokens: tuple[TokenSequence, ...]
+    siblings: int
 
     def share(self, rank: int, order: Sequence[int] = ()) -> Summaries:
         """The records of what a rank owns, or of these rows."""
@@ -43,21 +43,36 @@ class MadeRollout:
             steps={numbers[n]: s for n, s in self.summaries.steps.items() if n in numbers},
         )
 
+    @property
+    def known(self) -> list[SequenceSummary]:
+        """What every rank knows of the rows."""
+        return [self.summaries.known(number) for number in range(len(self.tokens))]
+
+    @property
+    def owner_R(self) -> NDArray[np.int64]:
+        """The rank that has each row."""
+        return self.summaries.rows["owner"].astype(np.int64)
+
+    @property
+    def group_R(self) -> NDArray[np.int64]:
+        """The number of each row's group."""
+        return self.summaries.rows["episode"].astype(np.int64) // self.siblings
+
     def held(self, rank: int) -> Own:
         """The tokens that a rank owns; to read others fails."""
         return Own(self, rank)
 
 
-class Own(Mapping[int, TokenRow]):
+class Own(Mapping[int, TokenSequence]):
     """The rows of a rollout as one rank holds them: its own alone. Counts how often each is read."""
 
     def __init__(self, rollout: MadeRollout, rank: int) -> None:
         self.rollout, self.rank = rollout, rank
         self.num_read: dict[int, int] = {}
 
-    def __getitem__(self, number: int) -> TokenRow:
+    def __getitem__(self, number: int) -> TokenSequence:
         owner, row = self.rollout.summaries.rows[number]["owner"], self.rollout.tokens[number]
-        if owner != self.rank or not len(row.token_ids_L):
+        if owner != self.rank or not row.length:
             raise AssertionError(f"rank {self.rank} opens row {number}, which is rank {owner}'s")
         self.num_read[number] = self.num_read.get(number, 0) + 1
         return row
@@ -94,20 +109,14 @@ def made_rollout(
         is_failed = draw.random() < failed
         for row in range(num_rows):
             made = _no_tokens() if is_failed else _tokens(draw, group, mean_length)
-            prompt_length = 0 if is_failed else 5 + group % 4
             record = np.zeros((), SUMMARY)
-            record["episode"], record["group"], record["sibling"] = episode, group, episode % siblings
-            record["row"], record["owner"] = row, owners(episode)
-            record["prompt_length"], record["length"] = prompt_length, len(made.token_ids_L)
-            record["num_trained"], record["num_unknown"] = len(made.logprob_N), episode % 3
-            record["oldest_version"] = min(made.version_V, default=-1)
-            record["newest_version"] = max(made.version_V, default=-1)
-            record["temperature"], record["seconds"] = 0.7 + 0.1 * (group % 2), draw.random()
-            record["logprob_sum"] = made.logprob_N.sum(dtype=np.float64)
+            record["episode"], record["row"], record["owner"] = episode, row, owners(episode)
+            for name in SequenceSummary.__dataclass_fields__:
+                if name not in ("num_unknown", "is_repetitive"):
+                    record[name] = getattr(made, name)
+            record["num_unknown"], record["is_repetitive"] = episode % 3, episode % 5 == 0
             record["reward"] = np.nan if is_failed else draw.normal()
-            record["digest"] = digest_of(made.token_ids_L[prompt_length:])
-            record["outcome"], record["status"], record["parsed_by"] = is_failed, 0, episode % 4 - 1
-            record["is_repetitive"] = episode % 5 == 0
+            record["outcome"], record["parsed_by"] = is_failed, episode % 3 - 1
             record["has_steps"] = draw.random() < steps
             if record["has_steps"]:
                 step_rewards[len(records)] = _steps(draw)
@@ -119,10 +128,10 @@ def made_rollout(
     statuses = draw.integers(0, 4, parts_RK.shape).astype(np.int8)
     rows = np.array(records, SUMMARY)
     summaries = Summaries(rows=rows, parts_RK=parts_RK, statuses_RK=statuses, steps=step_rewards)
-    return MadeRollout(summaries, tuple(tokens))
+    return MadeRollout(summaries, tuple(tokens), siblings)
 
 
-def _tokens(draw: np.random.Generator, group: int, mean_length: int) -> TokenRow:
+def _tokens(draw: np.random.Generator, group: int, mean_length: int) -> TokenSequence:
     prompt = 5 + group % 4
     length = prompt + 1 + int(mean_length * np.exp(draw.normal(-0.2, 0.6)))
     is_trained = draw.random(length) < 0.9
@@ -130,27 +139,17 @@ def _tokens(draw: np.random.Generator, group: int, mean_length: int) -> TokenRow
     num_trained = int(is_trained.sum())
     first = num_trained // 2 if draw.random() < 0.3 else 0
     runs = [(7, num_trained)] if first == 0 else [(6, first), (7, num_trained - first)]
-    return TokenRow(
-        token_ids_L=draw.integers(0, 2**31 - 1, length, dtype=np.int32),
-        is_trained_L=is_trained,
-        logprob_N=draw.normal(size=num_trained).astype(np.float32),
-        version_V=np.array([v for v, _ in runs], np.int64),
-        count_V=np.array([n for _, n in runs], np.int32),
-        columns={name: draw.normal(size=num_trained).astype(np.float32) for name in COLUMNS},
+    return TokenSequence.behind(
+        prompt,
+        token_ids=draw.integers(0, 2**31 - 1, length, dtype=np.int32),
+        is_trained=is_trained,
+        logprobs=draw.normal(size=num_trained).astype(np.float32),
+        versions=tuple(runs),
     )
 
 
-def _no_tokens() -> TokenRow:
-    none = np.zeros(0, np.float32)
-    ids, counts = np.zeros(0, np.int32), np.zeros(0, np.int32)
-    return TokenRow(
-        token_ids_L=ids,
-        is_trained_L=np.zeros(0, np.bool_),
-        logprob_N=none,
-        version_V=np.zeros(0, np.int64),
-        count_V=counts,
-        columns=dict.fromkeys(COLUMNS, none),
-    )
+def _no_tokens() -> TokenSequence:
+    return TokenSequence.behind(0, token_ids=(), is_trained=(), logprobs=(), versions=())
 
 
 def _steps(draw: np.random.Generator) -> StepRewards:
@@ -172,16 +171,7 @@ def same_summaries(ours: Summaries, theirs: Summaries) -> bool:
     return (
         all(a.tobytes() == b.tobytes() for a, b in (*columns, (ours.statuses_RK, theirs.statuses_RK)))
         and steps[0] == steps[1]
-    )
-
-
-def same_tokens(ours: TokenRow, theirs: TokenRow) -> bool:
-    """Whether two rows are the same to the bit, with all columns."""
-    names = ("token_ids_L", "is_trained_L", "logprob_N", "version_V", "count_V")
-    pairs = [(getattr(ours, name), getattr(theirs, name)) for name in names]
-    pairs += [(ours.columns[name], theirs.columns[name]) for name in theirs.columns]
-    return ours.columns.keys() == theirs.columns.keys() and all(
-        a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs
+        and ours.words == theirs.words
     )
 
 

@@ -25,7 +25,16 @@ from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import accumulate
 from covey.models.policy import Policy
 from covey.rewards.registry import total
-from covey.types import AnnotatedSample, Finish, Score, ScoredGroup, ScorePart, Status, TrainSample
+from covey.types import (
+    AnnotatedSample,
+    Finish,
+    Score,
+    ScoredGroup,
+    ScorePart,
+    Status,
+    TokenSequence,
+    TrainSample,
+)
 from support.groups import episode, scored
 from support.models import random_model
 
@@ -154,7 +163,7 @@ def _moved(row: TrainSample, generator: torch.Generator) -> TrainSample:
         here.old_logprob_N + scale * torch.randn(len(here.old_logprob_N), generator=generator)
         for scale in (0.15, 0.3, 0.1)
     )
-    sample = replace(here.sample, sampler_logprobs=tuple(sampler.tolist()))
+    sample = replace(here.sample, tokens=replace(here.sample.tokens, logprobs=tuple(sampler.tolist())))
     return replace(row, annotated=replace(here, sample=sample, old_logprob_N=old, ref_logprob_N=reference))
 
 
@@ -172,10 +181,13 @@ def episode_rows() -> list[TrainSample]:
             later = replace(
                 sample,
                 sequence=place + 1,
-                token_ids=(*prompt, *history, *own),
-                is_trained=(False,) * (len(prompt) + len(history)) + (True,) * num,
-                sampler_logprobs=(0.0,) * num,
-                versions=((0, num),),
+                tokens=TokenSequence.behind(
+                    len(prompt),
+                    token_ids=(*prompt, *history, *own),
+                    is_trained=(False,) * (len(prompt) + len(history)) + (True,) * num,
+                    logprobs=(0.0,) * num,
+                    versions=((0, num),),
+                ),
             )
             is_cut = (sample.episode, place) == (8, 1)
             found.append(

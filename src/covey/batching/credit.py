@@ -115,10 +115,10 @@ def row_credits(
         row_index = sample.group, sample.sibling
         value, tokens = values[sample.group][sample.sibling], None
         if row_index in of_steps:
-            # Steps are counted over all sequences of an episode.
+            # Steps are counted in trained tokens over all sequences of an episode.
             steps, before = counted[row_index].steps, written.get(row_index, 0)
             assert steps is not None
-            written[row_index] = before + len(sample.token_ids) - sample.prompt_length
+            written[row_index] = before + sample.num_trained
             ends = [max(0, end - before) for end in steps.ends]
             outcome = float(advantage[row_index])
             value, tokens = _spread(sample, ends, of_steps[row_index], outcome)
@@ -135,7 +135,7 @@ def _why_masked(sample: Sample, scored: ScoredGroup, config: CreditConfig, *, is
         return "infrastructure" if sample.sibling in scored.group.lost else "invalid"
     if config.mask_truncated_completions and sample.outcome is Outcome.TRUNCATED:
         return "truncated"
-    return None if sample.is_trained.any() else "empty"
+    return None if sample.num_trained else "empty"
 
 
 def _refuse_several_rows(samples: Sequence[Sample]) -> None:
@@ -171,7 +171,7 @@ def _spread(
     sample: Sample, ends: Sequence[int], of_steps: Sequence[float], outcome: float
 ) -> tuple[float, Floats | None]:
     """The mean advantage of a row's tokens and, where they differ, all of them."""
-    tokens_N = token_advantages(sample, ends, of_steps, outcome)
+    tokens_N = token_advantages(sample.num_trained, ends, of_steps, outcome)
     tokens = tokens_N.tolist()
     if len(set(tokens)) > 1:
         return fmean(tokens), tokens_N
@@ -222,7 +222,7 @@ def credit_samples(
         TrainSample(
             annotated=row,
             advantage=credit.advantage,
-            loss_mask=bools([credit.masked is None] * len(row.sample.sampler_logprobs)),
+            loss_mask=bools([credit.masked is None] * row.sample.num_trained),
             masked=credit.masked,
             needs_forward=needs_forward(credit, may_skip_rows=may_skip_rows),
             token_advantages=credit.token_advantages,

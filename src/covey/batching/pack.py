@@ -1,7 +1,7 @@
 """Packing: which rows of an optimizer step a rank forwards together, and the tensors of it.
 
-A forward pass may hold some rows of an episode and not others. Every rank knows every sample of the rollout,
-so the denominators are global without a collective.
+A forward pass may hold some rows of an episode and not others. Every rank knows the length, the advantage and
+the mask of every row, so the denominators are global without a collective; it has the tokens of its own rows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,17 @@ from covey.batching.shares import PackPlan, Step, steps_of
 from covey.comm import Comm, LocalComm
 from covey.models.prefix import share_prompt
 from covey.token_streams import Row, build_streams
-from covey.types import AnnotatedSample, Batch, Denominators, MicroBatch, Sample, TrainSample
-from covey.types.arrays import bools, floats
+from covey.types import (
+    AnnotatedSample,
+    Batch,
+    Denominators,
+    MicroBatch,
+    Outcome,
+    Sample,
+    TokenSequence,
+    TrainSample,
+)
+from covey.types.arrays import bools
 
 # Sums of float32 advantages closer to 0 than this are rounding.
 _CANCELLED = 1e-4
@@ -68,10 +77,10 @@ def _padded_passes(samples: Sequence[Sample], numbers: Sequence[int], plan: Pack
     out: list[list[int]] = []
     widest = 0
     for i in numbers:
-        widest = max(widest, len(samples[i].token_ids))
+        widest = max(widest, samples[i].length)
         if not out or (len(out[-1]) + 1) * widest > plan.max_tokens:
             out.append([])
-            widest = len(samples[i].token_ids)
+            widest = samples[i].length
         out[-1].append(i)
     return out
 
@@ -82,7 +91,7 @@ def _cut(samples: Sequence[Sample], unit: Sequence[int], plan: PackPlan) -> list
     passes: list[tuple[list[int], int]] = []
     families: set[Hashable] = set()
     for i in unit:
-        family, num_tokens = samples[i].prompt_key, len(samples[i].token_ids)
+        family, num_tokens = samples[i].prompt_key, samples[i].length
         members, used = passes[-1] if passes else ([], plan.max_tokens)
         total = used + num_tokens - (samples[i].prompt_length if family in families else 0)
         if total > plan.max_tokens:
@@ -112,7 +121,7 @@ def pack(rows: Sequence[TrainSample], plan: PackPlan, rollout: int, comm: Comm |
         tokens = episode_tokens(everyone)
         micros = build_micros(held, plan, tokens, least)
         spare = max(1, *(len(numbers) for numbers in per_rank)) - len(micros)
-        micros += [empty_micro(everyone[0].annotated.sample, plan) for _ in range(spare)]
+        micros += [empty_micro(everyone[0].annotated.sample.group, plan) for _ in range(spare)]
         waits = [micro.shared is not None and micro.shared.is_followed for micro in micros]
         signal = [
             _has_signal(members, least, wait, tokens) for members, wait in zip(held, waits, strict=False)
@@ -177,7 +186,7 @@ def _has_signal(
     for row in rows:
         sample, keep_N = row.annotated.sample, _keep(row, least)
         waiting = _waiting(sample, wait)
-        if len(sample.sampler_logprobs) == waiting or (keep_N is not None and not keep_N[waiting:].any()):
+        if sample.num_trained == waiting or (keep_N is not None and not keep_N[waiting:].any()):
             continue
         key = (sample.group, sample.token_ids.tobytes())
         plain, shared = net.get(key, (0.0, 0.0))
@@ -251,7 +260,7 @@ def _each_alone(
     rows = [row for members in passes for row in members]
     samples, annotated = [row.annotated.sample for row in rows], [row.annotated for row in rows]
     assert all(row.loss_mask.all() for row in rows), "rows with masked tokens are out of the forward pass"
-    counts = [len(s.sampler_logprobs) for s in samples]
+    counts = [s.num_trained for s in samples]
     sizes = [len(members) for members in passes]
     ends = np.cumsum([0, *counts])[np.cumsum([0, *sizes])]
     own_tokens = np.diff(ends).tolist()
@@ -312,19 +321,15 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(present) if present else None
 
 
-def empty_micro(sample: Sample, plan: PackPlan) -> MicroBatch:
-    """A forward pass over one token that trains nothing."""
+def empty_micro(group: int, plan: PackPlan) -> MicroBatch:
+    """A forward pass over one token that trains nothing, in a group of its step."""
     nothing = Sample(
-        group=sample.group,
-        sibling=sample.sibling,
-        episode=sample.episode,
-        token_ids=sample.token_ids[:1],
-        prompt_length=1,
-        is_trained=bools([False]),
-        sampler_logprobs=floats(()),
-        versions=(),
+        group=group,
+        sibling=0,
+        episode=0,
+        tokens=TokenSequence.behind(1, token_ids=[0], is_trained=[False], logprobs=(), versions=()),
         temperature=1.0,
-        outcome=sample.outcome,
+        outcome=Outcome.SCORED,
     )
     # An empty annotation stands for "annotated": whether a loss needs one follows from the configuration.
     none = torch.zeros(0)

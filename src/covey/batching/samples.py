@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from covey.types import Episode, Sample, ScoredGroup, Source, TokenSequence
-from covey.types.arrays import bools, floats, ints
+from covey.types import Episode, Sample, ScoredGroup, SequenceSummary, TokenSequence
 
 
 def to_samples(groups: Sequence[ScoredGroup], version: int | None = None) -> list[Sample]:
@@ -30,30 +29,23 @@ def to_samples(groups: Sequence[ScoredGroup], version: int | None = None) -> lis
     return samples
 
 
-def _sample(episode: Episode, sequence: TokenSequence, version: int) -> Sample:
+def _sample(episode: Episode, tokens: TokenSequence | SequenceSummary, version: int) -> Sample:
     """Make a row of a sequence; its numbers within the rollout are 0."""
     return Sample(
         group=0,
         sibling=0,
         episode=0,
-        token_ids=sequence.token_ids,
-        prompt_length=sequence.prompt_length,
-        is_trained=sequence.is_trained,
-        sampler_logprobs=sequence.logprobs,
-        versions=sequence.versions,
+        tokens=tokens,
         temperature=episode.sampling.temperature,
         outcome=episode.outcome,
-        age=version - min((v for v, count in sequence.versions if count), default=version),
+        age=version - tokens.oldest_version if tokens.num_trained else 0,
+        owner=episode.owner if episode.sequences else None,
     )
 
 
 def _nothing_of(scored: ScoredGroup) -> TokenSequence:
-    """Make a sequence of the prompt, with no trained token."""
+    """Make a sequence of the prompt, with no trained token, as every rank knows it."""
     prompt = scored.group.prompt.token_ids
-    return TokenSequence(
-        token_ids=ints(prompt),
-        is_trained=bools([False] * len(prompt)),
-        logprobs=floats(()),
-        versions=(),
-        sources=((Source.PROMPT, len(prompt)),),
+    return TokenSequence.behind(
+        len(prompt), token_ids=prompt, is_trained=[False] * len(prompt), logprobs=(), versions=()
     )

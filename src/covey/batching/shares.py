@@ -54,7 +54,7 @@ def steps_of(samples: Sequence[Sample], forward: Sequence[bool], plan: PackPlan)
     found = []
     for rows in step_slices(samples, plan):
         here = [samples[i] for i in rows]
-        length = np.array([len(s.token_ids) for s in here])
+        length = np.array([s.length for s in here])
         prompt = np.array([0 if s.sequence else s.prompt_length for s in here])
         number = np.cumsum([i > 0 and s.episode != here[i - 1].episode for i, s in enumerate(here)])
         is_forwarded = np.array([forward[i] for i in rows])

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from covey.algorithm.advantages import ScaleRewards, advantages
-from covey.types import Sample, Score, ScoredGroup
+from covey.types import Score, ScoredGroup
 from covey.types.arrays import floats
 
 if TYPE_CHECKING:
@@ -71,14 +71,13 @@ def _scaled(
 
 
 def token_advantages(
-    sample: Sample, ends: Sequence[int], of_steps: Sequence[float], outcome: float
+    num_trained: int, ends: Sequence[int], of_steps: Sequence[float], outcome: float
 ) -> Floats:
     """The advantage (N,) of each trained token of a row: that of its step and the row's `outcome`.
 
-    `ends` are the completion's tokens up to the end of each step. A row without steps has its outcome alone.
+    `ends` are the trained tokens up to the end of each step. A row without steps has its outcome alone.
     """
-    is_trained = sample.is_trained[sample.prompt_length :]
-    values = np.full(len(is_trained), outcome)
+    values = np.full(num_trained, outcome)
     for start, end, gain in zip((0, *ends), ends, of_steps, strict=False):
         values[start:end] = outcome + gain
-    return floats(values[is_trained])
+    return floats(values)

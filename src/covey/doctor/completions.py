@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.errors import CoveyError
-from covey.health.completions import completion_metrics
+from covey.health.completions import Said, completion_metrics
 from covey.health.history import number
 from covey.telemetry.rollouts import list_rollouts, read_rollout
 from covey.texts import tr
@@ -37,13 +37,13 @@ def examine(directory: Path, notes: list[str]) -> dict[int, dict[str, Metric]]:
 
 
 def _metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
-    groups: dict[Any, list[tuple[int, ...]]] = {}
+    groups: dict[Any, list[Said]] = {}
     rewards: dict[Any, list[float | None]] = {}
     prompts: dict[Any, Any] = {}
     for record in records:
         group = record["group"]
         pairs = zip(record["completion_ids"], record["trained_mask"], strict=True)
-        groups.setdefault(group, []).append(tuple(token for token, trained in pairs if trained))
+        groups.setdefault(group, []).append(Said.of([token for token, trained in pairs if trained]))
         rewards.setdefault(group, []).append(number(record.get("reward")))
         prompts[group] = record.get("prompt_id", group)
     parsed = [(record.get("extras") or {}).get("parsed_by") for record in records]

@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from covey.health.names import IDENTICAL, MOST_COMMON, PAID_LENGTH, REPETITIVE, UNPARSED
+from covey.rollout.repetition import is_repetitive
 from covey.types import Metric
 
 # What is looked at for repetition, of however large a rollout: about 25 ms of Python.
-_MOST_COMPLETIONS, _MOST_TOKENS = 128, 1024
-_LEAST_TOKENS = 32
-_NGRAM = 4
+_MOST_COMPLETIONS = 128
 # Fewer prompts may well have one answer.
 _LEAST_PROMPTS = 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What is compared of a completion: how many tokens were trained, what equal completions have equal, and
+    whether it repeats itself, which takes a while to find out."""
+
+    length: int
+    key: Hashable
+    is_repetitive: Callable[[], bool]
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> Said:
+        """A completion of these tokens."""
+        return cls(length=len(ids), key=tuple(ids), is_repetitive=partial(is_repetitive, ids))
+
+
 def completion_metrics(
-    groups: Sequence[Sequence[Sequence[int]]],
+    groups: Sequence[Sequence[Said]],
     parsed_by: Sequence[str | None],
     prompts: Sequence[Hashable] = (),
     rewards: Sequence[Sequence[float | None]] = (),
@@ -31,18 +47,18 @@ def completion_metrics(
     """Shares of completions that repeat themselves, of groups whose siblings are all equal, and of answers
     that cannot be read; the share of the most common completion; the correlation of reward and length.
 
-    `groups` holds the trained token ids of every completion, `parsed_by` the word of the reward that reads
+    `groups` holds every completion, `parsed_by` the word of the reward that reads
     answers, one a completion (None: no reward does). `prompts` names the prompt of each group, and `rewards`
     has the total of each completion. Repetition is looked for in 128 completions, evenly spread over the
     rollout. What nothing can be said of has no metric, or the value None where another rollout may have it.
     """
     metrics = {}
-    flat = [ids for siblings in groups for ids in siblings]
+    flat = [said for siblings in groups for said in siblings]
     looked_at = flat[:: -(-len(flat) // _MOST_COMPLETIONS) or 1]
     if looked_at:
-        share = sum(map(is_repetitive, looked_at)) / len(looked_at)
+        share = sum(said.is_repetitive() for said in looked_at) / len(looked_at)
         metrics[REPETITIVE] = Metric(value=share, count=len(looked_at))
-    same = [all(ids == first for ids in rest) for first, *rest in groups if rest]
+    same = [all(said.key == first.key for said in rest) for first, *rest in groups if rest]
     if same:
         metrics[IDENTICAL] = Metric(value=sum(same) / len(same), count=len(same))
     read = [p for p in parsed_by if p is not None]
@@ -55,21 +71,19 @@ def completion_metrics(
     return metrics
 
 
-def _most_common(flat: Sequence[Sequence[int]], prompts: Sequence[Hashable]) -> Metric:
+def _most_common(flat: Sequence[Said], prompts: Sequence[Hashable]) -> Metric:
     """The share of the completion that is there most often; None of fewer than four prompts."""
     if len(set(prompts)) < _LEAST_PROMPTS:
         return Metric(value=None, count=0)
-    _, most = Counter(map(tuple, flat)).most_common(1)[0]
+    _, most = Counter(said.key for said in flat).most_common(1)[0]
     return Metric(value=most / len(flat), count=len(flat))
 
 
-def _correlation(
-    groups: Sequence[Sequence[Sequence[int]]], rewards: Sequence[Sequence[float | None]]
-) -> Metric:
+def _correlation(groups: Sequence[Sequence[Said]], rewards: Sequence[Sequence[float | None]]) -> Metric:
     """Pearson's correlation of reward and length within groups, over all groups in which both differ."""
     sums, count = [0.0, 0.0, 0.0], 0
     for siblings, totals in zip(groups, rewards, strict=True):
-        pairs = [(len(ids), total) for ids, total in zip(siblings, totals, strict=True) if total is not None]
+        pairs = [(s.length, total) for s, total in zip(siblings, totals, strict=True) if total is not None]
         lengths, values = [float(n) for n, _ in pairs], [v for _, v in pairs]
         if len(set(lengths)) < 2 or len(set(values)) < 2:
             continue
@@ -80,18 +94,3 @@ def _correlation(
         count += len(pairs)
     scale = math.sqrt(sums[1] * sums[2])
     return Metric(value=sums[0] / scale if scale > 0 else None, count=count)
-
-
-def is_repetitive(ids: Sequence[int]) -> bool:
-    """Whether one token is more than half of a completion, or repeated 4-grams are.
-
-    Its last 1,024 tokens are looked at, as what falls into a loop stays there. Below 32 tokens a completion
-    says nothing: a short answer repeats itself easily.
-    """
-    ids = ids[-_MOST_TOKENS:]
-    if len(ids) < _LEAST_TOKENS:
-        return False
-    if Counter(ids).most_common(1)[0][1] > len(ids) / 2:
-        return True
-    grams = set(zip(*(ids[i:] for i in range(_NGRAM)), strict=False))
-    return len(grams) < (len(ids) - _NGRAM + 1) / 2

@@ -11,7 +11,16 @@ from covey.batching.credit import UNSCORED
 from covey.health.saved import NEWEST
 from covey.health.words import broken
 from covey.texts import joined, tr
-from covey.types import Episode, Fix, ScoredGroup, TrainSample
+from covey.types import (
+    Episode,
+    Fix,
+    Group,
+    Sample,
+    ScoredGroup,
+    SequenceSummary,
+    TokenSequence,
+    TrainSample,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +95,7 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
     for number, scored in enumerate(groups):
         group = scored.group
         siblings = [e.id.sibling for e in group.episodes]
-        prompts = {tuple(e.sequences[0].prompt_ids.tolist()) for e in group.episodes if e.sequences}
+        prompts = {_prompt_of(e.sequences[0], group) for e in group.episodes if e.sequences}
         if len(siblings) != group.planned or len(set(siblings)) != len(siblings):
             seen = tr(
                 "group {number} has the completions {siblings}, but {planned} were planned",
@@ -112,35 +121,28 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
         raise broken("F112", facts.step, seen, tr("Completions were sorted into the wrong groups."))
 
 
+def _prompt_of(sequence: TokenSequence | SequenceSummary, group: Group) -> tuple[int, ...]:
+    """The prompt's tokens; of a sequence of another rank, which checks them, the group's where their number
+    is right."""
+    if isinstance(sequence, TokenSequence):
+        return tuple(sequence.prompt_ids.tolist())
+    is_long_enough = sequence.prompt_length == len(group.prompt.token_ids)
+    return tuple(group.prompt.token_ids) if is_long_enough else ()
+
+
 def _check_row(row: TrainSample, episode: Episode, facts: RolloutFacts) -> None:
     sample = row.annotated.sample
     name = tr("completion {sibling} of group {group}", sibling=sample.sibling, group=sample.group)
-    written = episode.sequences[sample.sequence : sample.sequence + 1]
-    sampled = [i for s in written for i in s.trained_ids.tolist()]
-    trained = sample.token_ids[sample.is_trained].tolist()
-    if trained != sampled:
-        differs_at = next((i for i, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
-        where = (
-            tr("they differ from token {differs_at} on", differs_at=differs_at)
-            if differs_at is not None
-            else tr("one is the beginning of the other")
-        )
-        seen = tr(
-            "{name}: {num_sampled} tokens were sampled, but {num_trained} other tokens would be "
-            "trained; {where}",
-            name=name,
-            num_sampled=len(sampled),
-            num_trained=len(trained),
-            where=where,
-        )
-        raise broken(
-            "F110", facts.step, seen, tr("Text was decoded and encoded again, or a mask is shifted.")
-        )
-    if row.masked is None and row.num_tokens != len(sampled):
+    # An episode without a sequence has an empty row.
+    written = episode.sequences[sample.sequence] if episode.sequences else None
+    num_sampled = 0 if written is None else written.num_trained
+    if sample.is_held and isinstance(written, TokenSequence):
+        _check_ids(name, sample, written, facts.step)
+    if row.masked is None and row.num_tokens != num_sampled:
         seen = tr(
             "{name}: {num_sampled} tokens were sampled, but the loss covers {loss_mask}",
             name=name,
-            num_sampled=len(sampled),
+            num_sampled=num_sampled,
             loss_mask=row.num_tokens,
         )
         raise broken(
@@ -149,7 +151,7 @@ def _check_row(row: TrainSample, episode: Episode, facts: RolloutFacts) -> None:
             seen,
             tr("The mask is shorter than the completion; most often the EOS token is missing."),
         )
-    versions = {v for s in written for v, count in s.versions if count}
+    versions = {written.oldest_version, written.newest_version} if written and num_sampled else set[int]()
     if facts.version is not None and sample.group in facts.stale:
         if max(versions, default=-1) >= facts.version:
             seen = tr(
@@ -171,6 +173,27 @@ def _check_row(row: TrainSample, episode: Episode, facts: RolloutFacts) -> None:
         raise broken("F114", facts.step, seen, cause)
 
 
+def _check_ids(name: str, sample: Sample, written: TokenSequence, step: int) -> None:
+    """Raise GuardStop (F110) where other tokens would be trained than were sampled."""
+    trained, sampled = sample.token_ids[sample.is_trained].tolist(), written.trained_ids.tolist()
+    if trained == sampled:
+        return
+    differs_at = next((i for i, (a, b) in enumerate(zip(trained, sampled, strict=False)) if a != b), None)
+    where = (
+        tr("they differ from token {differs_at} on", differs_at=differs_at)
+        if differs_at is not None
+        else tr("one is the beginning of the other")
+    )
+    seen = tr(
+        "{name}: {num_sampled} tokens were sampled, but {num_trained} other tokens would be trained; {where}",
+        name=name,
+        num_sampled=len(sampled),
+        num_trained=len(trained),
+        where=where,
+    )
+    raise broken("F110", step, seen, tr("Text was decoded and encoded again, or a mask is shifted."))
+
+
 def _check_finite(row: TrainSample, total: float | None, step: int) -> None:
     annotated = row.annotated
     name = tr(
@@ -180,7 +203,7 @@ def _check_finite(row: TrainSample, total: float | None, step: int) -> None:
     )
     numbers: dict[str, bool] = {
         "its reward": total is None or math.isfinite(total),
-        "its sampler's logprobs": all(map(math.isfinite, annotated.sample.sampler_logprobs.tolist())),
+        "its sampler's logprobs": math.isfinite(annotated.sample.tokens.logprob_sum),
         "its advantage": all(map(math.isfinite, (row.advantage, *row.advantages.tolist()))),
         "its old logprobs": _is_finite(annotated.old_logprob_N),
         "its reference logprobs": _is_finite(annotated.ref_logprob_N),
@@ -296,8 +319,8 @@ def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
     evidence, copies, others = 0.0, 0, 0
     for scored in groups:
         first, *rest = scored.group.episodes
-        p = math.exp(min(-1e-9, sum(x for s in first.sequences for x in s.logprobs.tolist())))
-        equal = sum(e.completion_ids == first.completion_ids for e in rest)
+        p = math.exp(min(-1e-9, sum(s.logprob_sum for s in first.sequences)))
+        equal = sum(_digests(e) == _digests(first) for e in rest)
         alternatives = [(share, p + share * (1 - p)) for share in _COPIED]
         ratios = [
             equal * math.log(q / max(p, _TINY)) + (len(rest) - equal) * math.log(1 - share)
@@ -318,3 +341,8 @@ def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
             "sampling is greedy."
         )
         raise broken("F125", step, seen, cause)
+
+
+def _digests(episode: Episode) -> tuple[int, ...]:
+    """What equal completions have equal, whichever ranks have their tokens."""
+    return tuple(s.digest for s in episode.sequences)

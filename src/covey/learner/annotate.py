@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +17,10 @@ from covey.batching.samples import to_samples
 from covey.batching.shares import PackPlan, Step, steps_of
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
+from covey.rollout.moving import move
 from covey.types import AnnotatedSample, Sample, ScoredGroup, TrainSample
 from covey.types.arrays import bools
+from covey.types.episode import held
 
 
 def annotate_and_credit(
@@ -29,8 +33,8 @@ def annotate_and_credit(
     comm: Comm,
     version: int | None = None,
 ) -> list[TrainSample]:
-    """Annotate and credit the samples of a rollout: every rank gets the credit of all of them, and the
-    annotations of those that it forwards.
+    """Annotate and credit the samples of a rollout: every rank gets the credit of all of them, and the tokens
+    and annotations of those that it forwards.
 
     The forward passes that annotate are the ones that train: the same rows in the same order, so that before
     an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0. What an earlier policy
@@ -43,7 +47,8 @@ def annotate_and_credit(
     has_aged = any(s.age for s in samples)
     which: list[Annotation] = ["old"] if needs.old or has_aged else []
     which += ["reference"] if needs.reference else []
-    steps = steps_of(samples, forward, plan) if which or needs.entropy else []
+    steps = steps_of(samples, forward, plan)
+    samples = at_their_ranks(samples, steps, comm)
     values = {name: annotate(samples, forward, steps, backend, name, plan, comm) for name in which}
     if has_aged:
         values["old"] = [
@@ -63,6 +68,23 @@ def annotate_and_credit(
         )
     ]
     return credit_samples(annotated, credits, may_skip_rows=needs.may_skip_rows)
+
+
+def at_their_ranks(samples: Sequence[Sample], steps: Sequence[Step], comm: Comm) -> list[Sample]:
+    """Return the samples, with tokens where the rank forwards them and the summaries of others. Collective.
+
+    Samples that every rank has stay as they are.
+    """
+    if comm.world == 1:
+        return list(samples)
+    rank_of_R = np.concatenate([step.assignment.rank_of_R for step in steps])
+    shared = np.array([s.owner is None for s in samples])
+    owner_R = np.where(shared, rank_of_R, np.array([s.owner or 0 for s in samples]))
+    own = {i: held(samples[i].tokens) for i in np.flatnonzero(owner_R == comm.rank).tolist()}
+    mine = move(own, [s.tokens for s in samples], owner_R, rank_of_R, comm)
+    return [
+        s if s.owner is None else replace(s, tokens=mine.get(i) or s.summary) for i, s in enumerate(samples)
+    ]
 
 
 def _gaps(values: Mapping[Annotation, Sequence[Tensor | None]], comm: Comm) -> list[float]:
@@ -86,19 +108,19 @@ def annotate(
     values: list[Tensor | None] = [None] * len(samples)
     for step in steps:
         for i in step.of_rank(plan.rank):
-            values[i] = torch.zeros(len(samples[i].sampler_logprobs))
+            values[i] = torch.zeros(samples[i].num_trained)
         per_rank = [micro_batches(samples, forward, step, plan, rank) for rank in range(plan.world)]
         passes = per_rank[plan.rank]
         rows = [[_bare(samples[i]) for i in numbers] for numbers in passes]
         micros = build_micros(rows, plan, episode_tokens(chain.from_iterable(rows)))
         if backend.is_sharded:
             spare = max(len(numbers) for numbers in per_rank) - len(micros)
-            micros += [empty_micro(samples[step.rows.start], plan) for _ in range(spare)]
+            micros += [empty_micro(samples[step.rows.start].group, plan) for _ in range(spare)]
         mine = [i for numbers in passes for i in numbers]
         if not micros:
             continue
         value_N = backend.annotate(micros, which, comm.activity.advance).cpu()
-        parts = value_N.split([len(samples[i].sampler_logprobs) for i in mine])
+        parts = value_N.split([samples[i].num_trained for i in mine])
         for i, part in zip(mine, parts, strict=True):
             values[i] = part.clone()
     return values
@@ -109,5 +131,5 @@ def _bare(sample: Sample) -> TrainSample:
     return TrainSample(
         annotated=AnnotatedSample(sample=sample),
         advantage=0.0,
-        loss_mask=bools([True] * len(sample.sampler_logprobs)),
+        loss_mask=bools([True] * sample.num_trained),
     )

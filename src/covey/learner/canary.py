@@ -82,7 +82,7 @@ def _micro(sampled: Sequence[Sampled], policy: Policy) -> MicroBatch:
         world=1,
         completions_per_rank=len(rows),
         num_iterations=1,
-        max_tokens=sum(len(row.annotated.sample.token_ids) for row in rows),
+        max_tokens=sum(row.annotated.sample.length for row in rows),
         max_completion_length=max(len(row.loss_mask) for row in rows),
         stream=policy.stream,
         device=policy.device,
@@ -92,16 +92,11 @@ def _micro(sampled: Sequence[Sampled], policy: Policy) -> MicroBatch:
 
 
 def _sample(number: int, request: GenerationRequest, completion: Completion) -> Sample:
-    sequence = TokenSequence.of_turn(request.prompt_token_ids, completion)
     return Sample(
         group=number,
         sibling=0,
         episode=number,
-        token_ids=sequence.token_ids,
-        prompt_length=sequence.prompt_length,
-        is_trained=sequence.is_trained,
-        sampler_logprobs=sequence.logprobs,
-        versions=sequence.versions,
+        tokens=TokenSequence.of_turn(request.prompt_token_ids, completion),
         temperature=request.sampling.temperature,
         outcome=Outcome(completion.finish),
     )

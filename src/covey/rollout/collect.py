@@ -5,23 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from covey.activity import Activity, Stopped
 from covey.comm import Comm
 from covey.data.text import TextCodec
 from covey.rewards.protocol import Scored
+from covey.rollout.assembly import RankShare, assemble
 from covey.rollout.engine import Engine
-from covey.rollout.records import groups_of, to_record
+from covey.rollout.slots import CollectPlan, Slot, slots_of
 from covey.types import (
     Completion,
     Episode,
-    EpisodeId,
     GenerationRequest,
-    Group,
     Outcome,
     Prompt,
-    SamplingParams,
     Score,
     ScoredGroup,
     TokenSequence,
@@ -34,16 +32,6 @@ Scorer = Callable[[Sequence[Scored]], Callable[[], list[Score]]]
 # tokens waits for more, as a call of its own would take longer than decoding them.
 _PARTS = 4
 _PART_TOKENS = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectPlan:
-    """How completions are drawn: `num_generations` a prompt, under noise keyed by `seed` and `split`."""
-
-    num_generations: int
-    sampling: SamplingParams
-    seed: int
-    split: str = "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,28 +73,16 @@ class Collected:
         return self.groups if self.selection is None else self.selection.sampled
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """One completion to sample: which group and sibling it is."""
-
-    group: int
-    sibling: int
-    prompt: Prompt
-
-
 def collect(
     prompts: Sequence[Prompt], engine: Engine, score: Scorer, codec: TextCodec, plan: CollectPlan, comm: Comm
 ) -> Collected:
-    """Sample and score every completion of a rollout; ranks take equal shares and exchange what they have.
+    """Sample and score every completion of a rollout; ranks take equal shares. What is not a token or a text
+    is known to all of them then.
 
     A completion depends on its noise key alone, so which rank samples it changes nothing. Raises Stopped on
     every rank if a signal reached one of them before it had sampled its share for training.
     """
-    slots = [
-        _Slot(number, sibling, prompt)
-        for number, prompt in enumerate(prompts)
-        for sibling in range(plan.num_generations)
-    ]
+    slots = slots_of(prompts, plan)
     share = -(-len(slots) // comm.world)
     mine = slots[comm.rank * share : (comm.rank + 1) * share]
     share_of_rank: _Share | None = None
@@ -116,7 +92,7 @@ def collect(
     if is_stopped or share_of_rank is None:
         raise Stopped
     return Collected(
-        groups=tuple(_assemble(prompts, mine, share_of_rank.episodes, share_of_rank.scores, comm)),
+        groups=tuple(assemble(slots, share_of_rank.own, codec, plan, comm)),
         rollout_s=share_of_rank.rollout_s,
         reward_s=share_of_rank.reward_s,
     )
@@ -126,14 +102,13 @@ def collect(
 class _Share:
     """What one rank samples of a rollout, and what it took in seconds."""
 
-    episodes: list[Episode]
-    scores: list[Score]
+    own: RankShare
     rollout_s: float
     reward_s: float
 
 
 def _sample_share(
-    mine: Sequence[_Slot],
+    mine: Sequence[Slot],
     engine: Engine,
     score: Scorer,
     codec: TextCodec,
@@ -161,28 +136,18 @@ def _sample_share(
             scores.update(zip(numbers, wait(), strict=True))
             activity.advance()
     return _Share(
-        episodes=[episodes[i] for i in range(len(mine))],
-        scores=[scores[i] for i in range(len(mine))],
+        own=RankShare(
+            slots=mine,
+            episodes=[episodes[i] for i in range(len(mine))],
+            scores=[scores[i] for i in range(len(mine))],
+        ),
         rollout_s=sampled - started,
         reward_s=time.perf_counter() - sampled,
     )
 
 
-def episode_id(slot: _Slot, plan: CollectPlan) -> EpisodeId:
-    """Which draw a slot is."""
-    origin = slot.prompt.origin
-    return EpisodeId(
-        seed=plan.seed,
-        split=plan.split,
-        rollout=origin.rollout,
-        attempt=origin.attempt,
-        prompt_id=slot.prompt.id,
-        sibling=slot.sibling,
-    )
-
-
 def _finished(
-    slots: Sequence[_Slot],
+    slots: Sequence[Slot],
     engine: Engine,
     plan: CollectPlan,
     episodes: dict[int, Episode],
@@ -196,7 +161,7 @@ def _finished(
             GenerationRequest(
                 prompt_token_ids=tuple(slot.prompt.token_ids),
                 sampling=plan.sampling,
-                turn=episode_id(slot, plan).turn_id(),
+                turn=slot.episode_id(plan).turn_id(),
                 media=slot.prompt.media,
             )
         ): number
@@ -224,48 +189,14 @@ def _finished(
         yield sorted(ended)
 
 
-def _episode(slot: _Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Episode:
+def _episode(slot: Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Episode:
     # A reader sees what the prompt has opened and the completion as one text.
     before = slot.prompt.token_ids if slot.prompt.opened else ()
     return Episode(
-        id=episode_id(slot, plan),
+        id=slot.episode_id(plan),
         sequences=(TokenSequence.of_turn(slot.prompt.token_ids, completion, slot.prompt.media),),
         outcome=Outcome(completion.finish),
         text=codec.decode_behind(before, completion.token_ids.tolist()),
         sampling=plan.sampling,
         seconds=completion.seconds,
     )
-
-
-def _assemble(
-    prompts: Sequence[Prompt],
-    slots: Sequence[_Slot],
-    episodes: Sequence[Episode],
-    scores: Sequence[Score],
-    comm: Comm,
-) -> list[ScoredGroup]:
-    """The whole rollout from every rank's share; a group may span ranks."""
-    if comm.world > 1:
-        records = [
-            to_record(s.prompt, t, score, group=s.group)
-            for s, t, score in zip(slots, episodes, scores, strict=True)
-        ]
-        groups = groups_of([record for share in comm.gather_json(records) for record in share])
-        return [
-            replace(scored, group=replace(scored.group, prompt=prompts[number]))
-            for number, scored in enumerate(groups)
-        ]
-    by_group: dict[int, list[int]] = {}
-    for i, slot in enumerate(slots):
-        by_group.setdefault(slot.group, []).append(i)
-    return [
-        ScoredGroup(
-            group=Group(
-                prompt=slots[members[0]].prompt,
-                episodes=tuple(episodes[i] for i in members),
-                planned=len(members),
-            ),
-            scores=tuple(scores[i] for i in members),
-        )
-        for members in by_group.values()
-    ]

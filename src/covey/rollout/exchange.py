@@ -1,4 +1,4 @@
-"""Gives every rank one record of 89 bytes for each row of a rollout; tokens stay with their owner.
+"""Gives every rank one record of 69 bytes for each row of a rollout; tokens stay with their owner.
 
 A row is one sequence of an episode. Ranks collect any episodes they like; after the exchange each of them has
 the records of all, in the same order.
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,49 +22,45 @@ from covey.codes import CODES
 from covey.comm import Comm
 from covey.errors import GuardStop
 from covey.texts import joined, tr
-from covey.types import Finding, Fix
+from covey.types import Finding, Fix, SequenceSummary
 
 SUMMARY = np.dtype(
     [
         # Policy versions of the oldest and newest trained token, in optimizer steps; -1 without one.
         ("oldest_version", "<i8"),
         ("newest_version", "<i8"),
-        # The sampling temperature, as it was given.
-        ("temperature", "<f8"),
         # The sum of the sampler's logprobs of the trained tokens, in nats.
         ("logprob_sum", "<f8"),
         # The weighted total of the reward; NaN where there is none.
         ("reward", "<f8"),
-        # `digest_of` the tokens behind the prompt: equal completions have equal ones.
+        # Of the tokens behind the prompt: equal completions have equal ones.
         ("digest", "<u8"),
         # The slot of the rollout that the episode fills, counted from 0, group after group.
         ("episode", "<i4"),
-        # The number of the group within the rollout, and of the episode within the group.
-        ("group", "<i4"),
-        ("sibling", "<i4"),
         # Tokens at the beginning that are the prompt's; all tokens, 0 for a slot without a sequence; trained
         # ones; sampled ids that the tokenizer has no token for.
         ("prompt_length", "<i4"),
         ("length", "<i4"),
         ("num_trained", "<i4"),
         ("num_unknown", "<i4"),
-        # How long the episode took to sample.
-        ("seconds", "<f4"),
         # The number of the sequence within the episode, counted from 0.
         ("row", "<i2"),
         # The rank that has the tokens. `exchange` writes it.
         ("owner", "<i2"),
-        # The places of the episode's outcome and of its score's status in their enumerations.
+        # The place of the episode's outcome in its enumeration.
         ("outcome", "i1"),
-        ("status", "i1"),
-        # The place of what the answer was read from in a list that the caller has; -1 where none was read.
+        # Whether the answer was read: -1 where no reward reads one, 0 where none was found, else 1.
         ("parsed_by", "i1"),
-        # Whether the completion repeats itself, and whether rewards gave numbers for its steps.
+        # Whether the completion repeats itself, whether rewards gave numbers for its steps, and whether there
+        # is something to tell people of it.
         ("is_repetitive", "?"),
         ("has_steps", "?"),
+        ("has_words", "?"),
     ]
 )
-"""The record of a row, 89 bytes."""
+"""The record of a row, 69 bytes."""
+
+T = TypeVar("T")
 
 _REPORT = Fix(text=tr("report this with the run directory: it is a bug that no configuration can cause"))
 
@@ -88,24 +83,26 @@ class Summaries:
 
     `rows` (R,) are SUMMARY; `parts_RK` float64 the values of the reward's parts, NaN where one has none; and
     `statuses_RK` int8 the places of their statuses in the enumeration. `steps` has the step rewards of those
-    rows that have some, by the number of the row here.
+    rows that have some, and `words` what people are told of a row, as JSON, both by the number of the row
+    here.
     """
 
     rows: NDArray[Any]
     parts_RK: NDArray[np.float64]
     statuses_RK: NDArray[np.int8]
     steps: Mapping[int, StepRewards] = field(default_factory=dict)
+    words: Mapping[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.rows.dtype == SUMMARY and self.parts_RK.ndim == 2, "SUMMARY (R,) and parts (R, K)"
         assert self.parts_RK.shape == self.statuses_RK.shape and len(self.parts_RK) == len(self.rows)
         assert np.flatnonzero(self.rows["has_steps"]).tolist() == sorted(self.steps), "rows with steps"
+        assert np.flatnonzero(self.rows["has_words"]).tolist() == sorted(self.words), "rows with words"
 
-
-def digest_of(token_ids: NDArray[np.int32]) -> int:
-    """Return 64 bits that tokens (L,) are compared by: BLAKE2b of their int32 bytes."""
-    data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+    def known(self, number: int) -> SequenceSummary:
+        """What is known of the sequence of a row."""
+        row = self.rows[number]
+        return SequenceSummary(**{name: row[name].item() for name in SequenceSummary.__dataclass_fields__})
 
 
 def as_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
@@ -118,7 +115,8 @@ def exchange(own: Summaries, num_episodes: int, comm: Comm) -> Summaries:
 
     `own` are those of this rank's episodes, in any order; `num_episodes` is how many slots the rollout has on
     all ranks together. Every rank gives rows with the same number of parts. One tensor goes from each rank to
-    each: 89 bytes a row and 9 bytes a part; and a second one where any rank has step rewards.
+    each: 69 bytes a row and 9 bytes a part; a second one where any rank has step rewards, and words as JSON
+    where any rank has some.
 
     Raises GuardStop (F122) on every rank for an episode that is unknown, one that is there twice or missing,
     and for rows that an episode has twice or lacks.
@@ -134,15 +132,24 @@ def exchange(own: Summaries, num_episodes: int, comm: Comm) -> Summaries:
     if rows["has_steps"].any():
         every = comm.gather_tensors(_step_bytes(own))
         read = [_read_steps(part.numpy(), share) for part, share in zip(every, shares, strict=True)]
-        ragged = iter([one for of_rank in read for one in of_rank])
-        found = {int(number): next(ragged) for number in np.flatnonzero(rows["has_steps"])}
-        steps = {new: found[old] for new, old in enumerate(order.tolist()) if old in found}
+        steps = _by_number(rows["has_steps"], order, [one for of_rank in read for one in of_rank])
+    words: dict[int, Any] = {}
+    if rows["has_words"].any():
+        told = comm.gather_json([own.words[number] for number in sorted(own.words)])
+        words = _by_number(rows["has_words"], order, [one for of_rank in told for one in of_rank])
     return Summaries(
         rows=rows[order],
         parts_RK=np.concatenate([share.parts_RK for share in shares])[order],
         statuses_RK=np.concatenate([share.statuses_RK for share in shares])[order],
         steps=steps,
+        words=words,
     )
+
+
+def _by_number(has_R: NDArray[np.bool_], order: NDArray[np.int64], found: Sequence[T]) -> dict[int, T]:
+    """What the rows have that have some, by the place of the row in `order`."""
+    of_row = dict(zip(np.flatnonzero(has_R).tolist(), found, strict=True))
+    return {new: of_row[old] for new, old in enumerate(order.tolist()) if old in of_row}
 
 
 @dataclass(frozen=True, slots=True)

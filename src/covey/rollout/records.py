@@ -1,6 +1,6 @@
 """Episodes as JSON records, complete enough to train on again.
 
-One form serves the rollout files, replay, resume in the middle of a rollout, and the exchange between ranks.
+One form serves the rollout files, replay, and the groups that a checkpoint keeps for later rollouts.
 Floats survive exactly: a float32 is a Python float, whose repr reads back to the same bits.
 """
 
@@ -39,7 +39,7 @@ def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> 
     """One episode with its prompt and score; `group` is its group's number within the rollout. The tokens of
     its first sequence stand beside the prompt, and those of others in `sequences`."""
     key, sampling = episode.id, episode.sampling
-    first, *others = [_sequence_record(s) for s in episode.sequences] or [_NO_TOKENS]
+    first, *others = [_sequence_record(s) for s in episode.tokens] or [_NO_TOKENS]
     return {
         "rollout": key.rollout,
         "group": group,
@@ -244,10 +244,12 @@ def groups_of(records: Sequence[Mapping[str, Any]]) -> list[ScoredGroup]:
     return groups
 
 
-def records_of(groups: Sequence[ScoredGroup]) -> list[Record]:
-    """The records of a rollout, group by group."""
+def records_of(groups: Sequence[ScoredGroup], rank: int | None = None) -> list[Record]:
+    """The records of a rollout, group by group; of one `rank` those of the episodes that it has collected,
+    and of the first one also those that every rank has."""
     return [
         to_record(scored.group.prompt, episode, score, group=number)
         for number, scored in enumerate(groups)
         for episode, score in zip(scored.group.episodes, scored.scores, strict=True)
+        if rank is None or (episode.owner or 0) == rank
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,13 +15,33 @@ from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.checkpoint.registry import State
 from covey.errors import CheckpointError
 from covey.texts import tr
-from covey.types import AnnotatedSample, Metric, Outcome, Sample, TrainSample
-from covey.types.arrays import bools, runs
+from covey.types import (
+    AnnotatedSample,
+    Metric,
+    Outcome,
+    Sample,
+    SequenceSummary,
+    TokenSequence,
+    TrainSample,
+)
+from covey.types.arrays import bools, each, runs
 
-# Tensors with a number for each trained token that only the rank of the row has, by the fields of an
-# annotated sample, and those that every rank has.
+# Flat tensors of the tokens of all rows, with a number for each trained token or, of two, for every one; and
+# those of annotations, by the fields of an annotated sample.
+_TOKENS = {
+    "token_ids": np.int32,
+    "is_trained": np.bool_,
+    "sampler_logprobs": np.float32,
+    "versions": np.int64,
+    "token_advantages": np.float32,
+}
+_OF_ALL_TOKENS = ("token_ids", "is_trained")
 _ANNOTATIONS = {"old": "old_logprob_N", "ref": "ref_logprob_N", "entropy": "entropy_N"}
-_TOKENS = ("token_ids", "is_trained", "sampler_logprobs", "token_advantages")
+# What every rank knows of the tokens of a row.
+_KNOWN = (
+    *("prompt_length", "length", "num_trained", "logprob_sum", "digest"),
+    *("oldest_version", "newest_version"),
+)
 
 
 class RolloutBuffer:
@@ -68,8 +87,8 @@ class RolloutBuffer:
         )
 
     def load_state(self, state: State) -> None:
-        """Go on with these rows, `done` of whose steps are taken. CheckpointError where tensors and rows do
-        not match."""
+        """Go on with these rows, `done` of whose steps are taken; their tokens follow (`take_tokens`).
+        CheckpointError where tensors and rows do not match."""
         values: Any = state.json
         self.metrics, self.logged = (
             {name: Metric(value=v, count=c) for name, (v, c) in values.get(kind, {}).items()}
@@ -82,13 +101,13 @@ class RolloutBuffer:
             self.take_tokens({**tokens, **state.tensors})
 
     def take_tokens(self, tensors: Mapping[str, Tensor]) -> None:
-        """Complete the rows of `load_state` by what there is for each token. Annotations of rows that are
-        another rank's by now are left out."""
-        parts = _parts(self.saved_rows, tensors)
-        self.rows = tuple(_row(row, own) for row, own in zip(self.saved_rows, parts, strict=True))
+        """Complete the rows of `load_state` by what there is for each token of those that this rank
+        forwards."""
+        saved, places = self.saved_rows, _places(self.saved_rows, tensors)
+        self.rows = tuple(_row(row, {}, is_own=False) for row in saved)
         self.rows = tuple(
-            row if rank == self.plan.rank else _without_annotations(row)
-            for row, rank in zip(self.rows, self.ranks(), strict=True)
+            _row(row, _read(place, tensors, is_own=rank == self.plan.rank), is_own=rank == self.plan.rank)
+            for row, place, rank in zip(saved, places, self.ranks(), strict=True)
         )
         self.saved_rows = []
 
@@ -124,13 +143,15 @@ def _values(name: str, row: TrainSample) -> Tensor | None:
     if name in _ANNOTATIONS:
         value: Tensor | None = getattr(row.annotated, _ANNOTATIONS[name])
         return value
+    if name == "versions":
+        return torch.tensor(list(each(row.annotated.sample.versions)), dtype=torch.int64)
     array = row.token_advantages if name == "token_advantages" else getattr(row.annotated.sample, name)
     return None if array is None else torch.tensor(array)
 
 
 def _size(name: str, row: TrainSample) -> int:
-    if name in ("token_ids", "is_trained"):
-        return len(row.annotated.sample.token_ids)
+    if name in _OF_ALL_TOKENS:
+        return row.annotated.sample.length
     return 0 if name == "token_advantages" and row.token_advantages is None else len(row.loss_mask)
 
 
@@ -142,10 +163,7 @@ def _row_json(row: TrainSample, rank: int) -> dict[str, Any]:
         "sibling": sample.sibling,
         "episode": sample.episode,
         "sequence": sample.sequence,
-        "length": len(sample.token_ids),
-        "num_trained": len(sample.sampler_logprobs),
-        "prompt_length": sample.prompt_length,
-        "versions": [list(run) for run in sample.versions],
+        **{name: getattr(sample.summary, name) for name in _KNOWN},
         "temperature": sample.temperature,
         "finish": str(sample.outcome),
         "age": sample.age,
@@ -168,60 +186,87 @@ def _older(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dic
             "sequence": 0,
             "length": len(row["token_ids"]),
             "num_trained": len(row["sampler_logprobs"]),
-            "versions": runs(row["versions"]),
+            "logprob_sum": sum(row["sampler_logprobs"]),
+            "digest": 0,
+            "oldest_version": min(row["versions"], default=-1),
+            "newest_version": max(row["versions"], default=-1),
             "age": newest - min(row["versions"], default=newest),
             "in_loss": all(row["loss_mask"]),
             "has_token_advantages": "token_advantages" in row,
         }
         for number, row in enumerate(rows)
     ]
-    dtypes = dict(zip(_TOKENS, (np.int32, np.bool_, np.float32, np.float32), strict=True))
     flat = {name: [x for row in rows for x in row.get(name, ())] for name in _TOKENS}
-    return now, {name: torch.tensor(np.array(flat[name], dtype=dtypes[name])) for name in _TOKENS}
+    return now, {name: torch.tensor(np.array(flat[name], dtype=dtype)) for name, dtype in _TOKENS.items()}
 
 
-def _parts(rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Cut the flat tensors, which hold the rows rank by rank, and return the tensors of each row by name.
+def _places(rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> list[dict[str, range]]:
+    """Where each row stands in each of the flat tensors, which hold the rows rank by rank.
 
     Raises CheckpointError where a tensor is longer or shorter than its rows together.
     """
     order = sorted(range(len(rows)), key=lambda i: (rows[i]["rank"], i))
-    found: list[dict[str, Tensor]] = [{} for _ in rows]
-    held = set(tensors)
+    found: list[dict[str, range]] = [{} for _ in rows]
+    names = set(tensors)
     for name in (*_TOKENS, *_ANNOTATIONS):
-        size = "length" if name in ("token_ids", "is_trained") else "num_trained"
+        if name in _ANNOTATIONS and name not in names:
+            continue
+        size = "length" if name in _OF_ALL_TOKENS else "num_trained"
         sizes = [rows[i][size] for i in order]
         if name == "token_advantages":
             sizes = [n if rows[i]["has_token_advantages"] else 0 for n, i in zip(sizes, order, strict=True)]
-        if name in _ANNOTATIONS and name not in held:
-            continue
-        whole = tensors[name] if name in held else torch.empty(0)
-        if whole.numel() != sum(sizes):
+        if sum(sizes) != (_length(name, tensors) if name in names else 0):
             raise CheckpointError(
                 tr("the tensor {name} of the rollout does not match its samples", name=name)
             )
-        ends = list(accumulate(sizes))
-        for i, end, length in zip(order, ends, sizes, strict=True):
-            found[i][name] = whole[end - length : end].clone()
+        for i, end, length in zip(order, accumulate(sizes), sizes, strict=True):
+            found[i][name] = range(end - length, end)
     return found
 
 
-def _row(values: Mapping[str, Any], parts: Mapping[str, Tensor]) -> TrainSample:
+def _length(name: str, tensors: Mapping[str, Tensor]) -> int:
+    return tensors.shape(name)[0] if isinstance(tensors, SavedPieces) else len(tensors[name])
+
+
+def _read(place: Mapping[str, range], tensors: Mapping[str, Tensor], *, is_own: bool) -> dict[str, Tensor]:
+    """The tensors of a row by name; of another rank's row its advantages alone, which every rank has."""
+    found = {}
+    for name, where in place.items():
+        if not where:
+            found[name] = torch.empty(0)
+        elif is_own or name == "token_advantages":
+            found[name] = (
+                tensors.read(name, where.start, where.stop)
+                if isinstance(tensors, SavedPieces)
+                else tensors[name][where.start : where.stop].clone()
+            )
+    return found
+
+
+def _row(values: Mapping[str, Any], parts: Mapping[str, Tensor], *, is_own: bool) -> TrainSample:
+    """A row of what is there once, and of the tensors of its tokens where it is this rank's own."""
+    tokens: TokenSequence | SequenceSummary
+    if is_own:
+        tokens = TokenSequence.behind(
+            values["prompt_length"],
+            token_ids=parts["token_ids"].numpy(),
+            is_trained=parts["is_trained"].numpy(),
+            logprobs=parts["sampler_logprobs"].numpy(),
+            versions=runs(parts["versions"].tolist()),
+        )
+    else:
+        tokens = SequenceSummary(**{name: values[name] for name in _KNOWN})
     sample = Sample(
         group=values["group"],
         sibling=values["sibling"],
         episode=values["episode"],
         sequence=values["sequence"],
-        token_ids=parts["token_ids"].numpy(),
-        prompt_length=values["prompt_length"],
-        is_trained=parts["is_trained"].numpy(),
-        sampler_logprobs=parts["sampler_logprobs"].numpy(),
-        versions=tuple((version, count) for version, count in values["versions"]),
+        tokens=tokens,
         temperature=values["temperature"],
         outcome=Outcome(values["finish"]),
         age=values["age"],
     )
-    has_own = values["has_token_advantages"]
+    own = parts.get("token_advantages") if values["has_token_advantages"] else None
     return TrainSample(
         annotated=AnnotatedSample(
             sample=sample, **{field: parts.get(name) for name, field in _ANNOTATIONS.items()}
@@ -230,9 +275,5 @@ def _row(values: Mapping[str, Any], parts: Mapping[str, Tensor]) -> TrainSample:
         loss_mask=bools([values["in_loss"]] * values["num_trained"]),
         masked=values["masked"],
         needs_forward=values["needs_forward"],
-        token_advantages=parts["token_advantages"].numpy() if has_own else None,
+        token_advantages=None if own is None else own.numpy(),
     )
-
-
-def _without_annotations(row: TrainSample) -> TrainSample:
-    return replace(row, annotated=AnnotatedSample(sample=row.annotated.sample))

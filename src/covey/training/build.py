@@ -150,9 +150,10 @@ def _buffer(config: Config, found: Survey, source: Source, backend: Backend, com
 
 def _scoring(config: Config, found: Survey, plan: BatchPlan, progress: Progress) -> Scoring:
     assert found.codec is not None
-    rewards, weights = found.rewards or build([]), settings.reward_weights(config)
     ends = step_tokens(found.codec, config.step_separator)
-    return Scoring(rewards, weights, progress, plan.steps_per_epoch, ends)
+    # What is replayed has its scores.
+    weights = settings.reward_weights(config) if found.rewards else ()
+    return Scoring(found.rewards or build([]), weights, progress, plan.steps_per_epoch, ends)
 
 
 def _health(

@@ -16,9 +16,9 @@ from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.rewards.registry import metric_names
 from covey.rollout.canary import Bound, Canary, canary_requests
-from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import Engine
 from covey.rollout.publisher import Owner, Publisher
+from covey.rollout.slots import CollectPlan
 from covey.training import settings
 from covey.training.evaluate import EvalPrompts, Evaluator
 from covey.training.facts import Survey
@@ -96,6 +96,7 @@ def source_for(
             num_generations=config.num_generations,
             sampling=settings.sampling(config, found.codec, config.temperature),
             seed=config.seed,
+            weights=scoring.weights,
         ),
         comm=comm,
         tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks},
@@ -145,6 +146,7 @@ def evaluator_for(
             num_generations=config.num_generations_eval,
             sampling=settings.sampling(config, found.codec, config.eval_temperature),
             seed=config.seed,
+            weights=scoring.weights,
         ),
         comm=comm,
         rewards=scoring.rewards.tasks,

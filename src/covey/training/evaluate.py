@@ -15,8 +15,9 @@ from covey.data.text import TextCodec
 from covey.health.rewards import refuse_no_numbers
 from covey.health.rollout import refuse_other_versions
 from covey.plan.check_eval import pass_sizes
-from covey.rollout.collect import CollectPlan, Scorer, collect
+from covey.rollout.collect import Scorer, collect
 from covey.rollout.publisher import Publisher
+from covey.rollout.slots import CollectPlan
 from covey.training.measure import id_metrics, length_metrics, reward_metrics, task_metrics
 from covey.types import Metric, Origin, Prompt, ScoredGroup
 

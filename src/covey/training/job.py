@@ -125,7 +125,7 @@ class Job:
         self._report([*self.watch.check(collected.sampled, self.progress.step), *self._new_fallbacks()])
         self._report(self.engine.take_notices())
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
-        records = partial(_records, collected, rows)
+        records = partial(_records, collected, rows, self.comm.rank)
         self.recorder.rollout(self.progress.rollout, records, step=self.progress.step)
         self._record_selection(collected)
 
@@ -361,13 +361,15 @@ class Job:
             self.ended_by = tr("max_minutes {limit:g}", limit=limit)
 
 
-def _records(collected: Collected, rows: Sequence[TrainSample]) -> list[dict[str, Any]]:
-    """One record a completion for the files of rollouts, with what it was trained with."""
-    records = records_of(collected.groups)
+def _records(collected: Collected, rows: Sequence[TrainSample], rank: int) -> list[dict[str, Any]]:
+    """One record for each completion that this rank has collected, for the files of rollouts, with what it
+    was trained with. The first rank has those that every rank has read."""
+    records = records_of(collected.groups, rank)
+    by_place = {(r["group"], r["sibling"]): r for r in records}
     for row in rows:
         sample = row.annotated.sample
-        if sample.sequence == 0:
-            record = records[sample.episode]
+        record = by_place.get((sample.group, sample.sibling))
+        if record is not None and sample.sequence == 0:
             record["advantage"] = row.advantage
             record["masked"] = row.masked
             if sample.age:

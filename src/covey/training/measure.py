@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
+from math import fsum
 from statistics import fmean, stdev
 
 from covey.data.text import TextCodec
-from covey.health.completions import completion_metrics
+from covey.health.completions import Said, completion_metrics
 from covey.health.names import UNKNOWN_IDS
 from covey.rollout.collect import Collected
 from covey.rollout.publisher import Published
+from covey.rollout.repetition import is_repetitive
 from covey.telemetry.files import RESERVED
-from covey.types import Episode, Metric, Outcome, Score, ScoredGroup, StepResult, TrainSample
-from covey.types.arrays import each
+from covey.types import (
+    Episode,
+    Metric,
+    Outcome,
+    Sample,
+    Score,
+    ScoredGroup,
+    SequenceSummary,
+    StepResult,
+    TokenSequence,
+    TrainSample,
+)
 
 
 def rollout_metrics(
@@ -23,22 +34,23 @@ def rollout_metrics(
     """Metrics of a whole rollout, under TRL's names where TRL has the thing."""
     groups = collected.groups
     samples = [r.annotated.sample for r in rows]
-    logprobs = [x for s in samples for x in s.sampler_logprobs.tolist()]
-    ages = [version - v for s in samples for v in each(s.versions)]
+    episodes = [e for g in groups for e in g.group.episodes]
+    num_tokens = sum(s.num_trained for s in samples)
+    ages = [version - s.tokens.oldest_version for s in samples if s.num_trained]
     return {
         **reward_metrics(groups),
-        **length_metrics([e for g in groups for e in g.group.episodes]),
-        **outcome_metrics([e for g in groups for e in g.group.episodes]),
-        **id_metrics([e for g in groups for e in g.group.episodes], codec),
+        **length_metrics(episodes),
+        **outcome_metrics(episodes),
+        **id_metrics(episodes, codec),
         **task_metrics(groups, collected.tasks),
         **completion_metrics(
-            [[e.trained_ids for e in g.group.episodes] for g in groups],
+            [[_said(e) for e in g.group.episodes] for g in groups],
             [s.extras.get("parsed_by") for g in groups for s in g.scores],
             [g.group.prompt.id for g in groups],
             [[s.total for s in g.scores] for g in groups],
         ),
-        "entropy_sampled": _mean([-x for x in logprobs]),
-        "policy_age": Metric(value=max(ages, default=0), count=len(ages)),
+        "entropy_sampled": _entropy_sampled(samples),
+        "policy_age": Metric(value=max(ages, default=0), count=num_tokens),
         "rows/masked": Metric(value=sum(r.masked is not None for r in rows), count=len(rows)),
         "rows/invalid": Metric(value=sum(r.masked == "invalid" for r in rows), count=len(rows)),
         "rows/skipped": Metric(value=sum(not r.needs_forward for r in rows), count=len(rows)),
@@ -87,7 +99,7 @@ def _selection_metrics(collected: Collected, version: int) -> dict[str, Metric]:
 
 def length_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
     """Lengths of completions in tokens of the model, and how many were cut."""
-    lengths = [sum(len(s.logprobs) for s in e.sequences) for e in episodes]
+    lengths = [e.num_trained for e in episodes]
     ended = [n for n, e in zip(lengths, episodes, strict=True) if e.outcome is Outcome.SCORED]
     cut = sum(e.outcome is Outcome.TRUNCATED for e in episodes)
     return {
@@ -110,9 +122,32 @@ def outcome_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
 
 def id_metrics(episodes: Sequence[Episode], codec: TextCodec) -> dict[str, Metric]:
     """The share of the model's tokens whose ids the tokenizer does not have."""
-    ids = list(chain.from_iterable(e.trained_ids for e in episodes))
-    share = codec.num_unknown(ids) / len(ids) if ids else None
-    return {UNKNOWN_IDS: Metric(value=share, count=len(ids))}
+    num_tokens = sum(e.num_trained for e in episodes)
+    num_unknown = sum(_num_unknown(s, codec) for e in episodes for s in e.sequences)
+    return {UNKNOWN_IDS: Metric(value=num_unknown / num_tokens if num_tokens else None, count=num_tokens)}
+
+
+def _num_unknown(sequence: TokenSequence | SequenceSummary, codec: TextCodec) -> int:
+    if isinstance(sequence, SequenceSummary):
+        return sequence.num_unknown
+    return codec.num_unknown(sequence.trained_ids.tolist())
+
+
+def _said(episode: Episode) -> Said:
+    """What is compared of an episode, whichever rank has its tokens."""
+    known = [s for s in episode.sequences if isinstance(s, SequenceSummary)]
+    return Said(
+        length=episode.num_trained,
+        key=tuple(s.digest for s in episode.sequences),
+        is_repetitive=lambda: known[0].is_repetitive if known else is_repetitive(episode.trained_ids),
+    )
+
+
+def _entropy_sampled(samples: Sequence[Sample]) -> Metric:
+    """The mean of the sampler's logprobs, negated: an estimate of its entropy, in nats."""
+    num_tokens = sum(s.num_trained for s in samples)
+    total = -fsum(s.tokens.logprob_sum for s in samples)
+    return Metric(value=total / num_tokens if num_tokens else None, count=num_tokens)
 
 
 def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Metric]:

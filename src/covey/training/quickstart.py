@@ -20,8 +20,9 @@ from covey.kernels.choose import KernelsName
 from covey.models.load import choose_stream, load_policy
 from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
-from covey.rollout.collect import CollectPlan, collect
+from covey.rollout.collect import collect
 from covey.rollout.native.engine import NativeEngine
+from covey.rollout.slots import CollectPlan
 from covey.texts import Text, counted, joined, padded, tr
 from covey.texts.language import spoken
 from covey.texts.terminal import say

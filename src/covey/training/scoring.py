@@ -15,10 +15,10 @@ from covey.types import Metric, Score
 
 
 def step_tokens(codec: TextCodec, separator: str) -> Callable[[Scored], tuple[int, ...]]:
-    """Counts the tokens of a completion up to the end of each of its steps; the last step ends with it."""
+    """Counts the trained tokens up to the end of each step of an episode; the last step ends with it."""
 
     def ends(row: Scored) -> tuple[int, ...]:
-        ids, text = row.episode.completion_ids, row.episode.text
+        ids, text = row.episode.trained_ids, row.episode.text
         characters = step_ends(text, separator)
         return (*codec.tokens_until(ids, text, characters[:-1]), len(ids)) if characters else ()
 
@@ -28,7 +28,8 @@ def step_tokens(codec: TextCodec, separator: str) -> Callable[[Scored], tuple[in
 class Scoring:
     """Scores rows with the run's rewards, which are told how far the run is.
 
-    `ends` says how many tokens of a completion end each of its steps.
+    `weights` are those of the rewards by name. `ends` says how many of an episode's trained tokens stand
+    before the end of each of its steps.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Scoring:
         ends: Callable[[Scored], tuple[int, ...]] = lambda row: (),
     ) -> None:
         self.rewards = rewards
-        self._weights = tuple(weights)
+        self.weights = dict(zip(rewards.names, weights, strict=True))
         self._progress = progress
         self._steps_per_epoch = steps_per_epoch
         self._ends = ends
@@ -63,7 +64,7 @@ class Scoring:
             judged = judge()
             self._is_waiting = False
             self._logged.append(judged.metrics)
-            return weighted(judged, self._weights, lambda row: self._ends(rows[row]))
+            return weighted(judged, list(self.weights.values()), lambda row: self._ends(rows[row]))
 
         return scores
 

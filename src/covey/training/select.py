@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -168,8 +170,15 @@ class SelectingSource:
         )
 
     def state(self) -> State:
-        """Where the further prompts go on, and the groups held as records."""
-        held: Any = [[score, records_of([group])] for score, group in self._replay.held]
+        """Where the further prompts go on, and the groups held as records, which ranks tell each other.
+        Collective."""
+        comm = self._live.comm
+        own = [records_of([group], comm.rank) for _, group in self._replay.held]
+        every = list(zip(*comm.gather_json(own), strict=True))
+        held: Any = [
+            [score, sorted(chain.from_iterable(shares), key=itemgetter("sibling"))]
+            for (score, _), shares in zip(self._replay.held, every, strict=True)
+        ]
         return State(json={"cursor": self._further.cursor, "held": held})
 
     def load_state(self, state: State) -> None:

@@ -16,9 +16,10 @@ from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
 from covey.rewards.registry import total
-from covey.rollout.collect import Collected, CollectPlan, Scorer, collect
+from covey.rollout.collect import Collected, Scorer, collect
 from covey.rollout.publisher import Publisher
 from covey.rollout.records import groups_of
+from covey.rollout.slots import CollectPlan
 from covey.telemetry.rollouts import read_rollouts
 from covey.types import Origin, Prompt, Score, ScoredGroup
 

@@ -32,9 +32,9 @@ from covey.models.policy import Policy
 from covey.models.quantized import cast_unpacked
 from covey.options.schema import Config
 from covey.plan.check_output import unwritable_problem
-from covey.rollout.collect import CollectPlan
 from covey.rollout.engine import NamedWeights
 from covey.rollout.records import records_of
+from covey.rollout.slots import CollectPlan
 from covey.telemetry.jsonl import encode, write_text
 from covey.training.backend import engine_for
 from covey.training.build_source import publisher_for

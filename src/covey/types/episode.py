@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +171,26 @@ class TokenSequence(ByValue):
         object.__setattr__(self, "logprobs", floats(self.logprobs))
 
     @classmethod
+    def behind(
+        cls,
+        prompt_length: int,
+        *,
+        token_ids: Iterable[int],
+        is_trained: Iterable[bool],
+        logprobs: Iterable[float],
+        versions: Versions,
+    ) -> TokenSequence:
+        """One of which it is not known who wrote the tokens behind the prompt; they count as the model's."""
+        ids = ints(token_ids)
+        return cls(
+            token_ids=ids,
+            is_trained=bools(is_trained),
+            logprobs=floats(logprobs),
+            versions=versions,
+            sources=((Source.PROMPT, prompt_length), (Source.MODEL, len(ids) - prompt_length)),
+        )
+
+    @classmethod
     def of_turn(
         cls, prompt_ids: Sequence[int], completion: Completion, media: tuple[Any, ...] = ()
     ) -> TokenSequence:
@@ -183,6 +204,36 @@ class TokenSequence(ByValue):
             sources=((Source.PROMPT, before), (Source.MODEL, written)),
             media=media,
         )
+
+    @property
+    def length(self) -> int:
+        """All tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that the loss is over."""
+        return len(self.logprobs)
+
+    @property
+    def logprob_sum(self) -> float:
+        """The sum of the sampler's logprobs, in nats."""
+        return float(self.logprobs.sum(dtype="float64"))
+
+    @property
+    def digest(self) -> int:
+        """64 bits that the tokens behind the prompt are compared by: BLAKE2b of their int32 bytes."""
+        return int.from_bytes(blake2b(self.completion_ids.tobytes(), digest_size=8).digest(), "little")
+
+    @property
+    def oldest_version(self) -> int:
+        """The policy version of the oldest trained token; -1 without one."""
+        return min((version for version, count in self.versions if count), default=-1)
+
+    @property
+    def newest_version(self) -> int:
+        """The policy version of the newest trained token; -1 without one."""
+        return max((version for version, count in self.versions if count), default=-1)
 
     @property
     def prompt_length(self) -> int:
@@ -212,33 +263,84 @@ class TokenSequence(ByValue):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceSummary:
+    """What every rank knows of a sequence whose tokens another rank has; each field is the one of
+    `TokenSequence`. `num_unknown` are sampled ids that the tokenizer has no token for, and `is_repetitive`
+    says that its episode repeats itself, where its owner has told."""
+
+    prompt_length: int
+    length: int
+    num_trained: int
+    logprob_sum: float
+    digest: int
+    oldest_version: int
+    newest_version: int
+    num_unknown: int = 0
+    is_repetitive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """What one draw from the policy did, in one or several sequences: a turn whose template rewrites what
     stood before begins a new one. An infrastructure failure has none.
 
     `text` is the decoded output of the model, for rewards and people; nothing is trained from it. `failure`
-    says what failed where the outcome is an infrastructure failure.
+    says what failed where the outcome is an infrastructure failure. `owner` is the rank that collected the
+    episode and alone has its tokens and its text (None: every rank has them).
     """
 
     id: EpisodeId
-    sequences: tuple[TokenSequence, ...]
+    sequences: tuple[TokenSequence | SequenceSummary, ...]
     outcome: Outcome
     text: str
     sampling: SamplingParams
     seconds: float = 0.0
     failure: str = ""
+    owner: int | None = None
+
+    @property
+    def tokens(self) -> tuple[TokenSequence, ...]:
+        """The sequences, on a rank that has their tokens."""
+        return tuple(map(held, self.sequences))
 
     @property
     def completion_ids(self) -> list[int]:
         """Token ids behind the prompts of all sequences."""
-        return [token for s in self.sequences for token in s.completion_ids.tolist()]
+        return [token for s in self.tokens for token in s.completion_ids.tolist()]
 
     @property
     def trained_ids(self) -> list[int]:
         """The token ids that the loss is over."""
-        return [token for s in self.sequences for token in s.trained_ids.tolist()]
+        return [token for s in self.tokens for token in s.trained_ids.tolist()]
 
     @property
-    def versions(self) -> Iterator[int]:
-        """The versions that sampled its tokens, each once a run."""
-        return (version for s in self.sequences for version, count in s.versions if count)
+    def num_trained(self) -> int:
+        """Tokens that the loss is over."""
+        return sum(s.num_trained for s in self.sequences)
+
+    @property
+    def versions(self) -> set[int]:
+        """The oldest and the newest policy version of its trained tokens; empty without one."""
+        trained = [s for s in self.sequences if s.num_trained]
+        return {v for s in trained for v in (s.oldest_version, s.newest_version)}
+
+
+def held(sequence: TokenSequence | SequenceSummary) -> TokenSequence:
+    """The sequence with its tokens. AssertionError where another rank has them: nobody asks for those."""
+    assert isinstance(sequence, TokenSequence), "another rank has these tokens"
+    return sequence
+
+
+def summary_of(sequence: TokenSequence | SequenceSummary) -> SequenceSummary:
+    """What is left of a sequence without its tokens."""
+    if isinstance(sequence, SequenceSummary):
+        return sequence
+    return SequenceSummary(
+        prompt_length=sequence.prompt_length,
+        length=sequence.length,
+        num_trained=sequence.num_trained,
+        logprob_sum=sequence.logprob_sum,
+        digest=sequence.digest,
+        oldest_version=sequence.oldest_version,
+        newest_version=sequence.newest_version,
+    )

@@ -109,9 +109,9 @@ class ScorePart:
 class StepSpans:
     """Where the steps of a completion end, and how the rewards of its steps count beside the others.
 
-    `StepSpans(ends=(4, 9), weights=(1.0, 0.2), outcome=1.0)`: the first step is the completion's first 4
-    tokens, the second the 5 behind them; the parts have these weights, and those that gave one number add up
-    to 1 (None: there is none).
+    `StepSpans(ends=(4, 9), weights=(1.0, 0.2), outcome=1.0)`: the first step is the first 4 trained tokens of
+    the completion, the second the 5 behind them; the parts have these weights, and those that gave one number
+    add up to 1 (None: there is none).
     """
 
     ends: tuple[int, ...]

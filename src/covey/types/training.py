@@ -12,8 +12,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from covey.types.arrays import ByValue, Versions, bools, floats, ints
-from covey.types.episode import Outcome
+from covey.types.arrays import ByValue, Versions, bools, floats
+from covey.types.episode import Outcome, SequenceSummary, TokenSequence, held, summary_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,37 +21,73 @@ if TYPE_CHECKING:
     from covey.types.arrays import Bools, Floats, Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sample(ByValue):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
     """One trainable sequence: a row of the batch.
 
-    `Sample(group=3, sibling=0, episode=24, token_ids=(256, 5, 9, 257), prompt_length=2, is_trained=(False,
-    False, True, True), sampler_logprobs=(-0.1, -0.2), versions=((4, 2),), temperature=1.0,
-    outcome=Outcome.SCORED)`. `group` and `episode` count within the rollout. An episode has one or several
-    samples, one behind the other, which `sequence` counts: a turn whose template rewrites what stood before
-    begins a new one. The first `prompt_length` tokens of sequence 0 are the same for every sibling.
-    `sampler_logprobs` and `versions` are of the trained tokens. `age` is how many optimizer steps the policy
-    has taken since the version of the oldest token: above 0 its ratio is not 1 before the rollout's first
-    update.
+    `Sample(group=3, sibling=0, episode=24, tokens=sequence, temperature=1.0, outcome=Outcome.SCORED)`.
+    `group` and `episode` count within the rollout. An episode has one or several samples, one behind the
+    other, which `sequence` counts: a turn whose template rewrites what stood before begins a new one. The
+    prompt of sequence 0 is the same for every sibling. `owner` is the rank that collected the row (None:
+    every rank has it); other ranks have a summary of its tokens, unless they forward it. `age` is how many
+    optimizer steps the policy has taken since the version of the oldest token: above 0 its ratio is not 1
+    before the rollout's first update.
     """
 
     group: int
     sibling: int
     episode: int
-    token_ids: Ints
-    prompt_length: int
-    is_trained: Bools
-    sampler_logprobs: Floats
-    versions: Versions
+    tokens: TokenSequence | SequenceSummary
     temperature: float
     outcome: Outcome
     sequence: int = 0
     age: int = 0
+    owner: int | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "token_ids", ints(self.token_ids))
-        object.__setattr__(self, "is_trained", bools(self.is_trained))
-        object.__setattr__(self, "sampler_logprobs", floats(self.sampler_logprobs))
+    @property
+    def is_held(self) -> bool:
+        """Whether this rank has the tokens."""
+        return isinstance(self.tokens, TokenSequence)
+
+    @property
+    def summary(self) -> SequenceSummary:
+        """What a rank without the tokens keeps of them."""
+        return summary_of(self.tokens)
+
+    @property
+    def token_ids(self) -> Ints:
+        """The tokens (L,) int32."""
+        return held(self.tokens).token_ids
+
+    @property
+    def is_trained(self) -> Bools:
+        """Which tokens (L,) the loss is over."""
+        return held(self.tokens).is_trained
+
+    @property
+    def sampler_logprobs(self) -> Floats:
+        """The sampler's logprobs (N,) float32 of the trained tokens, in nats."""
+        return held(self.tokens).logprobs
+
+    @property
+    def versions(self) -> Versions:
+        """Runs of the policy versions of the trained tokens."""
+        return held(self.tokens).versions
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return self.tokens.prompt_length
+
+    @property
+    def length(self) -> int:
+        """All tokens."""
+        return self.tokens.length
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that the loss is over."""
+        return self.tokens.num_trained
 
     @property
     def prompt_key(self) -> Hashable:

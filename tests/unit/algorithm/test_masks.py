@@ -13,7 +13,7 @@ import torch
 from covey.algorithm.losses import LossConfig, LossInputs, policy_loss
 from covey.batching.pack import least_entropy, pack
 from covey.comm import LocalComm
-from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TrainSample
+from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TokenSequence, TrainSample
 from support.steps import plan_of
 
 CONFIG = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
@@ -81,11 +81,13 @@ def row(entropies: list[float], *, masked: str | None = None, group: int = 0) ->
         group=group,
         sibling=0,
         episode=next(EPISODES),
-        token_ids=(9, 8, *range(100, 100 + num)),
-        prompt_length=2,
-        is_trained=(False, False, *(True,) * num),
-        sampler_logprobs=(-1.0,) * num,
-        versions=((0, num),),
+        tokens=TokenSequence.behind(
+            2,
+            token_ids=(9, 8, *range(100, 100 + num)),
+            is_trained=(False, False, *(True,) * num),
+            logprobs=(-1.0,) * num,
+            versions=((0, num),),
+        ),
         temperature=1.0,
         outcome=Outcome.SCORED,
     )

@@ -28,7 +28,7 @@ from covey.batching.shares import step_slices, steps_of
 from covey.errors import GuardStop
 from covey.health.batch import check_batches
 from covey.token_streams import build_stream
-from covey.types import AnnotatedSample, Denominators, Finish, Outcome, Sample, TrainSample
+from covey.types import AnnotatedSample, Denominators, Finish, Outcome, Sample, TokenSequence, TrainSample
 
 
 def rows_of(groups, *, may_skip: bool = True, mask_truncated: bool = False) -> list[TrainSample]:
@@ -49,11 +49,13 @@ def sample_of(group: int, sibling: int, completion: tuple[int, ...]) -> Sample:
         group=group,
         sibling=sibling,
         episode=sibling,
-        token_ids=(1, 1, 1, *completion),
-        prompt_length=3,
-        is_trained=(False,) * 3 + (True,) * own,
-        sampler_logprobs=(0.0,) * own,
-        versions=((0, own),),
+        tokens=TokenSequence.behind(
+            3,
+            token_ids=(1, 1, 1, *completion),
+            is_trained=(False,) * 3 + (True,) * own,
+            logprobs=(0.0,) * own,
+            versions=((0, own),),
+        ),
         temperature=1.0,
         outcome=Outcome.SCORED,
     )
@@ -271,7 +273,7 @@ def test_equal_rows_that_cancel_by_their_episodes_are_no_signal(by_token, scored
     """Advantages 1 and -2 in episodes of 5 and 10 tokens: a loss that weighs an episode by its tokens has no
     gradient there, and one that weighs all tokens the same has."""
     rows = rows_of([scored_group([1.0, 0.0], lengths=[4, 4])])
-    same = replace(rows[1].annotated.sample, token_ids=rows[0].annotated.sample.token_ids)
+    same = replace(rows[1].annotated.sample, tokens=rows[0].annotated.sample.tokens)
     rows[1] = replace(rows[1], annotated=replace(rows[1].annotated, sample=same))
     rows = [
         replace(row, advantage=advantage, token_advantages=(advantage,) * 4 if by_token else None)

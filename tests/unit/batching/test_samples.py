@@ -16,11 +16,13 @@ def test_a_plain_completion_written_out(scored_group):
             group=0,
             sibling=0,
             episode=0,
-            token_ids=(9, 8, 512, 513, 514),
-            prompt_length=2,
-            is_trained=(False, False, True, True, True),
-            sampler_logprobs=(-0.5, -513 / 1024, -514 / 1024),
-            versions=((3, 3),),
+            tokens=TokenSequence.behind(
+                2,
+                token_ids=(9, 8, 512, 513, 514),
+                is_trained=(False, False, True, True, True),
+                logprobs=(-0.5, -513 / 1024, -514 / 1024),
+                versions=((3, 3),),
+            ),
             temperature=0.7,
             outcome=Outcome.TRUNCATED,
         )

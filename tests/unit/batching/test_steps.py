@@ -229,7 +229,10 @@ def test_steps_that_cancel_are_no_signal(group, pack_plan):
 
     def signal(first, second, lengths):
         made = group([score(first, (1, lengths[0])), score(second, (1, lengths[1]))], lengths=list(lengths))
-        samples = [replace(s, token_ids=(*s.token_ids[:2], 50, *s.token_ids[3:])) for s in to_samples([made])]
+        samples = [
+            replace(s, tokens=replace(s.tokens, token_ids=(*s.token_ids[:2], 50, *s.token_ids[3:])))
+            for s in to_samples([made])
+        ]
         credits = row_credits([made], samples, PLAIN)
         rows = credit_samples([AnnotatedSample(sample=s) for s in samples], credits, may_skip_rows=True)
         (batch,) = pack(rows, pack_plan(completions_per_rank=2), 0)

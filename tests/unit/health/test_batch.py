@@ -10,7 +10,7 @@ import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, LossType, policy_loss
 from covey.health.batch import planned_loss
-from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TrainSample
+from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TokenSequence, TrainSample
 
 # Tokens, advantage, and whether the row is masked.
 ROWS = ((4, 1.5, False), (1, -0.5, False), (3, -1.0, False), (2, 1.0, True))
@@ -23,11 +23,13 @@ def _row(tokens: int, advantage: float, masked: bool) -> TrainSample:
         group=0,
         sibling=0,
         episode=next(EPISODES),
-        token_ids=(7, *range(tokens)),
-        prompt_length=1,
-        is_trained=(False,) + (True,) * tokens,
-        sampler_logprobs=(-0.5,) * tokens,
-        versions=((0, tokens),),
+        tokens=TokenSequence.behind(
+            1,
+            token_ids=(7, *range(tokens)),
+            is_trained=(False,) + (True,) * tokens,
+            logprobs=(-0.5,) * tokens,
+            versions=((0, tokens),),
+        ),
         temperature=1.0,
         outcome=Outcome.SCORED,
     )

@@ -6,13 +6,18 @@ import random
 
 import pytest
 
-from covey.health.completions import completion_metrics, is_repetitive
+from covey.health.completions import Said, completion_metrics
+from covey.rollout.repetition import is_repetitive
 from covey.types import Metric
 
 REPETITIVE, IDENTICAL, UNPARSED = (
     f"completions/{name}" for name in ("repetitive_ratio", "identical_groups", "unparsed_ratio")
 )
 PLAIN = list(range(2000))
+
+
+def said(groups: list[list[tuple[int, ...]]]) -> list[list[Said]]:
+    return [[Said.of(ids) for ids in siblings] for siblings in groups]
 
 
 @pytest.mark.parametrize(
@@ -42,21 +47,21 @@ def test_shares_of_a_rollout() -> None:
     """Two of six completions repeat, one of two groups with siblings is all the same, one answer of three
     is lost; a group of one has no siblings."""
     groups = [[(1, 2), (1, 2)], [(3,) * 40, (3,) * 41, (4, 5)], [(6,)]]
-    assert completion_metrics(groups, ["box", "none", None, None, "tag", None]) == {
+    assert completion_metrics(said(groups), ["box", "none", None, None, "tag", None]) == {
         REPETITIVE: Metric(value=2 / 6, count=6),
         IDENTICAL: Metric(value=1 / 2, count=2),
         UNPARSED: Metric(value=1 / 3, count=3),
     }
-    assert completion_metrics([[(1,)]], [None]) == {REPETITIVE: Metric(value=0.0, count=1)}
+    assert completion_metrics(said([[(1,)]]), [None]) == {REPETITIVE: Metric(value=0.0, count=1)}
     assert completion_metrics([], []) == {}
 
 
 def test_one_text_for_many_prompts() -> None:
     """Five of eight completions of four prompts are the same; of three prompts nothing is said."""
     groups = [[(1, 2), (1, 2)], [(1, 2), (3,)], [(1, 2), (4,)], [(1, 2), (5,)]]
-    found = completion_metrics(groups, [], prompts=[1, 2, 3, 4])
+    found = completion_metrics(said(groups), [], prompts=[1, 2, 3, 4])
     assert found["completions/most_common_ratio"] == Metric(value=5 / 8, count=8)
-    few = completion_metrics(groups, [], prompts=[1, 2, 3, 1])
+    few = completion_metrics(said(groups), [], prompts=[1, 2, 3, 1])
     assert few["completions/most_common_ratio"] == Metric(value=None, count=0)
 
 
@@ -66,10 +71,10 @@ def test_reward_and_length_within_groups() -> None:
     groups = [[(1,), (1, 2), (1, 2, 3)], [(1,), (1, 2, 3)], [(1,), (1, 2)], [(1,), (2,)], [(1,), (1, 2)]]
     rewards = [[0.0, 1.0, 2.0], [5.0, 3.0], [7.0, 7.0], [0.0, 9.0], [None, 4.0]]
     name = "completions/reward_length_correlation"
-    assert completion_metrics(groups, [], rewards=rewards)[name] == Metric(value=0.0, count=5)
-    only = completion_metrics(groups[:1], [], rewards=rewards[:1])[name]
+    assert completion_metrics(said(groups), [], rewards=rewards)[name] == Metric(value=0.0, count=5)
+    only = completion_metrics(said(groups[:1]), [], rewards=rewards[:1])[name]
     assert only.value == pytest.approx(1.0) and only.count == 3
-    assert completion_metrics(groups[2:], [], rewards=rewards[2:])[name] == Metric(value=None, count=0)
+    assert completion_metrics(said(groups[2:]), [], rewards=rewards[2:])[name] == Metric(value=None, count=0)
 
 
 @pytest.mark.parametrize("num", [128, 129, 1000, 4096])
@@ -78,10 +83,10 @@ def test_of_a_large_rollout_a_part_is_looked_at(num: int) -> None:
     draw = random.Random(num)
     looped = (1, 2, 3, 4, 5) * 8
     groups = [[looped if draw.random() < 0.25 else (i, i)] for i in range(num)]
-    found = completion_metrics(groups, [])[REPETITIVE]
+    found = completion_metrics(said(groups), [])[REPETITIVE]
     assert 64 < found.count <= 128
     assert found.value == pytest.approx(0.25, abs=0.15)
     pairs = [[(i, 1), (i, 1 + (i % 4 > 0))] for i in range(num)]
-    assert completion_metrics(pairs, [])[IDENTICAL] == Metric(
+    assert completion_metrics(said(pairs), [])[IDENTICAL] == Metric(
         value=sum(i % 4 == 0 for i in range(num)) / num, count=num
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from covey.errors import GuardStop
 from covey.rollout.exchange import exchange
 from covey.rollout.moving import move
 from covey.training.failure import is_of_another
-from support.rollout_shares import COLUMNS, MadeRollout, made_rollout, same_summaries, same_tokens
+from support.rollout_shares import MadeRollout, made_rollout, same_summaries
 
 GROUPS, SIBLINGS = 12, 4
 
@@ -55,17 +56,17 @@ def same_as_one_process(comm: GroupComm) -> None:
     alone.rows["owner"] = everyone.rows["owner"]
     assert same_summaries(everyone, alone)
     rows = everyone.rows
-    tokens = np.where(rows["sibling"] == 1, 0, rows["length"])
-    dealt = assign(tokens, rows["group"], rows["owner"], comm.world)
+    tokens = np.where(rows["episode"] % SIBLINGS == 1, 0, rows["length"])
+    dealt = assign(tokens, made.group_R, made.owner_R, comm.world)
     rank_of = dealt.rank_of_R
     assert (rank_of != rows["owner"]).any() and dealt.unevenness < 1.25
     held = made.held(comm.rank)
-    mine = move(held, everyone, rank_of, comm, COLUMNS)
+    mine = move(held, made.known, made.owner_R, rank_of, comm)
     assert list(mine) == [n for n in dealt.rows_of(comm.rank) if rows["length"][n]]
-    assert all(same_tokens(row, made.tokens[number]) for number, row in mine.items())
+    assert all(row == made.tokens[number] for number, row in mine.items())
     assert set(held.num_read.values()) <= {1}
-    every = torch.from_numpy(np.concatenate([row.columns["entropy"] for row in made.tokens]))
-    values = [torch.from_numpy(row.columns["entropy"]) for row in mine.values()]
+    every = torch.from_numpy(np.concatenate([row.logprobs for row in made.tokens]))
+    values = [torch.from_numpy(row.logprobs.copy()) for row in mine.values()]
     # Rows without tokens or weight are somewhere too: all tokens are in one rank's hands.
     own_values = torch.cat(values) if values else torch.zeros(0)
     for share in (0.01, 0.2, 0.999):
@@ -84,10 +85,9 @@ def named_on_all(comm: GroupComm) -> None:
         if comm.rank == 0:
             taken = held.pop(first)
             if code == "F110":
-                held[first] = taken
-                taken.token_ids_L[-1] ^= 1
+                held[first] = replace(taken, token_ids=taken.token_ids ^ 1)
         try:
-            move(held, everyone, rank_of, comm)
+            move(held, made.known, made.owner_R, rank_of, comm)
         except GuardStop as stop:
             assert stop.finding.code == code
             told = comm.gather_json(str(stop.finding.seen))

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer, decoders
 
-from covey.activity import Activity
 from covey.batching.samples import to_samples
 from covey.comm import LocalComm
 from covey.data.rows import prompt_table
 from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout import collect as collecting
-from covey.rollout.collect import CollectPlan, collect
+from covey.rollout.collect import collect
 from covey.rollout.native.engine import NativeEngine
+from covey.rollout.slots import CollectPlan
 from covey.types import Origin, SamplingParams, Source
-from covey.types.arrays import floats
-
-
-class ShareOfRanks:
-    """One rank of several, run in turn: the first round leaves its records, the second reads all."""
-
-    def __init__(self, rank: int, world: int, left: dict[int, str]) -> None:
-        self.rank, self.world = rank, world
-        self._left = left
-        self.activity = Activity()
-
-    def max(self, values):
-        return list(values)
-
-    def gather_json(self, value):
-        self._left[self.rank] = json.dumps(value)
-        return [json.loads(self._left[r]) for r in sorted(self._left)]
+from covey.types.episode import summary_of
+from support.rollout_shares import on_counting_ranks
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +32,7 @@ def collected(quickstart_policy, quickstart_codec):
             temperature=1.0, max_new_tokens=16, stop_token_ids=quickstart_codec.stop_token_ids
         ),
         seed=11,
+        weights={"accuracy": 1.0, "format": 0.5},
     )
 
     def score(rows):
@@ -58,30 +43,6 @@ def collected(quickstart_policy, quickstart_codec):
         return collect(prompts, engine, score, quickstart_codec, plan, comm).groups
 
     return run
-
-
-def bare(groups):
-    """Groups without what two runs may differ in: seconds, messages, the last bits of logprobs."""
-    return [
-        replace(
-            scored,
-            group=replace(
-                scored.group,
-                prompt=replace(scored.group.prompt, messages=None),
-                episodes=tuple(
-                    replace(
-                        e, seconds=0.0, sequences=tuple(replace(s, logprobs=floats(())) for s in e.sequences)
-                    )
-                    for e in scored.group.episodes
-                ),
-            ),
-        )
-        for scored in groups
-    ]
-
-
-def logprobs(groups):
-    return [x for s in to_samples(groups) for x in s.sampler_logprobs.tolist()]
 
 
 def test_one_rank(collected, quickstart_codec):
@@ -110,25 +71,41 @@ def test_one_rank(collected, quickstart_codec):
     assert len({s.total for g in groups for s in g.scores}) > 1
 
 
-@pytest.mark.parametrize(
-    "world", [2, 4, 20]
-)  # 15 completions: uneven shares, split groups, ranks without any
+# 15 completions: uneven shares, split groups, ranks without any.
+@pytest.mark.parametrize("world", [2, 4, 20])
 def test_ranks_together_have_what_one_has(world, collected):
-    alone = collected(LocalComm())
-    left: dict[int, str] = {}
-    for rank in range(world):
-        collected(ShareOfRanks(rank, world, left))
-    assert len(left) == world
-    assert sum(len(json.loads(share)) for share in left.values()) == 15
-    seen = []
-    for rank in (0, world - 1):
-        together = collected(ShareOfRanks(rank, world, left))
-        assert bare(together) == bare(alone)
-        # A batch of another size sums in another order: rounding is all that may differ.
-        assert logprobs(together) == pytest.approx(logprobs(alone), abs=1e-5)
-        seen.append(to_samples(together))
-    # Ranks among themselves have the same to the last bit.
-    assert seen[0] == seen[1]
+    alone = [e for g in collected(LocalComm()) for e in g.group.episodes]
+    scores = [s for g in collected(LocalComm()) for s in g.scores]
+    results, _ = on_counting_ranks(world, collected)
+    owned = []
+    for rank, groups in enumerate(results):
+        assert [len(g.group.episodes) for g in groups] == [3] * 5
+        assert [g.group.prompt.id for g in groups] == [0, 1, 2, 3, 4]
+        for number, (scored, sibling) in enumerate((g, i) for g in groups for i in range(3)):
+            episode, score, expected = scored.group.episodes[sibling], scored.scores[sibling], alone[number]
+            assert episode.id == expected.id and episode.outcome == expected.outcome
+            assert score.total == scores[number].total and score.parts == scores[number].parts
+            assert same_but_for_rounding(summary_of(*episode.sequences), summary_of(*expected.sequences))
+            if episode.owner == rank:
+                owned.append(number)
+                assert episode.text == expected.text
+                assert [t.token_ids.tolist() for t in episode.tokens] == [
+                    t.token_ids.tolist() for t in expected.tokens
+                ]
+            else:
+                with pytest.raises(AssertionError, match="another rank"):
+                    _ = episode.tokens
+    assert sorted(owned) == list(range(15))
+    # Ranks among themselves know the same to the last bit.
+    known = [[s.summary for s in to_samples(groups)] for groups in results]
+    assert all(of_rank == known[0] for of_rank in known)
+
+
+def same_but_for_rounding(ours, theirs):
+    """A batch of another size sums in another order."""
+    return ours.logprob_sum == pytest.approx(theirs.logprob_sum, abs=1e-4) and replace(
+        ours, logprob_sum=0.0, num_unknown=0, is_repetitive=False
+    ) == replace(theirs, logprob_sum=0.0)
 
 
 @pytest.mark.parametrize("least_tokens", [1, 10_000])
@@ -167,12 +144,10 @@ def test_groups_are_scored_while_others_decode(
 
 
 def test_a_prompt_keeps_its_messages_on_any_number_of_ranks(collected):
-    left: dict[int, str] = {}
-    for rank in range(2):
-        collected(ShareOfRanks(rank, 2, left))
-    prompts, alone = ([g.group.prompt for g in collected(c)] for c in (ShareOfRanks(0, 2, left), LocalComm()))
+    alone = [g.group.prompt for g in collected(LocalComm())]
+    together, _ = on_counting_ranks(2, collected)
     assert alone[0].messages
-    assert prompts == alone
+    assert all([g.group.prompt for g in groups] == alone for groups in together)
 
 
 class _Spaced(NativeEngine):

@@ -16,18 +16,17 @@ import pytest
 from covey.batching.assignment import assign
 from covey.comm import LocalComm
 from covey.errors import GuardStop
-from covey.rollout.exchange import SUMMARY, Summaries, digest_of, exchange
-from covey.rollout.moving import TokenRow, move
+from covey.rollout.exchange import SUMMARY, Summaries, exchange
+from covey.rollout.moving import move
+from covey.types import TokenSequence
 from support.processes import run_in_processes
 from support.rollout_shares import (
-    COLUMNS,
     NUM_PARTS,
     CountingComm,
     MadeRollout,
     made_rollout,
     on_counting_ranks,
     same_summaries,
-    same_tokens,
 )
 
 PROGRAM = str(Path(__file__).with_name("exchange_ranks.py"))
@@ -58,7 +57,8 @@ def test_one_process_keeps_its_rows() -> None:
     everyone = exchange(alone.share(0), EPISODES, LocalComm())
     assert same_summaries(everyone, alone.summaries)
     has_tokens = np.flatnonzero(everyone.rows["length"]).tolist()
-    mine = move(alone.held(0), everyone, np.zeros(len(everyone.rows), np.int64), LocalComm())
+    here = np.zeros(len(everyone.rows), np.int64)
+    mine = move(alone.held(0), alone.known, here, here, LocalComm())
     assert list(mine) == has_tokens
     assert all(mine[n] is alone.tokens[n] for n in has_tokens)
 
@@ -73,10 +73,11 @@ def test_bytes_go_where_they_have_to() -> None:
     world, rows = 16, rollout.summaries.rows
     held = [rollout.held(rank) for rank in range(world)]
 
-    def work(comm: CountingComm) -> tuple[Any, dict[int, TokenRow]]:
+    def work(comm: CountingComm) -> tuple[Any, dict[int, TokenSequence]]:
         everyone = exchange(rollout.share(comm.rank), 64 * 16, comm)
-        dealt = assign(everyone.rows["length"], everyone.rows["group"], everyone.rows["owner"], world)
-        return dealt, move(held[comm.rank], everyone, dealt.rank_of_R, comm, COLUMNS)
+        known = [everyone.known(number) for number in range(len(everyone.rows))]
+        dealt = assign(everyone.rows["length"], rollout.group_R, rollout.owner_R, world)
+        return dealt, move(held[comm.rank], known, rollout.owner_R, dealt.rank_of_R, comm)
 
     results, shared = on_counting_ranks(world, work)
     rank_of = results[0][0].rank_of_R
@@ -85,13 +86,12 @@ def test_bytes_go_where_they_have_to() -> None:
     records = np.bincount(rows["owner"], minlength=world) * (100 + 8 * NUM_PARTS)
     sent = shared.sent["gather_tensors"]
     assert (sent <= records[:, None]).all() and (sent.sum(0) > 0).all()
-    # A row: 16 bytes of sizes, ids, a bit and 4 bytes a trained token for logprobs and each column, runs.
+    # A row: 16 bytes of sizes, ids, a bit and 4 bytes a trained token for its logprob, runs.
     expected = np.zeros((world, world), np.int64)
     for number, row in enumerate(rollout.tokens):
         own, to = int(rows["owner"][number]), int(rank_of[number])
         if own != to:
-            size = 16 + 4 * len(row.token_ids_L) + 12 * len(row.logprob_N) + 12 * len(row.version_V)
-            expected[own, to] += size
+            expected[own, to] += 16 + 4 * (row.length + row.num_trained) + 12 * len(row.versions)
     bits = shared.sent["swap_tensors"] - expected
     lengths = np.zeros_like(expected)
     np.add.at(lengths, (rows["owner"], rank_of), rows["length"])
@@ -101,7 +101,7 @@ def test_bytes_go_where_they_have_to() -> None:
     forwarded = sorted(n for _, mine in results for n in mine)
     assert forwarded == list(range(len(rows)))
     for rank, (_, mine) in enumerate(results):
-        assert all(rank_of[n] == rank and same_tokens(row, rollout.tokens[n]) for n, row in mine.items())
+        assert all(rank_of[n] == rank and row == rollout.tokens[n] for n, row in mine.items())
 
 
 def test_step_rewards_travel_only_where_there_are_some() -> None:
@@ -126,9 +126,15 @@ def test_step_rewards_travel_only_where_there_are_some() -> None:
 
 
 def test_equal_completions_have_equal_digests() -> None:
-    ids = np.arange(40, dtype=np.int32)
-    assert digest_of(ids[3:9]) == digest_of(ids[3:9].copy()) != digest_of(ids[3:10])
-    assert digest_of(ids[:0]) == digest_of(np.zeros(0, np.int32))
+    def digest(prompt: list[int], *completion: int) -> int:
+        ids = [*prompt, *completion]
+        is_trained = [False] * len(prompt) + [True] * len(completion)
+        return TokenSequence.behind(
+            len(prompt), token_ids=ids, is_trained=is_trained, logprobs=[0.0] * len(completion), versions=()
+        ).digest
+
+    assert digest([1, 2], 3, 4) == digest([9], 3, 4)
+    assert len({digest([1], 3, 4), digest([1], 3), digest([1], 4, 3), digest([1])}) == 4
 
 
 def changed(share: Summaries, number: int, **fields: int) -> Summaries:
@@ -208,21 +214,19 @@ def test_records_that_contradict_the_plan(what: str) -> None:
     assert {(stop.finding.code, str(stop.finding.seen)) for stop in stops} == {("F122", f"step 5: {seen}")}
 
 
-def row_of(row: TokenRow, what: str) -> TokenRow:
+def row_of(row: TokenSequence, what: str) -> TokenSequence:
     """A row with one thing wrong."""
     match what:
         case "shorter":
-            return replace(row, token_ids_L=row.token_ids_L[1:], is_trained_L=row.is_trained_L[1:])
+            return replace(row, token_ids=row.token_ids[1:], is_trained=row.is_trained[1:])
         case "token":
-            ids = row.token_ids_L.copy()
-            ids[-1] ^= 1
-            return replace(row, token_ids_L=ids)
+            return replace(row, token_ids=[*row.token_ids[:-1], row.token_ids[-1] ^ 1])
         case "mask":
-            return replace(row, is_trained_L=np.ones_like(row.is_trained_L))
+            return replace(row, is_trained=np.ones_like(row.is_trained))
         case "version":
-            return replace(row, version_V=row.version_V + 1)
+            return replace(row, versions=tuple((version + 1, count) for version, count in row.versions))
         case "runs":
-            return replace(row, count_V=row.count_V + 1)
+            return replace(row, versions=tuple((version, count + 1) for version, count in row.versions))
     raise AssertionError(what)
 
 
@@ -235,7 +239,6 @@ ROWS = {
     "lost": ("F122", "rank 1 was to have 8 rows for rank 2, but had 7, 7 of them right"),
     "lost at home": ("F122", "rank 1 was to have 8 rows for rank 1, but had 7, 7 of them right"),
     "one more": ("F122", "rank 1 was to have 7 rows for rank 2, but had 8, 7 of them right"),
-    "more columns": ("F122", "rank 1 was to have 8 rows for rank 2, but had 0, 0 of them right"),
 }
 
 
@@ -244,24 +247,20 @@ def test_rows_that_are_not_those_of_their_records(what: str) -> None:
     """Rank 1 sends its rows to rank 2; a fault of one row stops all three."""
     rollout = made()
 
-    def work(comm: CountingComm) -> dict[int, TokenRow]:
-        everyone = exchange(rollout.share(comm.rank), EPISODES, comm)
-        owner = everyone.rows["owner"].astype(np.int64)
+    def work(comm: CountingComm) -> dict[int, TokenSequence]:
+        owner = rollout.owner_R
         own = np.flatnonzero(owner == comm.rank).tolist()
         held = {n: rollout.tokens[n] for n in own}
         rank_of = owner if what == "lost at home" else np.where(owner == 1, 2, owner)
-        columns = COLUMNS
         if comm.rank == 1 and what.startswith("lost"):
             del held[own[3]]
-        elif comm.rank == 1 and what == "more columns":
-            columns = (*COLUMNS, COLUMNS[0])
         elif what == "one more":
             # The receiver knows of another assignment.
             if comm.rank != 1:
                 rank_of[np.flatnonzero(owner == 1)[0]] = 1
         elif comm.rank == 1:
             held[own[3]] = row_of(held[own[3]], what)
-        return move(held, everyone, rank_of, comm, columns)
+        return move(held, rollout.known, owner, rank_of, comm)
 
     stops, _ = on_counting_ranks(3, work)
     assert all(isinstance(stop, GuardStop) for stop in stops), stops

@@ -17,7 +17,16 @@ from covey.rewards.registry import total
 from covey.rollout.records import score_of, to_record
 from covey.training.buffer import RolloutBuffer, RolloutTokens
 from covey.training.source import ReplaySource
-from covey.types import AnnotatedSample, Origin, Outcome, Prompt, Sample, ScorePart, TrainSample
+from covey.types import (
+    AnnotatedSample,
+    Origin,
+    Outcome,
+    Prompt,
+    Sample,
+    ScorePart,
+    TokenSequence,
+    TrainSample,
+)
 from support.groups import episode
 from support.steps import plan_of
 
@@ -65,15 +74,13 @@ def rows_of_two(steps: tuple[float, ...] | None) -> list[TrainSample]:
         group=0,
         sibling=0,
         episode=0,
-        token_ids=(9, 1, 2),
-        prompt_length=1,
-        is_trained=(False, True, True),
-        sampler_logprobs=(-0.1, -0.2),
-        versions=((0, 2),),
+        tokens=TokenSequence.behind(
+            1, token_ids=(9, 1, 2), is_trained=(False, True, True), logprobs=(-0.1, -0.2), versions=((0, 2),)
+        ),
         temperature=1.0,
         outcome=Outcome.SCORED,
     )
-    other = replace(sample, sibling=1, episode=1, token_ids=(9, 3, 4))
+    other = replace(sample, sibling=1, episode=1, tokens=replace(sample.tokens, token_ids=(9, 3, 4)))
     first, second = (
         TrainSample(
             annotated=AnnotatedSample(sample=s, old_logprob_N=torch.tensor([-0.5, -0.25]) - s.episode),
@@ -106,13 +113,19 @@ def test_each_rank_writes_its_rows_and_any_number_of_ranks_reads_them(reading, t
     for buffer in buffers:
         rows = rows_of_two((0.1, 0.2))
         own = buffer.plan.rank
-        # A rank has the annotations of the row that it forwards.
-        bare = [replace(r, annotated=AnnotatedSample(sample=r.annotated.sample)) for r in rows]
+        # A rank has the tokens and the annotations of the row that it forwards.
+        known = [r.annotated.sample.summary for r in rows]
+        elsewhere = [replace(r.annotated.sample, tokens=k) for r, k in zip(rows, known, strict=True)]
+        bare = [replace(r, annotated=AnnotatedSample(sample=s)) for r, s in zip(rows, elsewhere, strict=True)]
         buffer.fill([r if i == own else b for i, (r, b) in enumerate(zip(rows, bare, strict=True))], {}, {})
         assert buffer.ranks() == [0, 1]
     for rank in range(reading):
         again = saved(buffers, tmp_path, RolloutBuffer(plan(rank, reading)))
-        assert [r.annotated.sample.token_ids.tolist() for r in again.rows] == [[9, 1, 2], [9, 3, 4]]
+        tokens = {
+            i: s.token_ids.tolist() for i, r in enumerate(again.rows) if (s := r.annotated.sample).is_held
+        }
+        assert tokens == {i: ids for i, ids in enumerate([[9, 1, 2], [9, 3, 4]]) if reading == 1 or i == rank}
+        assert [r.annotated.sample.summary for r in again.rows] == known
         old = [r.annotated.old_logprob_N for r in again.rows]
         held = [None if o is None else o.tolist() for o in old]
         expected = [[-0.5, -0.25], [-1.5, -1.25]]

@@ -46,6 +46,7 @@ class Live:
     """Samples prompts 0, 1, 2, ... for each rollout; the rows of `flat` have no signal."""
 
     flat: set[int]
+    comm: Comm = field(default_factory=LocalComm)
     asked: list[list[int]] = field(default_factory=list)
     attempts: list[set[int]] = field(default_factory=list)
 
