@@ -125,7 +125,7 @@ class Job:
         self._report([*self.watch.check(collected.sampled, self.progress.step), *self._new_fallbacks()])
         self._report(self.engine.take_notices())
         self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
-        records = partial(_records, collected, rows)
+        records = partial(_records, collected, rows, self.comm)
         self.recorder.rollout(self.progress.rollout, records, step=self.progress.step)
         self._record_selection(collected)
 
@@ -361,8 +361,9 @@ class Job:
             self.ended_by = tr("max_minutes {limit:g}", limit=limit)
 
 
-def _records(collected: Collected, rows: Sequence[TrainSample]) -> list[dict[str, Any]]:
-    """One record a completion for the files of rollouts, with what it was trained with."""
+def _records(collected: Collected, rows: Sequence[TrainSample], comm: Comm) -> list[dict[str, Any]]:
+    """One record for each completion that this rank sampled, for its file of the rollout, with what it was
+    trained with."""
     records = records_of(collected.groups)
     for row in rows:
         sample = row.annotated.sample
@@ -372,4 +373,10 @@ def _records(collected: Collected, rows: Sequence[TrainSample]) -> list[dict[str
             record["masked"] = row.masked
             if sample.age:
                 record["age"] = sample.age
-    return records
+    return [record for number, record in enumerate(records) if _is_own(number, len(records), comm)]
+
+
+def _is_own(episode: int, num_episodes: int, comm: Comm) -> bool:
+    """Whether a completion is this rank's to record: ranks have equal shares of a rollout."""
+    share = -(-num_episodes // comm.world)
+    return episode // share == comm.rank

@@ -15,7 +15,7 @@ from covey.doctor.verdicts import BY_CODE, MEANINGS, ORDER
 from covey.health.record import fields_of
 from covey.health.saved import BACK, MENDED
 from covey.plan.words import WIDTH
-from covey.telemetry.files import RunFiles
+from covey.telemetry.rollout_log import RolloutLog
 from covey.types import Finding, Fix
 from support.doctor_page import PAGE, rendered, unnamed
 
@@ -213,10 +213,10 @@ def completion(group: int, ids: list[int], parsed_by: str = "box") -> dict[str, 
 def test_completions_are_looked_at(make: RunMaker) -> None:
     """Half of a compressed rollout repeats one token, and no answer of it can be read."""
     path = make.covey(12)
-    files = RunFiles(path)
+    log = RolloutLog(path / "rollouts")
     for rollout in range(12):
         good = [completion(i % 4, [*range(i, i + 40)], "none") for i in range(8)]
-        files.append_rollout(rollout, [*good, *(completion(9, [7] * 40, "none") for _ in range(8))])
+        log.write(rollout, [*good, *(completion(9, [7] * 40, "none") for _ in range(8))])
     assert (path / "rollouts" / "rollout-000000.jsonl.gz").is_file()
     (path / "rollouts" / "rollout-000001.jsonl.gz").write_bytes(b"\x1f\x8bxx")
     found = report(path)
