@@ -89,19 +89,19 @@ def _rollout(directory: Path, number: int, by_world: Mapping[int, Mapping[int, P
         return Rollout(number=number, paths=paths)
     if complete:
         problem = tr(
-            "rollout {number} is in {directory} twice: in files of {worlds} ranks; move all but one "
+            "rollout {number} is in {directory} more than once: written by {worlds} ranks; move all but one "
             "of these sets away",
             number=number,
             directory=directory,
-            worlds=joined(" and of ", map(str, complete)),
+            worlds=joined(", ", map(str, complete)),
         )
         return Rollout(number=number, paths=paths, problem=problem)
     absent = (rank for rank in range(world) if rank not in by_world[world])
     names = [rollout_path(directory, number, rank, world).name for rank in islice(absent, _NUM_NAMED)]
     more = world - len(paths) - len(names)
     problem = tr(
-        "rollout {number} is incomplete: {directory} lacks {names}{more}; copy what is missing there, or "
-        "move all files of this rollout away",
+        "rollout {number} in {directory} is incomplete: it lacks {names}{more}; copy what is missing "
+        "there, or move all files of this rollout away",
         number=number,
         directory=directory,
         names=joined(", ", names),

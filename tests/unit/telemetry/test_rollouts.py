@@ -119,7 +119,7 @@ def test_sets_of_different_numbers_of_ranks_are_not_mixed(tmp_path: Path) -> Non
     write(tmp_path, 0, 2, 0)
     assert list(read_rollouts(tmp_path)) == [(0, WHOLE)]
     rollout_path(tmp_path, 0).write_text("".join(json.dumps(record) + "\n" for record in WHOLE))
-    with pytest.raises(CoveyError, match="1 and of 2"):
+    with pytest.raises(CoveyError, match="1, 2"):
         list(read_rollouts(tmp_path))
 
 
