@@ -227,6 +227,21 @@ def test_completions_are_looked_at(make: RunMaker) -> None:
     assert "rollout-000001.jsonl.gz cannot be read" in text(found, "note")
 
 
+def test_a_newest_rollout_may_be_unfinished(make: RunMaker) -> None:
+    """Two ranks: of the newest rollout one has not written its file; of another a file was deleted."""
+    path = make.covey(6)
+    logs = [RolloutLog(path / "rollouts", rank=rank, world=2) for rank in range(2)]
+    for rollout in range(6):
+        for rank, log in enumerate(logs[: 1 if rollout == 5 else 2]):
+            records = [{**completion(rank, [*range(i, i + 40)]), "sibling": i} for i in range(4)]
+            log.write(rollout, records)
+    found = report(path)
+    assert "rollout" not in text(found, "note")
+    assert "all completions are the same" in text(found, "newest")
+    (path / "rollouts" / "rollout-000002.1-of-2.jsonl").unlink()
+    assert "rollout-000002.1-of-2.jsonl" in text(report(path), "note")
+
+
 def test_the_command(make: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
     path = make.covey(40, {"frac_reward_zero_std": 1.0})
     before = {p: (p.stat().st_mtime_ns, p.stat().st_size) for p in path.rglob("*")}
