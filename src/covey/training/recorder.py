@@ -75,11 +75,13 @@ class Recorder:
         if is_written:
             with failing_together(self.comm), self.writing(step):
                 self.rollouts.write(number, rows)
-            self._delete_old(step)
+                oldest_kept = self.rollouts.oldest_kept()
+            self._delete_old(oldest_kept, step)
 
-    def _delete_old(self, step: int) -> None:
-        """Delete the oldest rollouts beyond the limit, on all ranks the same; the first time is an event."""
-        (oldest,) = self.comm.max([float(self.rollouts.oldest_kept())])
+    def _delete_old(self, oldest_kept: int, step: int) -> None:
+        """Delete the rollouts that are too old for one of the ranks, on all of them; the first time is an
+        event."""
+        (oldest,) = self.comm.max([float(oldest_kept)])
         with failing_together(self.comm), self.writing(step):
             deleted = self.rollouts.delete_before(int(oldest))
         if deleted and not self._has_told_deletion:
