@@ -249,6 +249,18 @@ def raise_on_all_ranks(comm: Comm, error: Exception | None) -> None:
     )
 
 
+@contextmanager
+def failing_together(comm: Comm) -> Iterator[None]:
+    """Raise what one rank fails with inside on every rank, as `raise_on_all_ranks` does. Collective; nothing
+    inside it may be."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know
+        failure = error
+    raise_on_all_ranks(comm, failure)
+
+
 def _told(error: Exception) -> dict[str, Any]:
     """What the other ranks are told of an error."""
     words = joined(": ", [type(error).__name__, str(error)])

@@ -81,6 +81,19 @@ CASES = (
     ),
     Case(name="replay_of_nothing", words=words("--replay_rollouts rollouts")),
     Case(
+        name="replay_without_the_file_of_a_rank",
+        words=words("--replay_rollouts rollouts"),
+        files={f"rollouts/rollout-000000.{rank}-of-4.jsonl": "{}\n" for rank in (0, 1, 3)},
+    ),
+    Case(
+        name="replay_of_a_torn_file",
+        words=words("--replay_rollouts rollouts"),
+        files={
+            "rollouts/rollout-000000.0-of-2.jsonl": "{}\n",
+            "rollouts/rollout-000000.1-of-2.jsonl": '{}\n{"group": 4, "sib',
+        },
+    ),
+    Case(
         name="everything_at_once",
         words="train --model nowhere/at/all --dataset 缺失.jsonl --reward_funcs acuracy mine.py:reward "
         "--reward_weights 1 --num_generations 1 --temperature 0 --learning_rte 1e-5 --deepspeed zero3 "

@@ -1,11 +1,13 @@
 """`python rank_run.py FAULT PHASE RANK WORDS…`: `covey` in one rank of a run, with a fault planted in one of
 them.
 
-The fault comes when that rank enters a phase for the third time, or in the middle of its second checkpoint.
+The fault comes when that rank enters a phase for the third time, writes its third rollout, or in the middle
+of its second checkpoint.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -18,6 +20,7 @@ import torch
 from covey.activity import Activity
 from covey.checkpoint import write
 from covey.cli.main import main
+from covey.telemetry.rollout_log import RolloutLog
 from covey.training import agreement, build, facts, process, together
 from covey.training.facts import Survey
 
@@ -36,6 +39,8 @@ def happen(fault: str) -> None:
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.15 GiB of "
             "which 3.10 GiB is free. Including non-PyTorch memory, this process has 76.04 GiB memory in use."
         )
+    if fault == "full":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/rollouts/a-file")
     if fault == "raise":
         raise ValueError("a fault of this rank alone")
 
@@ -97,6 +102,8 @@ def plant(fault: str, phase: str) -> None:
         before(process, "_make_process_group", fault)
     elif phase == "load":
         before(build, "backend_for", fault)
+    elif phase == "record":
+        before(RolloutLog, "write", fault, VISIT)
     elif phase == "save":
         before(write, "_sealed", fault, SAVE)
     else:

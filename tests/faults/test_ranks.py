@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from covey.checkpoint.read import verify
+from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from faults import rank_run
 from support.ranks import Ended, run_ranks
 
@@ -133,6 +134,22 @@ def test_a_fault_of_one_rank(
         again = run(tmp_path, backend)
         assert again.code == 0, again.said
         assert_same(out, undisturbed(backend), 4)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_cannot_write_its_part_of_a_rollout(rank: str, tmp_path: Path) -> None:
+    """The other one has written its part, which the resume puts aside."""
+    ended = run(tmp_path, "ddp", "full", "record", rank)
+    assert ended.code == 3, ended.said
+    assert ended.seconds < DEADLINE_S and ended.left == []
+    assert re.findall(r"^([EF]\d{3}) ", ended.said, re.MULTILINE) == ["F130"], ended.said
+    assert "run/rollouts/a-file" in ended.said
+    rollouts, written = tmp_path / "run" / "rollouts", f"rollout-000002.{1 - int(rank)}-of-2.jsonl"
+    assert list_rollouts(rollouts)[2].paths == (rollouts / written,)
+    again = run(tmp_path, "ddp")
+    assert again.code == 0, again.said
+    assert [len(records) for _, records in read_rollouts(rollouts)] == [16] * 4
+    assert (tmp_path / "run" / "superseded" / "1" / "rollouts" / written).exists()
 
 
 @pytest.mark.parametrize(

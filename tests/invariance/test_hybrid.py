@@ -6,12 +6,12 @@ Launchers say which processes share a machine, and these say so of each two, tho
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from covey.telemetry.rollouts import read_rollouts
 from invariance.test_sampled import sampled
 from invariance.test_split import assert_same
 from support.models import save_model
@@ -26,9 +26,7 @@ APART = {"seconds", "sampler_logprobs"}
 
 def records(run: Path) -> list[dict[str, Any]]:
     """The lines of all rollouts in their order."""
-    files = sorted((run / "rollouts").glob("rollout-*.jsonl"))
-    assert files
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [record for _, records in read_rollouts(run / "rollouts") for record in records]
 
 
 def test_four_processes_are_as_one(tmp_path: Path) -> None:

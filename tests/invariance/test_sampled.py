@@ -3,12 +3,12 @@ cut."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from covey.telemetry.rollouts import read_rollouts
 from support.runs import options, train_and_watch, train_in_processes
 
 SPLITS = ((16, 2), (4, 8), (1, 32))
@@ -16,9 +16,9 @@ SPLITS = ((16, 2), (4, 8), (1, 32))
 
 def completions(run: Path) -> list[list[int]]:
     """Completion ids of every rollout in order."""
-    files = sorted((run / "rollouts").glob("rollout-*.jsonl"))
-    assert files
-    return [json.loads(line)["completion_ids"] for f in files for line in f.read_text().splitlines()]
+    found = [r["completion_ids"] for _, records in read_rollouts(run / "rollouts") for r in records]
+    assert found
+    return found
 
 
 def flips(a: list[list[int]], b: list[list[int]]) -> int:

@@ -15,6 +15,7 @@ import torch
 
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError, GuardStop
+from covey.telemetry.rollouts import read_rollouts
 from covey.training.run import train
 from support.runs import difference, options, total_norm, train_and_watch, train_in_processes
 
@@ -66,8 +67,7 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 
 def completions(run: Path) -> list[dict[str, Any]]:
-    files = sorted((run / "rollouts").iterdir())
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [record for _, records in read_rollouts(run / "rollouts") for record in records]
 
 
 def same_weights(one: Any, two: Any) -> bool:

@@ -15,6 +15,7 @@ from journeys.helpers import (
     flags,
     metrics,
     plan_of,
+    read_lines,
     rollouts,
     rows,
     small,
@@ -69,14 +70,29 @@ def test_two_processes_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for name, value in theirs.items():
             if isinstance(value, float) and name not in ("calls", "update_ratio"):
                 assert ours[name] == pytest.approx(value, rel=1e-3, abs=1e-7), name
-    for record in (r for step in rollouts(tmp_path / "two") for r in step):
-        assert record["extras"]["gold"] == record["columns"]["answer"]
+    assert_same_records(tmp_path / "two", tmp_path / "one")
     ours, theirs = (tensors(tmp_path / n / "checkpoint-3") for n in ("two", "one"))
     for name, tensor in theirs.items():
         if name.startswith("adapter_model"):
             assert (ours[name] - tensor).norm() <= 1e-3 * tensor.norm(), name
     # Each process has random generators of its own in the checkpoint.
     assert_announced(announced, tmp_path / "two" / "checkpoint-3", tmp_path / "two" / "checkpoint-2")
+
+
+def assert_same_records(two: Path, one: Path) -> None:
+    """Each of two processes wrote its half of every rollout; together they are what the one wrote, but for
+    what depends on the clock and on how sums are rounded."""
+    names = sorted(path.name for path in (two / "rollouts").iterdir())
+    assert names == [f"rollout-{n:06d}.{rank}-of-2.jsonl" for n in range(3) for rank in range(2)]
+    assert {len(read_lines(two / "rollouts" / name)) for name in names} == {4}
+    ours, theirs = ([r for records in rollouts(run) for r in records] for run in (two, one))
+    for our, their in zip(ours, theirs, strict=True):
+        logprobs, advantage = their.pop("sampler_logprobs"), their.pop("advantage")
+        assert our.pop("sampler_logprobs") == pytest.approx(logprobs, abs=1e-4)
+        assert our.pop("advantage") == pytest.approx(advantage, abs=1e-4)
+        assert our.pop("seconds") > 0 and their.pop("seconds") > 0
+        assert our == their
+        assert our["extras"]["gold"] == our["columns"]["answer"]
 
 
 @pytest.mark.multi

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from covey.telemetry.rollouts import read_rollouts
 from support.runs import options, relative_difference, train_and_watch, train_in_processes
 
 REWARD = '''
@@ -37,8 +38,7 @@ def opts(output: Path, of: int = 2, **changes: Any) -> dict[str, Any]:
 
 
 def rollouts(run: Path) -> list[list[dict[str, Any]]]:
-    files = sorted((run / "rollouts").glob("rollout-*.jsonl"))
-    return [[json.loads(line) for line in f.read_text().splitlines()] for f in files]
+    return [records for _, records in read_rollouts(run / "rollouts")]
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:

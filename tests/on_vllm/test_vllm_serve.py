@@ -32,6 +32,7 @@ from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.publisher import Publisher
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.vllm_serve import VllmServe
+from covey.telemetry.rollouts import read_rollouts
 from covey.training.facts.servers import with_servers
 from covey.training.served import served_engine
 from covey.types import Finish, GenerationRequest, SamplingParams, TurnId
@@ -276,8 +277,8 @@ def test_a_run(address: str, key: Path, tmp_path: Path, ranks: int) -> None:
     assert f"1 rollout server: {address} (vLLM 0.32" in said
     steps = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in steps] == [1, 2, 3]
-    (first, *_) = sorted((tmp_path / "out" / "rollouts").iterdir())
-    assert len(first.read_text().splitlines()) == 16 * ranks
+    rollouts = dict(read_rollouts(tmp_path / "out" / "rollouts"))
+    assert len(rollouts[0]) == 16 * ranks
     assert max(m["publish/canary_gap"] for m in steps if m["publish/canary_gap"] is not None) < 1e-3
     key.write_text("another")
     done = subprocess.run([sys.executable, "-m", "covey", *words.split()], **call)

@@ -26,6 +26,7 @@ from covey.errors import CheckpointError
 from covey.rewards.reward_set import RewardSet
 from covey.rollout.generate import _Sampler
 from covey.rollout.native.engine import NativeEngine
+from covey.telemetry.rollouts import read_rollouts
 from covey.training.run import train
 from support.runs import options, train_and_watch, train_in_processes
 
@@ -73,11 +74,7 @@ def assert_same_run(actual: Path, expected: Path, step: int) -> None:
     states = [(run / f"checkpoint-{step}/trainer/state.json").read_text() for run in (actual, expected)]
     assert states[0] == states[1]
     ids = [
-        [
-            json.loads(line)["completion_ids"]
-            for f in sorted((run / "rollouts").iterdir())
-            for line in f.read_text().splitlines()
-        ]
+        [r["completion_ids"] for _, records in read_rollouts(run / "rollouts") for r in records]
         for run in (actual, expected)
     ]
     assert ids[0] == ids[1]

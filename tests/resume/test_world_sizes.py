@@ -17,6 +17,7 @@ from covey.checkpoint.pieces import SavedPieces
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
+from covey.telemetry.rollouts import read_rollouts
 from covey.training.build import build_job
 from covey.training.facts import survey
 from covey.training.loop import run
@@ -105,6 +106,9 @@ def test_another_number_of_processes(
         assert together < bound
     steps = [json.loads(line)["step"] for line in (tmp_path / "cut/metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
+    recorded, expected = (dict(read_rollouts(tmp_path / run / "rollouts")) for run in ("cut", "whole"))
+    assert recorded.keys() == expected.keys()
+    assert {len(records) for records in recorded.values()} == {len(expected[0])}
 
 
 def test_a_rollout_that_is_begun_keeps_its_steps(tmp_path: Path) -> None:

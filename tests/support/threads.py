@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from covey.activity import Activity
 
 
 class ThreadComm:
-    """One of several ranks; only JSON is exchanged."""
+    """One of several ranks; JSON and maxima are exchanged."""
 
     first_rank = 0
 
@@ -25,6 +25,9 @@ class ThreadComm:
         values = [json.loads(text) for text in self._shared]
         self._barrier.wait()
         return values
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        return [max(column) for column in zip(*self.gather_json(list(values)), strict=True)]
 
 
 def on_ranks(world: int, work: Callable[[Any], Any]) -> list[Any]:

@@ -256,7 +256,11 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "The changed options affect samples, gradients or learning rates, so the steps after the resume "
         "would differ from those of the stopped run.",
     ),
-    ("E406", "Nothing to replay", "The directory contains no rollouts to train on."),
+    (
+        "E406",
+        "Rollouts that cannot be replayed",
+        "The run would train on these rollouts, so each must be complete and as large as its batch.",
+    ),
     (
         "E407",
         "Disk too small for the checkpoints",

@@ -9,7 +9,7 @@ from typing import Any
 from covey.errors import CoveyError
 from covey.health.completions import Said, completion_metrics
 from covey.health.history import number
-from covey.telemetry.rollouts import list_rollouts, read_rollout
+from covey.telemetry.rollouts import list_rollouts, read_rollout, without_unfinished
 from covey.texts import tr
 from covey.types import Metric
 
@@ -19,18 +19,21 @@ _FIRST, _LAST = 3, 5
 def examine(directory: Path, notes: list[str]) -> dict[int, dict[str, Metric]]:
     """Metrics of the first three and the newest five rollouts, by the number of the rollout.
 
-    All of them may be many gigabytes. A file that cannot be read is a note.
+    All of them may be many gigabytes. A rollout that cannot be read is a note; the newest one is left out
+    where the run has not written all of its files.
     """
-    files = list_rollouts(directory)
-    numbers = list(files)
+    rollouts = without_unfinished(list_rollouts(directory))
+    numbers = list(rollouts)
     chosen = sorted({*numbers[:_FIRST], *numbers[-_LAST:]})
     by_rollout = {}
     for rollout in chosen:
         try:
-            records = read_rollout(files[rollout])
+            records = read_rollout(rollouts[rollout])
             by_rollout[rollout] = _metrics(records)
-        except (CoveyError, KeyError, TypeError, ValueError, AttributeError) as error:
-            notes.append(tr("{name} cannot be read: {error}", name=files[rollout].name, error=error))
+        except CoveyError as error:
+            notes.append(str(error))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            notes.append(tr("rollout {number} cannot be read: {error}", number=rollout, error=error))
     if not numbers:
         notes.append(tr("no rollouts were recorded, so completions were not examined"))
     return by_rollout

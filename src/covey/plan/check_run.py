@@ -337,11 +337,13 @@ def _replay(config: Config, facts: Facts) -> list[Problem]:
             "E406",
             "replay_rollouts",
             facts.replay_problem,
-            tr(
-                "The rollouts of a run are in rollouts/ of its output_dir, unless it ran with "
-                "--rollout_log none."
+            "",
+            Fix(
+                text=tr(
+                    "give the complete rollouts/ of a run that did not have --rollout_log none: "
+                    "--replay_rollouts RUN/rollouts"
+                )
             ),
-            Fix(text=tr("give the directory with the rollout files: --replay_rollouts RUN/rollouts")),
             Fix(text=tr("sample new completions"), edits={"replay_rollouts": None}),
         )
     ]

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from covey.comm import Comm, raise_on_all_ranks
+from covey.comm import Comm, failing_together
 from covey.errors import RunFailed
 from covey.rollout.canary import Canary, Comparison, sample_canary
 from covey.rollout.engine import Engine, NamedWeights, SharedEngine
@@ -247,9 +247,5 @@ class Publisher:
 
     def _on_all_ranks(self, act: Callable[[], None]) -> None:
         """What fails on one rank is raised on all of them; `act` holds no collective."""
-        failure: Exception | None = None
-        try:
+        with failing_together(self._comm):
             act()
-        except Exception as error:  # noqa: BLE001 - raised below, once the other ranks know
-            failure = error
-        raise_on_all_ranks(self._comm, failure)

@@ -1,4 +1,4 @@
-"""The run directory's records: configuration, plan, metrics, events and rollouts."""
+"""The run directory's records: configuration, plan, metrics and events; and what a resume puts aside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os.path import exists, isdir, isfile, islink
@@ -23,11 +23,9 @@ from covey.telemetry.jsonl import (
     write_bytes,
     write_text,
 )
-from covey.telemetry.rollouts import RolloutLimits, RolloutLog, list_rollouts, read_rollouts
+from covey.telemetry.rollouts import rollout_files
 from covey.texts import Text, joined, packed, tr
 from covey.types import Metric, StepRecord
-
-__all__ = ["RunFiles", "Superseded", "read_events", "read_metrics", "read_rollouts"]
 
 RESERVED = frozenset({"step", "rollout", "pass", "n"})
 
@@ -43,29 +41,21 @@ class Superseded:
 
 
 class RunFiles:
-    """Writes the records of one run; nothing is created before the first of them.
+    """Writes the records of one run, but for its rollouts (`covey.telemetry.rollout_log`); nothing is created
+    before the first of them.
 
     One process at a time writes to a run directory (`covey.telemetry.owner`). `clock` gives seconds since the
     epoch.
     """
 
-    def __init__(
-        self,
-        output_dir: Path,
-        *,
-        rollouts: RolloutLimits | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, output_dir: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.output_dir = output_dir
         self.metrics_path = output_dir / "metrics.jsonl"
         self.events_path = output_dir / "events.jsonl"
         self.rollouts_dir = output_dir / "rollouts"
-        self._limits = rollouts or RolloutLimits()
-        self._log = RolloutLog(self.rollouts_dir)
         self._clock = clock
         self._last_step: int | None = None
         self._num_bytes: int | None = None
-        self._said_deletion = False
 
     def tidy(self) -> None:
         """Delete what a kill left half written: none of it was ever under its own name."""
@@ -130,26 +120,9 @@ class RunFiles:
             fields["texts"] = texts
         append_line(self.events_path, {"kind": kind, "step": step, "time": now, **fields})
 
-    def append_rollout(self, rollout: int, records: Iterable[Mapping[str, Any]]) -> Path | None:
-        """Write rollouts/rollout-<number>.jsonl and return it, or None where the policy leaves this one out.
-
-        Older files are then compressed and, beyond the size limit, deleted; the first deletion is an event.
-        """
-        if not self._limits.includes(rollout):
-            return None
-        path = self._log.write(rollout, records)
-        if self._limits.compress_after is not None:
-            self._log.compress_old(self._limits.compress_after)
-        if self._limits.max_gb is not None:
-            deleted = self._log.delete_oldest(self._limits.max_gb)
-            if deleted and not self._said_deletion:
-                self._said_deletion = True
-                names = [p.name for p in deleted]
-                self.append_event("rollouts_deleted", files=names, max_gb=self._limits.max_gb)
-        return path
-
     def supersede_after(self, step: int, rollout: int) -> Superseded | None:
-        """Move what was recorded after `step` and `rollout` into superseded/<n>/, and say so as an event.
+        """Move what was recorded after `step` and `rollout`, by any number of ranks, into superseded/<n>/,
+        and say so as an event.
 
         A run resumed there writes these steps anew, so each stands once in the live files. Lines are copied
         before they are cut and files are renamed, so a kill at any moment loses nothing. None means that
@@ -159,10 +132,7 @@ class RunFiles:
         self._last_step = None
         metrics = _split(self.metrics_path, step)
         events = _split(self.events_path, step)
-        plain = [path for number, path in list_rollouts(self.rollouts_dir).items() if number > rollout]
-        # A kill between the compressing of a file and its removal leaves both.
-        twins = [path.with_name(path.name + ".gz") for path in plain]
-        rollouts = [*plain, *(path for path in twins if isfile(path))]
+        rollouts = [file for file in rollout_files(self.rollouts_dir) if file.rollout > rollout]
         if not (metrics.moved or events.moved or rollouts):
             return None
         directory = _next_directory(self.output_dir / "superseded")
@@ -170,16 +140,15 @@ class RunFiles:
             if part.moved:
                 write_bytes(directory / path.name, b"".join(part.moved))
                 write_bytes(path, b"".join(part.kept))
-        for path in rollouts:
-            target = directory / "rollouts" / path.name
+        for file in rollouts:
+            target = directory / "rollouts" / file.path.name
             target.parent.mkdir(exist_ok=True)
-            os.rename(path, target)
-        self._log.forget()
+            os.rename(file.path, target)
         result = Superseded(
             directory=directory,
             num_metrics=len(metrics.moved),
             num_events=len(events.moved),
-            num_rollouts=len(rollouts),
+            num_rollouts=len({file.rollout for file in rollouts}),
         )
         self.append_event(
             "superseded",
@@ -201,7 +170,6 @@ class RunFiles:
         for path in paths:
             os.rename(path, directory / path.name)
         self._last_step = None
-        self._log.forget()
         moved = [path.name for path in paths]
         self.append_event("superseded", step=0, directory=directory.relative_to(self.output_dir), files=moved)
         return directory

@@ -1,165 +1,168 @@
-"""The rollout log: one file a rollout, complete enough to train on again, kept within bounds."""
+"""The rollout files of a directory: their names, which of them are one rollout, and how they are read."""
 
 from __future__ import annotations
 
-import errno
-import gzip
 import re
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from os.path import exists, isdir, isfile
+from itertools import groupby, islice
+from os.path import isdir
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from covey.errors import CoveyError
-from covey.json_lines import UNREADABLE, opened
-from covey.telemetry.jsonl import encode, read_records, write_bytes, write_text
-from covey.texts import tr
+from covey.json_lines import UNREADABLE, opened, read_lines
+from covey.texts import joined, tr
 
-RolloutPolicy = Literal["all", "none"] | int
-_NAME = re.compile(r"rollout-([0-9]{6,})\.jsonl(\.gz)?")
-_GIGABYTE = 1e9
+_NAME = re.compile(r"rollout-([0-9]{6,})(?:\.([0-9]{1,9})-of-([1-9][0-9]{0,8}))?\.jsonl(\.gz)?")
+_NUM_NAMED = 3
+
+
+def rollout_path(directory: Path, rollout: int, rank: int = 0, world: int = 1) -> Path:
+    """Return where a rank writes its records of a rollout.
+
+    `rollout_path(d, 12)` is d / "rollout-000012.jsonl", and `rollout_path(d, 12, 0, 4)` is
+    d / "rollout-000012.0-of-4.jsonl".
+    """
+    part = f".{rank}-of-{world}" if world > 1 else ""
+    return directory / f"rollout-{rollout:06d}{part}.jsonl"
+
+
+class RolloutFile(NamedTuple):
+    """A file with the records that one rank of `world` wrote of a rollout; `is_compressed`: its name ends in
+    .gz."""
+
+    rollout: int
+    world: int
+    rank: int
+    is_compressed: bool
+    path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutLimits:
-    """What is written ("all", "none" or every N-th), what is compressed and how much may stay.
+class Rollout:
+    """The files of one rollout in the order of the ranks that wrote them, one a rank; `problem` says why they
+    are not one whole rollout, and is "" where they are. `is_incomplete`: a file is missing."""
 
-    Files older than the newest `compress_after` are compressed (None: never); beyond `max_gb` (of 10**9
-    bytes; None: no bound) the oldest are deleted, but never the newest.
+    number: int
+    paths: tuple[Path, ...]
+    is_incomplete: bool = False
+    problem: str = ""
+
+
+def rollout_files(directory: Path) -> list[RolloutFile]:
+    """Return every rollout file, in the order of rollouts, numbers of ranks, and ranks; a plain file stands
+    before its compressed twin."""
+    if not isdir(directory):
+        return []
+    found = []
+    for path in directory.iterdir():
+        if match := _NAME.fullmatch(path.name):
+            rank, world = int(match[2] or 0), int(match[3] or 1)
+            if rank < world:
+                found.append(RolloutFile(int(match[1]), world, rank, match[4] is not None, path))
+    return sorted(found)
+
+
+def list_rollouts(directory: Path) -> dict[int, Rollout]:
+    """Return each rollout with its files, in order; of a file and its compressed twin, the plain one.
+
+    Files that different numbers of ranks wrote are not mixed: where one set of them is complete it is the
+    rollout. Where none is, or several are, the rollout has a problem.
     """
-
-    log: RolloutPolicy = "all"
-    compress_after: int | None = 10
-    max_gb: float | None = None
-
-    def includes(self, rollout: int) -> bool:
-        """Return whether this rollout is written; of every N-th, number 0 is the first."""
-        if self.log == "all" or self.log == "none":
-            return self.log == "all"
-        return rollout % self.log == 0
+    found = {}
+    for number, files in groupby(rollout_files(directory), key=lambda file: file.rollout):
+        by_world: dict[int, dict[int, Path]] = {}
+        for file in files:
+            by_world.setdefault(file.world, {}).setdefault(file.rank, file.path)
+        found[number] = _rollout(directory, number, by_world)
+    return found
 
 
-def rollout_path(directory: Path, rollout: int) -> Path:
-    """Return where a rollout is written: `rollout_path(d, 12)` is d / "rollout-000012.jsonl"."""
-    return directory / f"rollout-{rollout:06d}.jsonl"
+def _rollout(directory: Path, number: int, by_world: Mapping[int, Mapping[int, Path]]) -> Rollout:
+    """The rollout of the files in `by_world`: of each number of ranks, the file of each of them."""
+    complete = [world for world, by_rank in by_world.items() if len(by_rank) == world]
+    # Where no set is complete, the one that lacks the fewest files is named.
+    world = complete[0] if complete else min(by_world, key=lambda world: world - len(by_world[world]))
+    paths = tuple(by_world[world].values())
+    if len(complete) == 1:
+        return Rollout(number=number, paths=paths)
+    if complete:
+        problem = tr(
+            "rollout {number} is in {directory} more than once: written by {worlds} ranks; move all but one "
+            "of these sets away",
+            number=number,
+            directory=directory,
+            worlds=joined(", ", map(str, complete)),
+        )
+        return Rollout(number=number, paths=paths, problem=problem)
+    absent = (rank for rank in range(world) if rank not in by_world[world])
+    names = [rollout_path(directory, number, rank, world).name for rank in islice(absent, _NUM_NAMED)]
+    more = world - len(paths) - len(names)
+    problem = tr(
+        "rollout {number} in {directory} is incomplete: it lacks {names}{more}; copy what is missing "
+        "there, or move all files of this rollout away",
+        number=number,
+        directory=directory,
+        names=joined(", ", names),
+        more=tr(" and {more} more", more=more) if more else "",
+    )
+    return Rollout(number=number, paths=paths, is_incomplete=True, problem=problem)
 
 
-def list_rollouts(directory: Path) -> dict[int, Path]:
-    """Return the file of each rollout, in order; of a file and its compressed twin, the plain one."""
-    files: dict[int, Path] = {}
-    if isdir(directory):
-        # Reverse name order puts ".jsonl" after ".jsonl.gz", so the plain file wins.
-        for path in sorted(directory.iterdir(), reverse=True):
-            if match := _NAME.fullmatch(path.name):
-                files[int(match[1])] = path
-    return dict(sorted(files.items()))
+def without_unfinished(rollouts: Mapping[int, Rollout]) -> dict[int, Rollout]:
+    """Return rollouts without the newest one where that lacks files: its run is still writing them, or was
+    ended before it had."""
+    newest = max(rollouts, default=None)
+    return {n: rollout for n, rollout in rollouts.items() if n != newest or not rollout.is_incomplete}
 
 
-class RolloutLog:
-    """The rollout files that one process writes to a directory.
+def read_rollouts(
+    directory: Path, *, may_be_unfinished: bool = False
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Yield (rollout, its records) in order, from plain and from compressed files, one rollout at a time.
 
-    The directory is listed when old files are first asked for, and each time that those which may be deleted
-    run out: a listing for every rollout would make a long run slower and slower, and a list of all rollouts
-    would grow with it. Files that somebody takes away meanwhile are not missed.
+    `may_be_unfinished` is for the directory of a run that may still go on: a newest rollout that lacks files
+    is left out. CoveyError as of `read_rollout`. Non-finite numbers are the words "nan", "inf" and "-inf";
+    `covey.telemetry.jsonl.as_float` turns them back.
     """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        # Those that are not compressed; None before the directory is listed.
-        self._plain: deque[int] | None = None
-        self._num_bytes = 0
-        self._deletable: deque[int] = deque()
-        self._has_written = False
-
-    def forget(self) -> None:
-        """List the directory anew, as something else has changed it."""
-        self._plain = None
-        self._deletable.clear()
-
-    def write(self, rollout: int, records: Iterable[Mapping[str, Any]]) -> Path:
-        """Write one rollout, which appears under its name once it is whole; a second one is a CoveyError.
-
-        FileNotFoundError where the directory was deleted after the first one.
-        """
-        path = rollout_path(self._directory, rollout)
-        if self._has_written and not isdir(self._directory):
-            words = tr("it was deleted during the run")
-            raise FileNotFoundError(errno.ENOENT, words, str(self._directory))
-        if exists(path) or exists(_compressed(path)):
-            raise CoveyError(
-                tr("{directory} already holds rollout {rollout}", directory=self._directory, rollout=rollout)
-            )
-        write_text(path, "".join(encode(record) + "\n" for record in records))
-        self._has_written = True
-        if self._plain is not None:
-            self._plain.append(rollout)
-            self._num_bytes += path.stat().st_size
-        return path
-
-    def compress_old(self, keep_plain: int) -> None:
-        """Compress the oldest until no more than `keep_plain` are not."""
-        plain = self._listed()
-        while len(plain) > keep_plain:
-            path = rollout_path(self._directory, plain.popleft())
-            if not isfile(path):
-                continue
-            # Without a time of its own the compressed file depends on its content only.
-            whole = path.read_bytes()
-            content = gzip.compress(whole, 6, mtime=0)
-            write_bytes(_compressed(path), content)
-            path.unlink()
-            self._num_bytes += len(content) - len(whole)
-
-    def delete_oldest(self, max_gb: float) -> list[Path]:
-        """Delete the oldest rollouts until the rest fits `max_gb`, and return what went; the newest stays."""
-        self._listed()
-        deleted: list[Path] = []
-        while self._num_bytes > max_gb * _GIGABYTE:
-            if not self._deletable:
-                self._deletable.extend(list(self._list())[:-1])
-                if not self._deletable:
-                    break
-                continue
-            plain = rollout_path(self._directory, self._deletable.popleft())
-            for path in (plain, _compressed(plain)):
-                if isfile(path):
-                    self._num_bytes -= path.stat().st_size
-                    path.unlink()
-                    deleted.append(path)
-        return deleted
-
-    def _listed(self) -> deque[int]:
-        if self._plain is None:
-            self._plain = deque(number for number, path in self._list().items() if path.suffix != ".gz")
-        return self._plain
-
-    def _list(self) -> dict[int, Path]:
-        """The file of each rollout, in order, whose bytes are counted anew."""
-        files = list_rollouts(self._directory)
-        self._num_bytes = sum(path.stat().st_size for path in files.values())
-        return files
+    rollouts = list_rollouts(directory)
+    for number, rollout in (without_unfinished(rollouts) if may_be_unfinished else rollouts).items():
+        yield number, read_rollout(rollout)
 
 
-def _compressed(path: Path) -> Path:
-    return path.with_name(path.name + ".gz")
+def read_rollout(rollout: Rollout) -> list[dict[str, Any]]:
+    """Return the records of a rollout as one rank would have written them, however many ranks did.
 
-
-def read_rollouts(directory: Path) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yield (rollout, its records) in order, from plain and from compressed files, one file at a time.
-
-    Non-finite numbers are the words "nan", "inf" and "-inf"; `covey.telemetry.jsonl.as_float` turns them
-    back.
+    CoveyError where a file is missing or damaged: it names the rollout and the files.
     """
-    for rollout, path in list_rollouts(directory).items():
-        yield rollout, read_rollout(path)
+    if rollout.problem:
+        raise CoveyError(rollout.problem)
+    records = [record for path in rollout.paths for record in _read(rollout.number, path)]
+    if len(rollout.paths) > 1:
+        records.sort(key=lambda record: (record.get("group", 0), record.get("sibling", 0)))
+    return records
 
 
-def read_rollout(path: Path) -> list[dict[str, Any]]:
-    """Return the records of one rollout's file, plain or compressed."""
+def _read(rollout: int, path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file, which was written at once: a last line without its end is damage."""
     try:
         with opened(path) as file:
-            return list(read_records(file, path))
+            for line in read_lines(file):
+                if line.fault or not line.is_whole:
+                    raise _damaged(
+                        rollout, tr("{path} is damaged in line {number}", path=path, number=line.number)
+                    )
+                yield line.record
     except UNREADABLE as error:
-        raise CoveyError(tr("{path} cannot be read: {error}", path=path, error=error)) from error
+        raise _damaged(rollout, tr("{path} cannot be read: {error}", path=path, error=error)) from error
+
+
+def _damaged(rollout: int, words: str) -> CoveyError:
+    return CoveyError(
+        tr(
+            "rollout {number}: {words}; copy this file again, or move all files of this rollout away",
+            number=rollout,
+            words=words,
+        )
+    )

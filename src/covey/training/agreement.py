@@ -165,8 +165,9 @@ def _data(config: Config, found: Survey) -> dict[str, Any]:
             _digest_of_file(path / MANIFEST),
         ]
     if config.replay_rollouts is not None:
-        files = list_rollouts(Path(config.replay_rollouts)).values()
-        values[tr("recorded rollouts")] = [(path.name, path.stat().st_size) for path in files]
+        replayed = list_rollouts(Path(config.replay_rollouts)).values()
+        paths = [path for rollout in replayed for path in rollout.paths]
+        values[tr("recorded rollouts")] = [(path.name, path.stat().st_size) for path in paths]
     for model in found.facts.reward_models:
         values[tr("reward model {name}", name=model.name)] = [
             model.parameters,

@@ -38,7 +38,7 @@ from covey.rollout.generate import GenerateEngine
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.owner import Lock
-from covey.telemetry.rollouts import RolloutLimits
+from covey.telemetry.rollout_log import RolloutLimits, RolloutLog
 from covey.text_files import TextFiles, own_template
 from covey.training import settings
 from covey.training.backend import backend_for, sampling_engine
@@ -102,7 +102,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         files = _files(resolved, plan, found) if comm.rank == 0 else None
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
-    recorder = _recorder(config, files, total_steps, lock)
+    recorder = _recorder(config, files, total_steps, lock, comm)
     return Job(
         source=source,
         engine=engine,
@@ -248,9 +248,16 @@ def _restore(
         files.supersede_after(progress.step, started)
 
 
-def _recorder(config: Config, files: RunFiles | None, total_steps: int, lock: Lock | None) -> Recorder:
-    """The sinks, which the first rank alone has."""
+def _recorder(
+    config: Config, files: RunFiles | None, total_steps: int, lock: Lock | None, comm: Comm
+) -> Recorder:
+    """The sinks, of which ranks other than the first have that of their rollouts alone."""
+    output = Path(config.output_dir)
+    limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
     return Recorder(
+        output_dir=output,
+        rollouts=RolloutLog(output / "rollouts", limits, rank=comm.rank, world=comm.world),
+        comm=comm,
         files=files,
         lock=lock,
         console=Console(total_steps, config.logging_steps) if files is not None else None,
@@ -298,8 +305,7 @@ def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
     output.mkdir(parents=True, exist_ok=True)
     if config.overwrite_output_dir and found.facts.resume is None:
         delete_run(output)
-    limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
-    files = RunFiles(output, rollouts=limits)
+    files = RunFiles(output)
     files.tidy()
     if found.facts.resume is None and config.resume_from_checkpoint == "auto":
         # A run that was ended before its first checkpoint may have left records.

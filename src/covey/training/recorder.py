@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from covey.comm import Comm, failing_together
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Lock
+from covey.telemetry.rollout_log import RolloutLog
 from covey.telemetry.trackers.factory import Trackers
 from covey.texts.language import spoken
 from covey.training.failure import writing
@@ -20,11 +23,15 @@ Records = list[dict[str, Any]]
 
 @dataclass(slots=True, kw_only=True)
 class Recorder:
-    """The sinks of the first rank; on the others every sink is None and nothing is recorded.
+    """Where a run is recorded. Each rank writes its own completions to `rollouts`; all other sinks are those
+    of the first rank, and None on the others.
 
     `every` is logging_steps and `num_shown` the completions of a tracker's table.
     """
 
+    output_dir: Path
+    rollouts: RolloutLog
+    comm: Comm
     files: RunFiles | None = None
     lock: Lock | None = None
     console: Console | None = None
@@ -33,6 +40,7 @@ class Recorder:
     total_steps: int = 0
     num_shown: int = 0
     _shown: tuple[Mapping[str, Any], ...] = ()
+    _has_told_deletion: bool = False
 
     def step(self, record: StepRecord, skipped: str | None) -> None:
         """Record one optimizer step."""
@@ -53,17 +61,33 @@ class Recorder:
 
     def writing(self, step: int) -> AbstractContextManager[None]:
         """Write to the run directory; RunFailed (F130, F132) where it cannot be, or is another one by now."""
-        assert self.files is not None
-        return writing(self.files.output_dir, self.lock, step)
+        return writing(self.output_dir, self.lock, step)
 
     def rollout(self, number: int, records: Callable[[], Records], *, step: int) -> None:
-        """Record a rollout; `records` is called where there is a file to write them to."""
-        if self.files is None:
-            return
-        rows = records()
-        with self.writing(step):
-            self.files.append_rollout(number, rows)
+        """Record a rollout; `records` gives those of this rank and is called where they are needed.
+        Collective.
+
+        Raises RunFailed (F130, F132) on every rank where one of them cannot write.
+        """
+        is_written = self.rollouts.limits.includes(number)
+        rows = records() if is_written or self.trackers is not None else []
         self._shown = tuple(_row(r) for r in rows[: self.num_shown])
+        if is_written:
+            with failing_together(self.comm), self.writing(step):
+                self.rollouts.write(number, rows)
+                oldest_kept = self.rollouts.oldest_kept()
+            self._delete_old(oldest_kept, step)
+
+    def _delete_old(self, oldest_kept: int, step: int) -> None:
+        """Delete the rollouts that are too old for one of the ranks, on all of them; the first time is an
+        event."""
+        (oldest,) = self.comm.max([float(oldest_kept)])
+        with failing_together(self.comm), self.writing(step):
+            deleted = self.rollouts.delete_before(int(oldest))
+        if deleted and not self._has_told_deletion:
+            self._has_told_deletion = True
+            names = [path.name for path in deleted]
+            self.event("rollouts_deleted", step=step, files=names, max_gb=self.rollouts.limits.max_gb)
 
     def event(self, kind: str, *, step: int, **fields: Any) -> None:
         """Record an event."""

@@ -15,7 +15,7 @@ from covey.doctor.verdicts import BY_CODE, MEANINGS, ORDER
 from covey.health.record import fields_of
 from covey.health.saved import BACK, MENDED
 from covey.plan.words import WIDTH
-from covey.telemetry.files import RunFiles
+from covey.telemetry.rollout_log import RolloutLog
 from covey.types import Finding, Fix
 from support.doctor_page import PAGE, rendered, unnamed
 
@@ -213,10 +213,10 @@ def completion(group: int, ids: list[int], parsed_by: str = "box") -> dict[str, 
 def test_completions_are_looked_at(make: RunMaker) -> None:
     """Half of a compressed rollout repeats one token, and no answer of it can be read."""
     path = make.covey(12)
-    files = RunFiles(path)
+    log = RolloutLog(path / "rollouts")
     for rollout in range(12):
         good = [completion(i % 4, [*range(i, i + 40)], "none") for i in range(8)]
-        files.append_rollout(rollout, [*good, *(completion(9, [7] * 40, "none") for _ in range(8))])
+        log.write(rollout, [*good, *(completion(9, [7] * 40, "none") for _ in range(8))])
     assert (path / "rollouts" / "rollout-000000.jsonl.gz").is_file()
     (path / "rollouts" / "rollout-000001.jsonl.gz").write_bytes(b"\x1f\x8bxx")
     found = report(path)
@@ -225,6 +225,21 @@ def test_completions_are_looked_at(make: RunMaker) -> None:
     newest = "100% without a readable answer, all completions are the same in 20% of the groups"
     assert newest in text(found, "newest")
     assert "rollout-000001.jsonl.gz cannot be read" in text(found, "note")
+
+
+def test_a_newest_rollout_may_be_unfinished(make: RunMaker) -> None:
+    """Two ranks: of the newest rollout one has not written its file; of another a file was deleted."""
+    path = make.covey(6)
+    logs = [RolloutLog(path / "rollouts", rank=rank, world=2) for rank in range(2)]
+    for rollout in range(6):
+        for rank, log in enumerate(logs[: 1 if rollout == 5 else 2]):
+            records = [{**completion(rank, [*range(i, i + 40)]), "sibling": i} for i in range(4)]
+            log.write(rollout, records)
+    found = report(path)
+    assert "rollout" not in text(found, "note")
+    assert "all completions are the same" in text(found, "newest")
+    (path / "rollouts" / "rollout-000002.1-of-2.jsonl").unlink()
+    assert "rollout-000002.1-of-2.jsonl" in text(report(path), "note")
 
 
 def test_the_command(make: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from covey.errors import CoveyError
 from covey.telemetry import files as module
-from covey.telemetry.files import RunFiles, read_events, read_metrics, read_rollouts
-from covey.telemetry.rollouts import RolloutLimits
+from covey.telemetry.files import RunFiles, read_events, read_metrics
+from covey.telemetry.rollout_log import RolloutLimits, RolloutLog
+from covey.telemetry.rollouts import read_rollouts
 from covey.types import Metric, StepRecord
 
 
@@ -120,7 +121,7 @@ def recorded_run(path: Path) -> RunFiles:
         files.append_event("publish")
         files.append_metrics(record(step, step / 10))
     for rollout in range(4):
-        files.append_rollout(rollout, [{"rollout": rollout}])
+        RolloutLog(files.rollouts_dir).write(rollout, [{"rollout": rollout}])
     return files
 
 
@@ -142,7 +143,7 @@ def test_records_after_the_resumed_step_are_superseded_once(tmp_path: Path) -> N
     assert files.supersede_after(step=4, rollout=2) is None
 
     files.append_metrics(record(5, 0.99))
-    files.append_rollout(3, [{"rollout": "again"}])
+    RolloutLog(files.rollouts_dir).write(3, [{"rollout": "again"}])
     again = run_files(tmp_path).supersede_after(step=4, rollout=2)
     assert again is not None and again.directory.name == "2"
     assert read_metrics(again.directory / "metrics.jsonl") == [record(5, 0.99)]
@@ -179,11 +180,25 @@ def test_a_kill_while_superseding_loses_nothing(tmp_path: Path, monkeypatch: pyt
         assert len(list(path.glob("superseded/*/rollouts/*"))) == 1
 
 
-def test_the_first_deletion_of_rollouts_is_an_event(tmp_path: Path) -> None:
-    limits = RolloutLimits(compress_after=None, max_gb=250 / 1e9)
-    files = RunFiles(tmp_path, rollouts=limits)
-    for rollout in range(6):
-        files.append_rollout(rollout, [{"text": "x" * 88}])  # 101 bytes each
-    assert [rollout for rollout, _ in read_rollouts(files.rollouts_dir)] == [4, 5]
-    (event,) = read_events(files.events_path)
-    assert (event["kind"], event["files"]) == ("rollouts_deleted", ["rollout-000000.jsonl"])
+def test_files_of_any_number_of_ranks_are_superseded(tmp_path: Path) -> None:
+    """Some ranks' files of a rollout are there and others not, as a kill leaves them."""
+    files = recorded_run(tmp_path)
+    write_parts(files.rollouts_dir, 5, 1, compressed=True)
+    write_parts(files.rollouts_dir, 4, 0, 1)
+    (tmp_path / "rollouts" / "notes.txt").write_text("mine")
+    moved = files.supersede_after(step=4, rollout=3)
+    assert moved is not None and moved.num_rollouts == 2
+    assert sorted(path.name for path in (moved.directory / "rollouts").iterdir()) == [
+        "rollout-000004.0-of-3.jsonl",
+        "rollout-000004.1-of-3.jsonl",
+        "rollout-000005.1-of-3.jsonl.gz",
+    ]
+    assert [rollout for rollout, _ in read_rollouts(files.rollouts_dir)] == [0, 1, 2, 3]
+    assert (tmp_path / "rollouts" / "notes.txt").exists()
+
+
+def write_parts(directory: Path, rollout: int, *ranks: int, compressed: bool = False) -> None:
+    """What these of three ranks write of a rollout."""
+    limits = RolloutLimits(compress_after=0 if compressed else None)
+    for rank in ranks:
+        RolloutLog(directory, limits, rank=rank, world=3).write(rollout, [{"group": rank, "sibling": 0}])

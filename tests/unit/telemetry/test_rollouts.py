@@ -1,151 +1,133 @@
 from __future__ import annotations
 
 import gzip
+import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from covey.errors import CoveyError
-from covey.telemetry.files import RunFiles
-from covey.telemetry.rollouts import (
-    RolloutLimits,
-    RolloutLog,
-    RolloutPolicy,
-    list_rollouts,
-    read_rollouts,
-)
+from covey.telemetry.rollout_log import RolloutLimits, RolloutLog
+from covey.telemetry.rollouts import list_rollouts, read_rollout, read_rollouts, rollout_path
+
+WHOLE = [{"group": g, "sibling": s, "text": f"{g}, {s}"} for g in range(4) for s in range(3)]
 
 
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+def write(directory: Path, rollout: int, world: int, *ranks: int, compressed: bool = False) -> None:
+    """What these of `world` ranks write of WHOLE."""
+    limits = RolloutLimits(compress_after=0 if compressed else None)
+    share = -(-len(WHOLE) // world)
+    for rank in ranks or range(world):
+        own = WHOLE[rank * share : (rank + 1) * share]
+        RolloutLog(directory, limits, rank=rank, world=world).write(rollout, own)
 
 
-def test_a_rollout_comes_back_exactly(tmp_path: Path) -> None:
-    records = [{"ids": [1, 2], "logprobs": [-0.1, -1 / 3], "text": "4\n2"}, {"ids": [], "advantage": None}]
-    path = RolloutLog(tmp_path).write(12, iter(records))
-    assert path == tmp_path / "rollout-000012.jsonl"
-    assert list(read_rollouts(tmp_path)) == [(12, records)]
-    assert names(tmp_path) == ["rollout-000012.jsonl"]
+def numbers(directory: Path, **kwargs: Any) -> list[int]:
+    return [rollout for rollout, _ in read_rollouts(directory, **kwargs)]
 
 
-def test_a_rollout_stands_once_also_when_compressed(tmp_path: Path) -> None:
-    RolloutLog(tmp_path).write(0, [])
-    RolloutLog(tmp_path).compress_old(0)
-    with pytest.raises(CoveyError, match="already holds rollout 0"):
-        RolloutLog(tmp_path).write(0, [])
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 5, 12])
+def test_ranks_write_what_one_would(world: int, compressed: bool, tmp_path: Path) -> None:
+    write(tmp_path, 3, world, compressed=compressed)
+    write(tmp_path, 12, 1)
+    assert list(read_rollouts(tmp_path)) == [(3, WHOLE), (12, WHOLE)]
+    assert [len(rollout.paths) for rollout in list_rollouts(tmp_path).values()] == [world, 1]
 
 
-def test_a_record_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(CoveyError):
-        RolloutLog(tmp_path).write(0, [{"a": 1}, {"b": object()}])
-    assert names(tmp_path) == []
+def test_records_are_sorted_by_group_and_sibling(tmp_path: Path) -> None:
+    """Whichever rank wrote them."""
+    for rank in range(3):
+        RolloutLog(tmp_path, rank=rank, world=3).write(0, WHOLE[2 - rank :: 3])
+    assert list(read_rollouts(tmp_path)) == [(0, WHOLE)]
 
 
-@pytest.mark.parametrize(
-    ("policy", "kept"), [("all", [0, 1, 2, 3, 4, 5, 6]), ("none", []), (3, [0, 3, 6]), (1, list(range(7)))]
-)
-def test_the_policy_decides_what_is_written(tmp_path: Path, policy: RolloutPolicy, kept: list[int]) -> None:
-    files = RunFiles(tmp_path, rollouts=RolloutLimits(log=policy))
-    written = [files.append_rollout(rollout, [{"r": rollout}]) is not None for rollout in range(7)]
-    assert [rollout for rollout, was_written in enumerate(written) if was_written] == kept
-    assert [rollout for rollout, _ in read_rollouts(tmp_path / "rollouts")] == kept
-
-
-def test_older_files_are_compressed_and_read_in_order(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path, rollouts=RolloutLimits(compress_after=2))
-    for rollout in range(5):
-        files.append_rollout(rollout, [{"rollout": rollout, "text": "é"}])
-    directory = tmp_path / "rollouts"
-    assert names(directory) == [
-        "rollout-000000.jsonl.gz",
-        "rollout-000001.jsonl.gz",
-        "rollout-000002.jsonl.gz",
-        "rollout-000003.jsonl",
-        "rollout-000004.jsonl",
-    ]
-    assert list(read_rollouts(directory)) == [(r, [{"rollout": r, "text": "é"}]) for r in range(5)]
-
-
-def test_a_file_beside_its_compressed_twin_is_read_once(tmp_path: Path) -> None:
-    RolloutLog(tmp_path).write(0, [{"a": 1}])
-    (tmp_path / "rollout-000000.jsonl.gz").write_bytes(gzip.compress(b"half of a fi"))
+def test_a_plain_file_comes_before_its_compressed_twin(tmp_path: Path) -> None:
+    write(tmp_path, 0, 2)
+    for path in list(tmp_path.iterdir()):
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(b"half of a fi"))
     (tmp_path / ".tmp-rollout-000001.jsonl").write_text("{}\n")
-    assert list(read_rollouts(tmp_path)) == [(0, [{"a": 1}])]
-    RolloutLog(tmp_path).compress_old(0)
-    assert names(tmp_path) == [".tmp-rollout-000001.jsonl", "rollout-000000.jsonl.gz"]
-    assert list(read_rollouts(tmp_path)) == [(0, [{"a": 1}])]
+    (tmp_path / "rollout-000002.4-of-4.jsonl").write_text("{}\n")
+    assert list(read_rollouts(tmp_path)) == [(0, WHOLE)]
 
 
-def test_a_damaged_compressed_file_is_named(tmp_path: Path) -> None:
-    RolloutLog(tmp_path).write(0, [{"a": 1}])
-    RolloutLog(tmp_path).compress_old(0)
-    path = tmp_path / "rollout-000000.jsonl.gz"
+def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(CoveyError, match=r"rollout-000000\.jsonl\.gz"):
+
+
+DAMAGES: dict[str, tuple[bool, Callable[[Path], None]]] = {
+    "the last line is cut": (False, cut),
+    "a line is no JSON": (False, lambda path: path.write_text("{}\nno\n{}\n")),
+    "the compressed file is cut": (True, cut),
+    "it is not compressed": (True, lambda path: path.write_text("{}\n")),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_damaged_file_is_named(world: int, case: str, tmp_path: Path) -> None:
+    compressed, damage = DAMAGES[case]
+    write(tmp_path, 5, world, compressed=compressed)
+    path = list_rollouts(tmp_path)[5].paths[-1]
+    damage(path)
+    with pytest.raises(CoveyError, match="rollout 5") as raised:
+        list(read_rollouts(tmp_path, may_be_unfinished=True))
+    assert str(path) in str(raised.value)
+
+
+def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    write(tmp_path, 0, 4, 0, 2, 3)
+    rollout = list_rollouts(tmp_path)[0]
+    assert rollout.is_incomplete and len(rollout.paths) == 3
+    with pytest.raises(CoveyError, match="rollout 0") as raised:
+        read_rollout(rollout)
+    assert "rollout-000000.1-of-4.jsonl" in str(raised.value)
+    assert "rollout-000000.2-of-4.jsonl" not in str(raised.value)
+
+
+def test_of_many_missing_files_some_are_named(tmp_path: Path) -> None:
+    write(tmp_path, 0, 12, 1)
+    problem = list_rollouts(tmp_path)[0].problem
+    assert "0-of-12" in problem and "3-of-12" in problem and "4-of-12" not in problem and "8 more" in problem
+
+
+def test_a_newest_rollout_may_be_unfinished(tmp_path: Path) -> None:
+    write(tmp_path, 0, 2)
+    write(tmp_path, 1, 2, 0)
+    assert numbers(tmp_path, may_be_unfinished=True) == [0]
+    with pytest.raises(CoveyError, match="rollout 1"):
+        numbers(tmp_path)
+    write(tmp_path, 2, 2)
+    with pytest.raises(CoveyError, match="rollout 1"):
+        numbers(tmp_path, may_be_unfinished=True)
+    shutil.rmtree(tmp_path)
+    assert numbers(tmp_path, may_be_unfinished=True) == []
+
+
+def test_sets_of_different_numbers_of_ranks_are_not_mixed(tmp_path: Path) -> None:
+    """A complete set is the rollout; of two nobody knows which is meant."""
+    write(tmp_path, 0, 4, 0, 1, 3)
+    write(tmp_path, 0, 2, 1)
+    assert "1-of-2" not in list_rollouts(tmp_path)[0].problem
+    with pytest.raises(CoveyError, match="0-of-2"):
         list(read_rollouts(tmp_path))
-
-
-def test_the_oldest_go_first_and_the_newest_never(tmp_path: Path) -> None:
-    for rollout in range(4):
-        RolloutLog(tmp_path).write(rollout, [{"text": "x" * 88}])
-    assert RolloutLog(tmp_path).delete_oldest(404 / 1e9) == []
-    assert [p.name for p in RolloutLog(tmp_path).delete_oldest(403 / 1e9)] == ["rollout-000000.jsonl"]
-    assert len(RolloutLog(tmp_path).delete_oldest(0.0)) == 2
-    assert names(tmp_path) == ["rollout-000003.jsonl"]
-
-
-def test_a_long_run_does_not_list_its_rollouts_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    RolloutLog(tmp_path).write(0, [])
-    listings = []
-    monkeypatch.setattr(
-        "covey.telemetry.rollouts.list_rollouts", lambda d: listings.append(d) or list_rollouts(d)
-    )
-    log = RolloutLog(tmp_path)
-    for rollout in range(1, 9):
-        log.write(rollout, [])
-        log.compress_old(3)
-        log.delete_oldest(1.0)
-    assert listings == [tmp_path]
-    plain = [f"rollout-00000{i}.jsonl" for i in (6, 7, 8)]
-    assert names(tmp_path) == [f"rollout-00000{i}.jsonl.gz" for i in range(6)] + plain
-
-
-def test_a_run_at_its_limit_lists_its_rollouts_once_for_all_that_it_may_delete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rollout in range(8):
-        RolloutLog(tmp_path).write(rollout, [{"text": "x" * 88}])
-    listings = []
-    monkeypatch.setattr(
-        "covey.telemetry.rollouts.list_rollouts", lambda d: listings.append(d) or list_rollouts(d)
-    )
-    log = RolloutLog(tmp_path)
-    for rollout in range(8, 15):
-        log.write(rollout, [{"text": "x" * 88}])
-        assert [p.name for p in log.delete_oldest(8 * 101 / 1e9)] == [f"rollout-00000{rollout - 8}.jsonl"]
-    assert len(listings) == 2
-    assert len(names(tmp_path)) == 8
-
-
-def test_files_that_somebody_took_away_are_not_missed(tmp_path: Path) -> None:
-    log = RolloutLog(tmp_path)
-    for rollout in range(4):
-        log.write(rollout, [{"text": "x" * 88}])
-    (tmp_path / "rollout-000000.jsonl").unlink()
-    log.compress_old(2)
-    assert names(tmp_path)[0] == "rollout-000001.jsonl.gz"
-    assert [p.name for p in log.delete_oldest(0.0)] == ["rollout-000001.jsonl.gz", "rollout-000002.jsonl"]
+    write(tmp_path, 0, 2, 0)
+    assert list(read_rollouts(tmp_path)) == [(0, WHOLE)]
+    rollout_path(tmp_path, 0).write_text("".join(json.dumps(record) + "\n" for record in WHOLE))
+    with pytest.raises(CoveyError, match="1, 2"):
+        list(read_rollouts(tmp_path))
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
     RolloutLog(tmp_path).write(0, [{"a": 1}])
     program = (
-        "import sys; from pathlib import Path; from covey.telemetry.files import read_rollouts\n"
-        "import covey.telemetry.plot, covey.telemetry.console\n"
+        "import sys; from pathlib import Path; from covey.telemetry.rollouts import read_rollouts\n"
+        "import covey.telemetry.files, covey.telemetry.plot, covey.telemetry.console\n"
         "assert len(list(read_rollouts(Path(sys.argv[1])))) == 1\n"
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )

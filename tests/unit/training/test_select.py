@@ -12,7 +12,7 @@ import torch
 
 from covey.batching.credit import CreditConfig
 from covey.checkpoint.exact import JSON
-from covey.comm import LocalComm
+from covey.comm import Comm, LocalComm
 from covey.data.order import Order
 from covey.data.rows import PromptTable
 from covey.health.weights import WeightWatch

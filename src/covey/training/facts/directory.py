@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.checkpoints import checkpoint_step
-from covey.json_lines import UNREADABLE, opened, read_lines
+from covey.errors import CoveyError
+from covey.json_lines import read_lines
 from covey.paths import trouble
 from covey.telemetry.owner import LOCK
-from covey.telemetry.rollouts import list_rollouts, rollout_path
+from covey.telemetry.rollouts import list_rollouts, read_rollout
 from covey.texts import counted, tr
 
 _LEFTOVERS = (
@@ -80,15 +81,10 @@ def records_problem(output_dir: Path) -> tuple[str, str] | None:
 
 def lost_records(output_dir: Path, step: int, rollout: int | None) -> tuple[str, ...]:
     """Describe the records that a run stopped at `step` should have and that its directory lacks: lines of
-    metrics.jsonl, and the file of `rollout` (None: it was not written)."""
+    metrics.jsonl, and the files of `rollout` (None: it was not written)."""
     lost = [_lost_steps(output_dir / "metrics.jsonl", step)]
     if rollout is not None:
-        directory = output_dir / "rollouts"
-        path = list_rollouts(directory).get(rollout)
-        if path is None:
-            lost.append(tr("{path} is gone", path=rollout_path(directory, rollout)))
-        else:
-            lost.append(_unreadable(path))
+        lost.append(_lost_rollout(output_dir / "rollouts", rollout))
     return tuple(words for words in lost if words)
 
 
@@ -115,19 +111,18 @@ def _lost_steps(path: Path, step: int) -> str:
     )
 
 
-def _unreadable(path: Path) -> str:
-    """Why the file of a rollout cannot be read, in words; "" where it can be."""
-    number = 0
+def _lost_rollout(directory: Path, number: int) -> str:
+    """Why a rollout cannot be read, in words; "" where it can be."""
+    rollout = list_rollouts(directory).get(number)
+    if rollout is None:
+        return tr("{directory} has no file of rollout {number}", directory=directory, number=number)
     try:
-        with opened(path) as file:
-            for line in read_lines(file):
-                number = line.number
-                # It was written at once, so a last line without its end is a part of a file.
-                if line.fault or not line.is_whole:
-                    return tr("{path} is damaged in line {number}", path=path, number=number)
-    except UNREADABLE as error:
-        return tr("{path} cannot be read: {error}", path=path, error=error)
-    return "" if number else tr("{path} is empty", path=path)
+        is_empty = not read_rollout(rollout)
+    except CoveyError as error:
+        return str(error)
+    if is_empty:
+        return tr("rollout {number} in {directory} has no records", number=number, directory=directory)
+    return ""
 
 
 def _is_step(record: Mapping[str, Any]) -> bool:

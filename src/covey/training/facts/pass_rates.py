@@ -113,7 +113,7 @@ def _measured(path: Path) -> dict[str, Tally]:
 
 
 def _samples(directory: Path) -> Iterator[tuple[str, Sequence[ScorePart]]]:
-    for _, records in read_rollouts(directory):
+    for _, records in read_rollouts(directory, may_be_unfinished=True):
         for record in records:
             if "checksum" in record:
                 yield record["checksum"], score_of(record).parts

@@ -28,7 +28,8 @@ from covey.plan.facts import Facts, OutputDirState, RayFacts, ResumeFacts
 from covey.plan.layout import GPUS_OF_A_MACHINE, PRESETS, DeepSpeedFile, Machine, States, layout_of
 from covey.plan.versions import TRIED, VLLM_ON_CPU
 from covey.telemetry.owner import owner_of
-from covey.telemetry.rollouts import RolloutLimits, list_rollouts, read_rollouts
+from covey.telemetry.rollout_log import RolloutLimits
+from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
 from covey.texts import joined, tr
 from covey.training.facts.devices import gpus_have_bfloat16, num_gpus
