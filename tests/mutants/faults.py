@@ -331,11 +331,8 @@ def _roll_advantages(micro: Any, *args: Any) -> Any:
 def _without_last(sample: Any, *args: Any) -> Any:
     mask = list(sample.is_trained)
     mask[-1] = False
-    return replace(
-        sample,
-        is_trained=tuple(mask),
-        sampler_logprobs=sample.sampler_logprobs[:-1],
-    )
+    tokens = replace(sample.tokens, is_trained=tuple(mask), logprobs=sample.sampler_logprobs[:-1])
+    return replace(sample, tokens=tokens)
 
 
 def _half_denominator(found: Any, *args: Any) -> Any:
@@ -586,15 +583,15 @@ MUTANTS = (
     Mutant("forwards a row twice", "F111", 1, changed(pack, "micro_batches", _row_twice)),
     Mutant("leaves a row out", "F111", 1, changed(pack, "micro_batches", row_lost)),
     Mutant("divides by a part of the tokens", "F111", 1, changed(pack, "_denominators", _half_denominator)),
-    Mutant("mixes groups", "F112", 1, changed(collect, "_assemble", _swap_groups)),
-    Mutant("loses episodes to a sandbox", "F138", 1, changed(collect, "_assemble", _two_lost)),
+    Mutant("mixes groups", "F112", 1, changed(collect, "assemble", _swap_groups)),
+    Mutant("loses episodes to a sandbox", "F138", 1, changed(collect, "assemble", _two_lost)),
     Mutant("gives advantages to other groups", "F113", 1, changed(annotate, "row_credits", _rotated)),
     Mutant("advantages ten times too large", "F113", 1, _advantages(lambda a: 10 * a)),
     Mutant("advantages without their mean", "F113", 1, _advantages(lambda a: a + 0.5)),
     Mutant("advantages of the neighbour", "F113", 1, changed(pack, "build_micros", each(_roll_advantages))),
     Mutant("old logprobs of other weights", "F116", 1, _annotation("old", lambda x: x - 0.05), TWICE),
     Mutant("reference that is not the start", "F117", 1, _annotation("reference", lambda x: x - 0.3), KL),
-    Mutant("loses a group on the way", "F122", 1, changed(collect, "_assemble", lambda g, *a: g[:-1])),
+    Mutant("loses a group on the way", "F122", 1, changed(collect, "assemble", lambda g, *a: g[:-1])),
     Mutant("adapter not taken out exactly", "F119", 1, unmerged_inexactly, LORA),
     Mutant("moving reference not moved", "F119", 2, _does_not_move, MOVING),
     Mutant("moving adapter not moved", "F119", 2, _does_not_move, {**MOVING, **LORA}),
