@@ -47,7 +47,7 @@ def annotate_and_credit(
     has_aged = any(s.age for s in samples)
     which: list[Annotation] = ["old"] if needs.old or has_aged else []
     which += ["reference"] if needs.reference else []
-    steps = steps_of(samples, forward, plan)
+    steps = steps_of(samples, forward, plan) if which or needs.entropy or comm.world > 1 else []
     samples = at_their_ranks(samples, steps, comm)
     values = {name: annotate(samples, forward, steps, backend, name, plan, comm) for name in which}
     if has_aged:
