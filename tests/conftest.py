@@ -26,8 +26,9 @@ _WHOLE = (
     *("journeys/test_launchers.py", "journeys/test_live_objects.py", "journeys/test_memory.py"),
     *("journeys/test_processes.py", "journeys/test_ray.py", "journeys/test_reward_models.py"),
     *("journeys/test_trackers.py", "learning/", "faults/test_endings.py", "faults/test_failures.py"),
-    *("faults/test_hangs.py", "faults/test_machines.py", "faults/test_programs.py", "faults/test_ranks.py"),
-    *("real/", "faults/test_restarts.py", "faults/test_server", "faults/test_signs.py"),
+    *("faults/test_exchange.py", "faults/test_hangs.py", "faults/test_machines.py"),
+    *("faults/test_programs.py", "faults/test_ranks.py", "faults/test_restarts.py", "faults/test_server"),
+    *("faults/test_signs.py", "real/"),
 )
 # Seconds from which a part of a test is named with its time.
 _LONG_S = 30.0

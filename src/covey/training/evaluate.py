@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from covey.checkpoint.registry import State
 from covey.comm import Comm
@@ -137,7 +138,10 @@ def pass_at_k(num: int, num_right: int, k: int) -> float:
 
 
 class Best:
-    """The best evaluation so far, and how many there have been since. A stateful component."""
+    """The best evaluation so far, and how many there have been since. A stateful component.
+
+    `is_owed`: the one of the newest step was stopped by a guard, and is made when the run goes on.
+    """
 
     name = "best"
 
@@ -147,6 +151,7 @@ class Best:
         self.value: float | None = None
         self.step: int | None = None
         self.num_worse = 0
+        self.is_owed = False
 
     def update(self, metrics: Mapping[str, Metric], step: int) -> bool:
         """Take an evaluation in; True where it is the best. One without the metric is none."""
@@ -158,11 +163,13 @@ class Best:
         return False
 
     def state(self) -> State:
-        """Value, step and count."""
-        return State(json={"value": self.value, "step": self.step, "num_worse": self.num_worse})
+        """Value, step and count, and whether an evaluation is still to be made."""
+        counts = {"step": self.step, "num_worse": self.num_worse, "is_owed": self.is_owed}
+        return State(json={"value": self.value, **counts})
 
     def load_state(self, state: State) -> None:
         """Go on from them."""
-        values = state.json
-        self.value, self.step = values["value"], values["step"]  # type: ignore[assignment]
-        self.num_worse = values["num_worse"]  # type: ignore[assignment]
+        values: Any = state.json
+        self.value, self.step, self.num_worse = values["value"], values["step"], values["num_worse"]
+        # A checkpoint of an older version does not say.
+        self.is_owed = values.get("is_owed", False)

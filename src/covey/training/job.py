@@ -89,17 +89,24 @@ class Job:
         return limits.stop_after is not None and step >= limits.stop_after
 
     def begin(self) -> None:
-        """Evaluate before the first step where that is asked for."""
+        """Evaluate before the first step where that is asked for, and after a resume what a guard had
+        stopped."""
         self.comm.activity.step = self.progress.step
         self.memory.begin()
         if self.evaluator is not None and self.eval_times.on_start and not self.progress.step:
             metrics = self._evaluate()
             self.rules.check(StepRecord(step=0, rollout=-1, pass_index=0, metrics=metrics))
-            values = {name: metric.value for name, metric in metrics.items()}
-            self.recorder.event("evaluated", step=0, **values)
-            if self.recorder.trackers is not None:
-                self.recorder.trackers.log(0, values)
+            self._record_evaluation(metrics)
+        elif self.best.is_owed:
+            self._record_evaluation(self._evaluate_if_due()[0])
         self._agree_to_end()
+
+    def _record_evaluation(self, metrics: Mapping[str, Metric]) -> None:
+        """Put on record an evaluation that is no part of a step's record."""
+        values = {name: metric.value for name, metric in metrics.items()}
+        self.recorder.event("evaluated", step=self.progress.step, **values)
+        if self.recorder.trackers is not None:
+            self.recorder.trackers.log(self.progress.step, values)
 
     def collect(self) -> Collected | None:
         """The next rollout; None where a signal ended it, and the run stands before it as if it had not been
@@ -198,7 +205,14 @@ class Job:
         stop = self._guard_stop(batch, result, is_fresh=is_fresh)
         self._compare_forecast()
         # A step that a guard stops is recorded, and not evaluated first.
-        evaluated, is_best = ({}, False) if stop is not None else self._evaluate_if_due()
+        evaluated: Mapping[str, Metric] = {}
+        is_best = False
+        if stop is None:
+            try:
+                evaluated, is_best = self._evaluate_if_due()
+            except GuardStop as raised:
+                # The step is taken: it is recorded, and evaluated when the run goes on.
+                stop = raised
         self._record(self._step_record(batch, result, seconds, {**scheduled, **evaluated}), result.skipped)
         self._finish_rollout_if_done()
         if stop is not None:
@@ -307,7 +321,9 @@ class Job:
         is_last = step >= self.limits.total_steps
         if self.evaluator is None or not (is_last or self.eval_times.is_due(step)):
             return {}, False
+        self.best.is_owed = True
         metrics = self._evaluate()
+        self.best.is_owed = False
         is_best = self.best.update(metrics, step)
         patience = self.limits.patience
         if patience is not None and self.best.num_worse >= patience and not is_last:
