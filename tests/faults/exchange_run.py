@@ -25,7 +25,8 @@ from covey.rollout.exchange import Summaries
 from covey.types import Outcome, ScoredGroup, TokenSequence
 
 # The steps taken when the fault comes, and the phases that it may come in.
-TIMES = {"rollout": (3, ("reward", "annotate")), "evaluation": (2, ("evaluate",))}
+_ROLLOUT = 3, ("reward", "annotate")
+TIMES = {"rollout": _ROLLOUT, "selection": _ROLLOUT, "evaluation": (2, ("evaluate",))}
 AWAY = "the sandbox of this rank is away"
 
 

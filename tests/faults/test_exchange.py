@@ -26,7 +26,9 @@ pytestmark = pytest.mark.multi
 # Without a KL term groups without a signal are not forwarded: rows leave the ranks that sampled them.
 MOVING = [*WORDS[: WORDS.index("--beta")], "--beta", "0", *WORDS[WORDS.index("--beta") + 2 :]]
 EVALUATED = ["--val_dataset", "quickstart#8", "--eval_steps", "2", "--eval_on_start", "no"]
-OPTIONS = {"rollout": MOVING, "evaluation": [*MOVING, *EVALUATED]}
+# What was drawn and held of a rollout that is refused is drawn and held again.
+SELECTED = ["--dynamic_sample", "true", "--max_resample_times", "2", "--replay_buffer_size", "4"]
+OPTIONS = {"rollout": MOVING, "selection": [*MOVING, *SELECTED], "evaluation": [*MOVING, *EVALUATED]}
 GUARDS = {"unknown": "F122", "twice": "F122", "missing": "F122", "other rows": "F110", "lost": "F138"}
 GONE = (
     *("killed before the move", "killed in the exchange", "exits in the exchange"),
@@ -82,8 +84,12 @@ def cases(usual: set[tuple[str, str]], *every: tuple[str, str]) -> list[Any]:
 @pytest.mark.parametrize(
     ("fault", "where"),
     cases(
-        {("unknown", "rollout"), ("other rows", "rollout"), ("lost", "rollout"), ("missing", "evaluation")},
+        {
+            *(("unknown", "rollout"), ("other rows", "selection"), ("lost", "rollout")),
+            ("missing", "evaluation"),
+        },
         *((fault, "rollout") for fault in GUARDS),
+        *(("other rows", "selection"), ("lost", "selection")),
         *(("twice", "evaluation"), ("missing", "evaluation")),
     ),
 )
@@ -98,10 +104,10 @@ def test_what_contradicts_itself_stops_all(
     if fault in ("unknown", "twice", "other rows"):
         assert re.search(r"rank(s 0,)? 1\b", said.partition(GUARDS[fault])[2])
     if fault == "lost":
-        assert f"2 × {exchange_run.AWAY}" in said
+        assert f"× {exchange_run.AWAY}" in said
     again = run(tmp_path, where)
     assert again.code == 0, again.said
-    if where == "rollout":
+    if where != "evaluation":
         assert_same(out, undisturbed(where), 4)
     else:
         assert_same_tensors(out, undisturbed(where), 4)
@@ -127,7 +133,7 @@ def test_a_rank_that_is_gone_with_its_rows(
 ) -> None:
     ended, out = run(tmp_path, where, fault, rank), tmp_path / "run"
     # Killed in the evaluation after the second step, it is as if that had not been taken.
-    steps, saved = (3, 2) if where == "rollout" else (1, 0)
+    steps, saved = (1, 0) if where == "evaluation" else (3, 2)
     assert_stopped(ended, out, "F133", 1, steps=steps, saved=saved)
     assert f"rank {rank} (process" in " ".join(ended.said.split())
     again = run(tmp_path, where)

@@ -110,12 +110,14 @@ def _unpack(
         at += flat.nbytes
         return np.split(flat, np.cumsum(counts)[:-1])
 
-    num_rows = int(memory[:8].view("<i8")[0])
+    num_rows = int(memory[:8].view("<i8")[0]) if len(memory) >= 8 else 0
+    if not 0 < num_rows <= (len(memory) - 8) // 16:
+        return None
     at = 8
     numbers, lengths, trained, runs = (column.tolist() for column in take([num_rows] * 4, "<i4"))
     num_bits = -(-sum(lengths) // 8)
     is_whole = len(memory) - at == 12 * sum(runs) + 4 * (sum(lengths) + sum(trained)) + num_bits
-    if not is_whole or not set(numbers) <= set(range(len(known))):
+    if not is_whole or min(*lengths, *trained, *runs) < 0 or not set(numbers) <= set(range(len(known))):
         return None
     versions, counts, ids = take(runs, "<i8"), take(runs, "<i4"), take(lengths, "<i4")
     logprobs = take(trained, "<f4")

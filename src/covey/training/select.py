@@ -120,15 +120,22 @@ class SelectingSource:
         self._further = further
         self._replay = replay
         self._attempts = attempts
+        self._before: tuple[int, int, list[tuple[float, ScoredGroup]]] | None = None
 
     def next(self, rollout: int) -> Collected:
         """Sample, score and select rollout number `rollout`. Collective."""
-        cursor = self._further.cursor
+        self._before = (rollout, self._further.cursor, self._replay.held)
         try:
             return self._selected(rollout)
         except Stopped:
-            self._further.cursor = cursor
+            self.take_back(rollout)
             raise
+
+    def take_back(self, rollout: int) -> None:
+        """Stand as before this rollout, where it is the newest one: the same prompts are drawn again, and no
+        group of it is held."""
+        if self._before is not None and self._before[0] == rollout:
+            _, self._further.cursor, self._replay.held = self._before
 
     def _selected(self, rollout: int) -> Collected:
         parts = [self._live.next(rollout)]

@@ -26,9 +26,11 @@ from covey.types import Origin, Prompt, Score, ScoredGroup
 
 class Source(Protocol):
     """Gives the scored groups of a rollout by its number, whatever was asked for before. Where Stopped ends
-    it, it stands as before that rollout."""
+    it, it stands as before that rollout; so it does where the newest one is taken back."""
 
     def next(self, rollout: int) -> Collected: ...
+
+    def take_back(self, rollout: int) -> None: ...
 
 
 class PromptSupply(Protocol):
@@ -93,6 +95,9 @@ class LiveSource:
             collected = collect(prompts, engine, self.score, self.codec, plan, self.comm)
         return replace(collected, tasks=self.tasks)
 
+    def take_back(self, rollout: int) -> None:
+        """Nothing: a rollout depends on its number alone."""
+
 
 def upcoming(supply: PromptSupply | None) -> Callable[[int], list[list[int]]] | None:
     """The prompts of a rollout as row and checksum of their tokens, where they are known beforehand."""
@@ -137,6 +142,9 @@ class ReplaySource:
             is_replayed=True,
             tasks=self._tasks,
         )
+
+    def take_back(self, rollout: int) -> None:
+        """Nothing: a rollout depends on its number alone."""
 
     def _weighted(self, scored: ScoredGroup) -> ScoredGroup:
         return replace(scored, scores=tuple(self._total(s) for s in scored.scores))

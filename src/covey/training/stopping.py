@@ -18,6 +18,9 @@ def stop(job: Job, stopped: GuardStop) -> None:
     `stopped` gets the checkpoint from which the run can be resumed, and its advice names no other. Weights
     that are not finite are not saved, and the records say so.
     """
+    if not job.buffer.rows:
+        # Nothing is learned from a rollout that was refused; the run that goes on collects it again.
+        job.source.take_back(job.progress.rollout)
     code, unsaved, step = stopped.finding.code, _unsaved(job), job.progress.step
     if unsaved is None and not job.saver.plan.model_only:
         stopped.checkpoint = job.saver.path(step)

@@ -267,3 +267,21 @@ def test_rows_that_are_not_those_of_their_records(what: str) -> None:
     code, words = ROWS[what]
     assert {stop.finding.code for stop in stops} == {code}
     assert len({str(stop.finding.seen) for stop in stops}) == 1 and words in str(stops[0].finding.seen)
+
+
+@pytest.mark.parametrize("kept", [1, 7, 9, 30, -1])
+def test_bytes_that_are_not_all_there(kept: int) -> None:
+    """Rank 1 sends the first of its bytes alone, wherever that cuts them; all three name it."""
+    rollout = made()
+
+    def work(comm: CountingComm) -> dict[int, TokenSequence]:
+        owner, swap = rollout.owner_R, comm.swap_tensors
+        held = {n: rollout.tokens[n] for n in np.flatnonzero(owner == comm.rank).tolist()}
+        if comm.rank == 1:
+            comm.swap_tensors = lambda given: swap([data[:kept] for data in given])  # type: ignore[method-assign]
+        return move(held, rollout.known, owner, np.where(owner == 1, 2, owner), comm)
+
+    stops, _ = on_counting_ranks(3, work)
+    assert all(isinstance(stop, GuardStop) for stop in stops), stops
+    assert {stop.finding.code for stop in stops} == {"F122"}
+    assert "rank 1 was to have 8 rows for rank 2" in str(stops[0].finding.seen)

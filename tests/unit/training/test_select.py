@@ -214,6 +214,19 @@ def test_another_process_goes_on_where_the_state_says(held: int) -> None:
     assert again.state() == whole.state()
 
 
+def test_a_rollout_that_is_taken_back_comes_again() -> None:
+    """The newest one alone: an earlier one has been learned from."""
+    flat = {1, 3, 5, 7}
+    whole, refused = source(Live(flat), 2, 4), source(Live(flat), 2, 4)
+    for rollout in range(3):
+        expected = whole.next(rollout)
+        refused.next(rollout)
+        refused.take_back(rollout - 1)
+        refused.take_back(rollout)
+        assert tokens(refused.next(rollout)) == tokens(expected)
+    assert refused.state() == whole.state()
+
+
 def tokens(collected: Collected) -> list[Any]:
     return [
         (t.sequences, t.id, s.total)
