@@ -29,9 +29,15 @@ class Kind:
 
 _ALONE = "one process has nobody to share a gradient with"
 
-_ON_ONE = dict.fromkeys(
-    ("is not reduced over ranks", "is averaged where a sum is due", "is another one on each rank"), _ALONE
-)
+SHIFTED = "a row that was moved has the next tokens' logprobs"
+TURNED = "a row that was moved has its logprobs in another order"
+
+_ON_ONE = {
+    **dict.fromkeys(
+        ("is not reduced over ranks", "is averaged where a sum is due", "is another one on each rank"), _ALONE
+    ),
+    **dict.fromkeys((SHIFTED, TURNED), "one process has every row that it forwards"),
+}
 
 
 def _split(name: str, options: Mapping[str, Any], *, is_variant: bool = True, **more: Any) -> Kind:

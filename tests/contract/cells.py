@@ -11,6 +11,7 @@ from typing import Any
 
 from contract.backends import Kind
 from contract.rollouts import ROWS_PER_RANK, SIBLINGS, Rows
+from contract.uneven import Share
 
 STEPS = 5
 SAVED = 2
@@ -66,11 +67,20 @@ class Cell(Problem):
     accumulation: int = 1
     dtype: str = "float32"
     layout: str = "prefix"
+    owned: Share = "evenly"
+    dealt: Share = "evenly"
 
     def __str__(self) -> str:
         ranks = f"{self.world} process{'es' if self.world > 1 else ''}"
-        names = (self.tuner, ranks, f"accumulation {self.accumulation}", self.rows, self.dtype)
+        names = (self.tuner, ranks, f"accumulation {self.accumulation}", self.shared_rows, self.dtype)
         return ", ".join((*names, self.layout, self.family, self.loss))
+
+    @property
+    def shared_rows(self) -> str:
+        """The kind of its rows, and the ranks that own and forward them where they are not even."""
+        owned = "" if self.owned == "evenly" else f", owned by {self.owned}"
+        dealt = "" if self.dealt == "evenly" else f", dealt to {self.dealt}"
+        return f"{self.rows}{owned}{dealt}"
 
     @property
     def problem(self) -> Problem:
@@ -126,7 +136,13 @@ def full(kind: Kind) -> list[Cell]:
         for values in itertools.product(TUNERS[:2], ROWS, kind.worlds, ACCUMULATIONS, DTYPES)
         if reason_against(cell := _drawn(draw, values)) is None
     ]
-    return [*found, *(replace(c, tuner="dora") for c in found if (c.tuner, c.accumulation) == ("lora", 4))]
+    dora = [replace(c, tuner="dora") for c in found if (c.tuner, c.accumulation) == ("lora", 4)]
+    return [*found, *dora, *uneven(kind)]
+
+
+def uneven(kind: Kind) -> list[Cell]:
+    """The cells whose ranks are not even, of a backend of several."""
+    return [replace(cell, world=2) for cell in UNEVEN] if kind.worlds[-1] == 2 else []
 
 
 def _drawn(draw: random.Random, values: Sequence[Any]) -> Cell:
@@ -164,12 +180,26 @@ def of_test(kind: Kind) -> list[Cell]:
         Cell(tuner="lora", rows=masked, world=world, accumulation=32, dtype="bfloat16", layout="packed"),
         Cell(tuner="dora", rows="ragged", world=world, accumulation=4, layout="packed"),
     ]
-    return [more[0], replace(more[1], accumulation=4)] if kind.is_variant else [*chosen, *more]
+    if kind.is_variant:
+        return [more[0], replace(more[1], accumulation=4), *uneven(kind)[:3]]
+    return [*chosen, *more, *uneven(kind)[:-1]]
 
 
 def _pairs(cell: Cell) -> Iterator[tuple[tuple[str, object], ...]]:
     return itertools.combinations(asdict(cell).items(), 2)
 
+
+UNEVEN = (
+    Cell(rows="ragged", accumulation=4, layout="packed", owned="0 but one"),
+    Cell(rows="ragged", accumulation=4, layout="packed", owned="0", dealt="1"),
+    Cell(rows="two sequences", tuner="lora", owned="0", dealt="1 but one"),
+    Cell(rows="two sequences", loss="grpo", accumulation=4, layout="padded", owned="1 but one"),
+    Cell(rows="an empty half", tuner="lora", accumulation=4, family="llama", dealt="1 but one"),
+    Cell(rows="a masked half", tuner="lora", accumulation=4, dtype="bfloat16", owned="1", dealt="0"),
+    Cell(rows="ragged", accumulation=32, loss="grpo", owned="0 but one", dealt="0 but one"),
+)
+"""Ranks of which one owns the tokens of a rollout, or forwards the rows of a step, but for one or with none
+left for the other. `make test` leaves out the last one, and of a variant takes the first three."""
 
 STOPPED = (
     Cell(world=2, accumulation=4, rows="ragged"),
@@ -178,8 +208,6 @@ STOPPED = (
 """Runs that are stopped and resumed: all weights, and an adapter in bfloat16."""
 
 NONSENSE = {
-    "a rank that has no row at all": "rows are dealt by tokens, so that needs fewer rows with a gradient "
-    "than ranks; after one step all tokens of a single row are clipped",
     "KL of an empty half": "with a KL term a row without an advantage is forwarded, so no half is empty",
 }
 """Further cells that are none, with the reason."""

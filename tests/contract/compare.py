@@ -179,8 +179,11 @@ def _metric_gaps(actual: Left, expected: Left, cell: Cell) -> Iterator[Gap]:
 
 
 def _wrong_passes(actual: Left, cell: Cell) -> float:
-    """A rank forwards 24 of its 32 rows, and 12 where half of the step's rows have no gradient."""
+    """A rank forwards 24 of its 32 rows, and 12 where half of the step's rows have no gradient; one that the
+    other rank leaves one row or none forwards twice as many, and the other one makes as many empty passes."""
     if cell.accumulation == 1:
         return sum(passes != 1 for passes in actual.passes)
     rows = 12 if cell.rows in ("an empty half", "a masked half") else 24
+    if cell.dealt != "evenly":
+        rows = 2 * rows - 1
     return sum(passes < cell.accumulation * rows // 32 for passes in actual.passes)

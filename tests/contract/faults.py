@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from contract.backends import Kind
+from contract.backends import SHIFTED, TURNED, Kind
 from contract.cells import STEPS
+from covey.rollout import moving
 from covey.training import build
+from covey.types import TokenSequence
 
 Patch = pytest.MonkeyPatch
 # Changes a backend that has just been built in the process of a rank.
@@ -22,21 +25,39 @@ CONTRACT = "contract"
 """Stands for a code where no guard can see a fault, and a comparison with the oracle must."""
 
 
+def _as_it_is(backend: Any, rank: int) -> None:
+    """A fault of no backend."""
+
+
+def _plant_arrivals(patch: Patch, arrives: Callable[[TokenSequence], TokenSequence]) -> None:
+    """Change each row that another rank has sent, as it is read."""
+    real = moving._unpack
+
+    def unpack(*args: Any) -> Any:
+        rows = real(*args)
+        return rows and [(number, arrives(row)) for number, row in rows]
+
+    patch.setattr(moving, "_unpack", unpack)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """A fault, and the code that names it; `or_else` does where the guard behind that is unknown on a
     backend. It is planted in a full training or in that of an adapter, or in the run that goes on with one
-    that was stopped."""
+    that was stopped. `arrives` changes each row that another rank has sent; such a fault is of no backend."""
 
     name: str
     code: str
-    change: Change
+    change: Change = _as_it_is
     or_else: str = CONTRACT
     tuner: str = "full"
     is_resumed: bool = False
+    arrives: Callable[[TokenSequence], TokenSequence] | None = None
 
     def plant(self, patch: Patch, rank: int) -> None:
-        """Have every backend that is built from here on changed."""
+        """Have every backend that is built from here on changed, and every row that arrives."""
+        if self.arrives is not None:
+            _plant_arrivals(patch, self.arrives)
         real = build.backend_for
 
         def made(*args: Any, **kwargs: Any) -> Any:
@@ -199,6 +220,16 @@ def _loses_moments(backend: Any, rank: int) -> None:
     backend.load_pieces = load
 
 
+def _shifts_logprobs(row: TokenSequence) -> TokenSequence:
+    """Each token has the logprob of the one behind it, and the last one its own."""
+    return replace(row, logprobs=np.append(row.logprobs[1:], row.logprobs[-1:]))
+
+
+def _turns_logprobs(row: TokenSequence) -> TokenSequence:
+    """Each token has the logprob of the one before it, and the first one that of the last."""
+    return replace(row, logprobs=np.roll(row.logprobs, 1))
+
+
 FAULTS = (
     Fault(name="is zeroed", code="F102", change=_after_last(lambda g, rank: g.zero_())),
     Fault(name="is negated", code="F127", change=_after_last(lambda g, rank: g.mul_(-1))),
@@ -242,6 +273,8 @@ FAULTS = (
     ),
     Fault(name="a weight is NaN at the end", code="F128", change=_after_steps(STEPS, _spoils_a_weight)),
     Fault(name="moments are lost at a resume", code=CONTRACT, is_resumed=True, change=_loses_moments),
+    Fault(name=SHIFTED, code="F110", arrives=_shifts_logprobs),
+    Fault(name=TURNED, code=CONTRACT, arrives=_turns_logprobs),
 )
 """Each is said of the gradient, where nothing else is."""
 

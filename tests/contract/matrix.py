@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,13 @@ class Bench:
         """A cell as it is typed for a backend; `more` are further options."""
         model, replay = self.model(cell.family), self.replay(cell)
         own = cells.options(cell, model, replay, self.folder(), processes=processes)
-        return Run(options={**own, **kind.options, **more}, layout=cell.layout, fault=fault)
+        return Run(
+            options={**own, **kind.options, **more},
+            layout=cell.layout,
+            owned=cell.owned,
+            dealt=cell.dealt,
+            fault=fault,
+        )
 
     def run(self, kind: Kind, given: Sequence[Cell], processes: int) -> list[Left]:
         """What these cells left on a backend."""
@@ -212,8 +219,9 @@ def _num_different(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor])
 
 
 def fault_cell(kind: Kind, fault: Fault) -> Cell:
-    """The cell that a fault is planted in."""
-    return Cell(tuner=fault.tuner, world=kind.worlds[-1], accumulation=4, rows="ragged", layout="packed")
+    """The cell that a fault is planted in; rows move where one rank has those of the other."""
+    cell = Cell(tuner=fault.tuner, world=kind.worlds[-1], accumulation=4, rows="ragged", layout="packed")
+    return cell if fault.arrives is None else replace(cell, owned="0")
 
 
 def _named_by(left: Left, found: Sequence[Gap]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from support.runs import record
 
-Rows = Literal["equal", "ragged", "an empty half", "a masked half"]
+Rows = Literal["equal", "ragged", "an empty half", "a masked half", "two sequences"]
 
 SIBLINGS = 8
 ROWS_PER_RANK = 32
@@ -26,7 +26,7 @@ def write(directory: Path, rows: Rows, world: int) -> Path:
     Ragged rows are short in the first half of a step and long in the second; one of them failed, one was cut
     off, and one group is all equal. An empty half has groups that are all equal: rows without an advantage. A
     masked one has rows that were cut off. Rows are dealt to ranks by tokens, so both ranks forward half of
-    what is left.
+    what is left. Of two sequences every other episode has a second one, with a prompt of its own.
     """
     draw = random.Random(f"{rows} {world}")
     directory.mkdir(parents=True)
@@ -68,4 +68,17 @@ def _group(
                 reward=None if has_failed else 1.0 if is_flat else reward,
             )
         )
+        if rows == "two sequences" and sibling % 2:
+            lines[-1]["sequences"] = [_second(draw, rollout)]
     return lines
+
+
+def _second(draw: random.Random, rollout: int) -> dict[str, Any]:
+    """A further sequence of an episode, as a record has it."""
+    names = ("prompt_ids", "completion_ids", "trained_mask", "sampler_logprobs", "versions", "sources")
+    prompt = [draw.randrange(300) for _ in range(draw.randrange(6, 12))]
+    length = draw.randrange(4, 12)
+    own = record(
+        draw, rollout=rollout, group=0, sibling=0, prompt=prompt, length=length, is_cut=False, reward=1.0
+    )
+    return {name: own[name] for name in names}

@@ -117,7 +117,7 @@ def _cell_table(found: Mapping[Kind, Found]) -> Table:
     for kind, own in found.items():
         rows: dict[tuple[str, int, str], dict[tuple[str, int], str]] = {}
         for cell, gaps in own.items():
-            place = rows.setdefault((cell.tuner, cell.world, cell.rows), {})
+            place = rows.setdefault((cell.tuner, cell.world, cell.shared_rows), {})
             place[cell.dtype, cell.accumulation] = _shown(gaps)
         for (tuner, world, name), values in rows.items():
             shown = "".join(f" {values.get(column, '')} |" for column in columns)

@@ -22,7 +22,7 @@ from torch import Tensor
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from contract import faults
+from contract import faults, uneven
 from contract.cells import SAVED, STEPS
 from covey.checkpoint.pieces import SavedPieces, write_pieces
 from covey.comm import Comm
@@ -45,10 +45,13 @@ _LIMIT_S = 1500
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run to make: its options, the layout of its rows, and the fault that is planted in it."""
+    """A run to make: its options, the layout of its rows, the shares of ranks in what is sampled and in what
+    is forwarded, and the fault that is planted in it."""
 
     options: Mapping[str, Any]
     layout: str
+    owned: uneven.Share = "evenly"
+    dealt: uneven.Share = "evenly"
     fault: str | None = None
 
 
@@ -109,6 +112,7 @@ def _left_by(run_: Run, comm: Comm, folder: Path) -> Left:
         if run_.fault is not None:
             faults.BY_NAME[run_.fault].plant(patch, comm.rank)
         _lay_out(patch, run_.layout)
+        uneven.plant(patch, comm.rank, run_.owned, run_.dealt)
         seen = _Seen(folder)
         code, words = None, ""
         try:

@@ -171,6 +171,12 @@ def _check(
         what = tr("tokens of other policy versions")
     elif row.digest != known.digest:
         what = tr("other tokens of the same number")
+    elif not np.isclose(row.logprob_sum, known.logprob_sum, rtol=1e-9, atol=0.0, equal_nan=True):
+        what = tr(
+            "logprobs that add up to {sum:.6g} instead of {planned_sum:.6g}",
+            sum=row.logprob_sum,
+            planned_sum=known.logprob_sum,
+        )
     else:
         return
     seen = tr(

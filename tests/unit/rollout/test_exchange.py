@@ -227,6 +227,8 @@ def row_of(row: TokenSequence, what: str) -> TokenSequence:
             return replace(row, versions=tuple((version + 1, count) for version, count in row.versions))
         case "runs":
             return replace(row, versions=tuple((version, count + 1) for version, count in row.versions))
+        case "logprobs":
+            return replace(row, logprobs=[*row.logprobs[1:], row.logprobs[0] + 0.001])
     raise AssertionError(what)
 
 
@@ -236,6 +238,7 @@ ROWS = {
     "mask": ("F110", "a mask or versions for another number of trained tokens"),
     "runs": ("F110", "a mask or versions for another number of trained tokens"),
     "version": ("F110", "tokens of other policy versions"),
+    "logprobs": ("F110", "logprobs that add up to "),
     "lost": ("F122", "rank 1 was to have 8 rows for rank 2, but had 7, 7 of them right"),
     "lost at home": ("F122", "rank 1 was to have 8 rows for rank 1, but had 7, 7 of them right"),
     "one more": ("F122", "rank 1 was to have 7 rows for rank 2, but had 8, 7 of them right"),
