@@ -24,12 +24,11 @@ _MORE_TIME = Fix(text=tr("give each call of a reward more time: --reward_timeout
 class RewardWatch:
     """Looks at the scores of each rollout; remembers how many calls failed in the last ten.
 
-    `world` is the number of ranks, of which each scored an equal share of the rollout, and `tasks` names the
-    rewards that score the rows of a task: the others have no word on them, which is no fault.
+    `tasks` names the rewards that score the rows of a task: the others have no word on them, which is no
+    fault.
     """
 
-    def __init__(self, world: int = 1, tasks: Mapping[str, Collection[str]] | None = None) -> None:
-        self._world = world
+    def __init__(self, tasks: Mapping[str, Collection[str]] | None = None) -> None:
         self._tasks = dict(tasks or {})
         self._recent: dict[str, deque[tuple[int, int]]] = {}
         self._has_failed: set[str] = set()
@@ -49,7 +48,7 @@ class RewardWatch:
         refuse_no_numbers(groups, step)
         self._refuse_no_scores(groups, step)
         by_name = self._parts(groups)
-        num = sum(len(g.scores) for g in groups)
+        owners = [e.owner for g in groups for e in g.group.episodes]
         said = []
         for name, found in by_name.items():
             parts = list(found.values())
@@ -64,10 +63,7 @@ class RewardWatch:
                 raise GuardStop(_failed(name, lost, seen, failed[0] if failed else parts[0], step))
             if failed and name not in self._has_failed:
                 self._has_failed.add(name)
-                # Each further attempt of a rollout was shared among the ranks anew.
-                is_one_attempt = not any(g.group.prompt.origin.attempt for g in groups)
-                lost_at = [i for i, p in found.items() if p.status is not Status.OK]
-                where = self._where(lost_at, num) if is_one_attempt else ""
+                where = _where([owners[i] for i, p in found.items() if p.status is not Status.OK])
                 fault = _failed(name, len(failed), len(parts), failed[0], step, where)
                 said.append(replace(fault, severity=Severity.WARNING))
             alone = [p for p in parts if p.status is Status.OK and p.message]
@@ -99,16 +95,6 @@ class RewardWatch:
                     by_name.setdefault(part.name, {})[number] = part
         return by_name
 
-    def _where(self, failed: Sequence[int], num: int) -> str:
-        """`, all of them of rank 1` where that is so and there are other ranks; of `num` completions."""
-        share = -(-num // self._world)
-        ranks = {i // share for i in failed}
-        return (
-            tr(", all of them of rank {ranks}", ranks=min(ranks))
-            if self._world > 1 and len(ranks) == 1
-            else ""
-        )
-
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON."""
         recent = {name: [list(pair) for pair in pairs] for name, pairs in self._recent.items()}
@@ -129,6 +115,12 @@ class RewardWatch:
             name: deque(((lost, seen) for lost, seen in pairs), maxlen=_WINDOW)
             for name, pairs in values["recent"].items()
         }
+
+
+def _where(owners: Sequence[int | None]) -> str:
+    """`, all of them of rank 1` where one of several ranks has collected them."""
+    (first, *others) = dict.fromkeys(owners)
+    return "" if others or first is None else tr(", all of them of rank {ranks}", ranks=first)
 
 
 def refuse_no_numbers(groups: Sequence[ScoredGroup], step: int) -> None:

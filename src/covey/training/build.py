@@ -165,7 +165,7 @@ def _health(
     tasks: Mapping[str, Collection[str]],
 ) -> Health:
     guards = _guards(config, plan, backend, engine, comm)
-    watch = RewardWatch(comm.world, tasks)
+    watch = RewardWatch(tasks)
     # Advice is held against what the run computes with, whatever was typed.
     dtype = str(settings.compute_dtype(config, backend.policy.device)).removeprefix("torch.")
     options = config.model_dump() | {"torch_dtype": dtype}

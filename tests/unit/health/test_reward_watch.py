@@ -38,6 +38,24 @@ def rollout(values: Sequence[float | None], size: int | None = None) -> list[Sco
     return [group(n, *parts[n : n + size]) for n in range(0, len(parts), size)]
 
 
+def collected(groups: Sequence[ScoredGroup], world: int) -> list[ScoredGroup]:
+    """The groups, of whose completions each rank has collected an equal share; one rank alone owns none."""
+    share = sum(len(g.scores) for g in groups) // world
+    numbers = iter(range(share * world))
+    return [
+        replace(
+            g,
+            group=replace(
+                g.group,
+                episodes=tuple(
+                    replace(e, owner=next(numbers) // share if world > 1 else None) for e in g.group.episodes
+                ),
+            ),
+        )
+        for g in groups
+    ]
+
+
 FINE, ONE_LOST, ALL_LOST = [0.0, 1.0] * 4, [None, 0.0, 1.0, 1.0], [None] * 8
 
 
@@ -82,9 +100,9 @@ def test_a_row_that_failed_is_no_call_of_several() -> None:
 )
 def test_a_failure_is_said_once_with_its_rank(world: int, failed: tuple[int, ...], words: str) -> None:
     lost = [None if i in failed else v for i, v in enumerate(FINE)]
-    watch = RewardWatch(world)
+    watch = RewardWatch()
     assert watch.check(rollout(FINE, 4), 0) == []
-    (found,) = watch.check(rollout(lost, 4), 1)
+    (found,) = watch.check(collected(rollout(lost, 4), world), 1)
     assert (found.code, found.step, found.severity) == ("F107", 1, Severity.WARNING)
     assert words in found.seen
     assert watch.check(rollout(lost, 4), 2) == []
@@ -208,7 +226,7 @@ def _of_tasks(*values: tuple[float | None, float | None], tasks: str = "math cha
 
 def test_a_reward_that_was_not_asked_is_no_constant_one() -> None:
     there = _of_tasks((1.0, None), tasks="math")
-    assert RewardWatch(1, TASKS).check(there, 0) == []
+    assert RewardWatch(TASKS).check(there, 0) == []
     # Without tasks a reward that never speaks is named.
     (found,) = RewardWatch().check(there, 0)
     assert found.code == "F108" and "judge is None for all 2" in found.seen
@@ -216,7 +234,7 @@ def test_a_reward_that_was_not_asked_is_no_constant_one() -> None:
 
 def test_a_constant_reward_is_seen_through_the_rows_of_other_tasks() -> None:
     flat = _of_tasks((0.0, None), (None, 1.0))
-    (found,) = RewardWatch(1, TASKS).check(flat, 0)
+    (found,) = RewardWatch(TASKS).check(flat, 0)
     assert found.code == "F108" and "accuracy is 0 for all 2" in found.seen
 
 
@@ -226,7 +244,7 @@ def test_a_reward_that_fails_on_all_rows_of_its_task_ends_the_run() -> None:
     scores = tuple(replace(s, parts=(s.parts[0], error)) for s in groups[1].scores)
     broken = [groups[0], replace(groups[1], scores=scores)]
     with pytest.raises(GuardStop, match="judge failed on 2 of 2"):
-        RewardWatch(1, TASKS).check(broken, 0)
+        RewardWatch(TASKS).check(broken, 0)
 
 
 def test_the_rank_of_a_failure_is_told_though_other_rows_are_not_asked() -> None:
@@ -234,6 +252,8 @@ def test_the_rank_of_a_failure_is_told_though_other_rows_are_not_asked() -> None
     math, chat = _of_tasks((1.0, None), (None, 1.0))
     scores = (replace(chat.scores[0], parts=(chat.scores[0].parts[0], error)), chat.scores[1])
     (found,) = (
-        f for f in RewardWatch(2, TASKS).check([math, replace(chat, scores=scores)], 0) if f.code == "F107"
+        f
+        for f in RewardWatch(TASKS).check(collected([math, replace(chat, scores=scores)], 2), 0)
+        if f.code == "F107"
     )
     assert "failed on 1 of 2 completions, all of them of rank 1" in found.seen
