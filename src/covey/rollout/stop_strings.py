@@ -40,7 +40,7 @@ class StopSearch:
         text = self._kept + new
         is_whole = bool(new) and not new.endswith(_UNFINISHED)
         if is_whole or len(self._ids) - self._num_known >= _MOST_UNFINISHED:
-            self._kept = text[len(text) - self._num_kept :] if self._num_kept < len(text) else text
+            self._kept = text[max(0, len(text) - self._num_kept) :]
             self._ids = self._ids[self._num_known :]
             self._num_known, self._num_known_characters = len(self._ids), len(self._decode())
         return any(string in text for string in self._strings)
