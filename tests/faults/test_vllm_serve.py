@@ -8,13 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from covey.activity import Activity
 from covey.errors import RunFailed
@@ -22,7 +24,7 @@ from covey.plan.facts import VllmServeFacts
 from covey.rollout.server.call import Caller
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.vllm_serve import VllmServe
-from covey.types import GenerationRequest, SamplingParams, TurnId
+from covey.types import Finish, GenerationRequest, SamplingParams, TurnId
 from support.engines import sampled
 from support.web import Handler, listening
 
@@ -104,11 +106,14 @@ def standing_in(**changes: Any) -> Iterator[StandIn]:
 
 
 @contextmanager
-def engine_on(directory: Path, *servers: StandIn, unties_head: bool = False) -> Iterator[ServerEngine]:
+def engine_on(
+    directory: Path, *servers: StandIn, unties_head: bool = False, tokenizer: Tokenizer | None = None
+) -> Iterator[ServerEngine]:
     about = VllmServeFacts(
         version="0.32.0", max_num_seqs=2, unties_head=unties_head, directory=str(directory)
     )
     given: dict[str, Any] = {"model": "m", "vocab": 10, "max_len": 64, "dtype": "float32"}
+    given |= {"tokenizer": tokenizer}
     engine = ServerEngine(
         [
             VllmServe(
@@ -123,6 +128,7 @@ def engine_on(directory: Path, *servers: StandIn, unties_head: bool = False) -> 
         timeout_s=1.5,
         publishes=True,
         noise_keys=False,
+        tokenizer=tokenizer,
     )
     try:
         yield engine
@@ -155,6 +161,23 @@ def test_a_publish_gives_it_every_tensor_and_leaves_no_file(tmp_path: Path, unti
         assert {c.token_ids for c in found} == {(3, 4, 5, 6)} and {c.versions for c in found} == {(3,) * 4}
         assert len({body["seed"] for body in server.asked}) == 5
         assert {body["temperature"] for body in server.asked} == {0.7}
+
+
+def test_a_stop_string_ends_a_completion_that_goes_on(tmp_path: Path) -> None:
+    """vLLM is not told of it: the run reads no more, and cuts what came in one part with the end."""
+    tokenizer = Tokenizer(WordLevel({f"t{i}": i for i in range(10)}, unk_token="t0"))
+    parts: list[bytes | None] = [event([3]), event([4, 5]), event([6]), None]
+    with standing_in(parts=parts) as server, engine_on(tmp_path, server, tokenizer=tokenizer) as engine:
+        engine.publish(iter(WEIGHTS.items()), 3)
+        for string, expected in (("3 t4", (3, 4)), ("t4 t5 t6", (3, 4, 5, 6))):
+            asked = [replace(r, sampling=replace(r.sampling, stop_strings=(string,))) for r in requests(3)]
+            found = sampled(engine, asked)
+            assert {(c.token_ids, c.finish) for c in found} == {(expected, Finish.STOP)}
+            assert {len(c.logprobs) for c in found} == {len(expected)}
+        # What is no token of the model is looked for in no text.
+        server.parts = [event([3, 1 << 40])]
+        with pytest.raises(RunFailed, match="outside the vocabulary"):
+            sampled(engine, asked)
 
 
 def test_a_cache_that_is_not_emptied_fails_the_publish(tmp_path: Path) -> None:

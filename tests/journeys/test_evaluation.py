@@ -328,9 +328,9 @@ class _Shifted(CopyEngine):
 def test_an_engine_with_a_copy_is_held_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {"val_dataset": ["held.jsonl"], "reward_funcs": ["accuracy"]}
     given |= {"max_completion_length": 8, "num_generations_eval": 1}
-    monkeypatch.setattr(standalone, "engine_for", lambda config, facts, policy, comm: CopyEngine(policy))
+    monkeypatch.setattr(standalone, "engine_for", lambda config, facts, policy, *more: CopyEngine(policy))
     assert package.evaluate("quickstart", output_dir="one", **given).metrics["eval_reward"].count == 7
-    monkeypatch.setattr(standalone, "engine_for", lambda config, facts, policy, comm: _Shifted(policy))
+    monkeypatch.setattr(standalone, "engine_for", lambda config, facts, policy, *more: _Shifted(policy))
     with pytest.raises(GuardStop, match=r"F152.*: publish of version 0 to the engine: its log-prob"):
         package.evaluate("quickstart", output_dir="two", **given)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from covey.data.text import load_codec
 from covey.models.load import load_policy
 from covey.models.lora import plain_weights
 from covey.quickstart import task
@@ -33,7 +34,7 @@ def start() -> Callable[..., Any]:
 
     @contextmanager
     def started(**changes: Any) -> Iterator[VllmEngine]:
-        engine = VllmEngine(settings(**changes))
+        engine = VllmEngine(settings(**changes), tokenizer=load_codec(task.MODEL_DIR).tokenizer)
         try:
             yield engine
         finally:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from covey.activity import Stopped
 from covey.comm import Comm, GroupComm, neighbours
+from covey.data.text import load_codec
 from covey.errors import GuardStop
 from covey.models.load import load_policy
 from covey.models.lora import plain_weights
@@ -37,12 +38,17 @@ LEFT = Path("/dev/shm/-tp:0-[0-1]-cpushm_0")
 
 def start(comm: Comm, name: str) -> GroupEngine:
     given = settings(tensor_parallel=2, by_torchrun=True, group_name=name)
-    return GroupEngine(VllmEngine(given, comm=comm), comm)
+    tokenizer = load_codec(task.MODEL_DIR).tokenizer
+    return GroupEngine(VllmEngine(given, comm=comm, tokenizer=tokenizer), comm)
 
 
 def requests_of(rank: int) -> list[GenerationRequest]:
-    """Those of a rank, of which the second one has more."""
-    return [request_of(p, 10 * rank + i) for i, p in enumerate(prompts()) if rank or i % 2]
+    """Those of a rank, of which the second one has more; a stop string ends some."""
+    return [
+        request_of(p, 10 * rank + i, stop_strings=("k><think>",))
+        for i, p in enumerate(prompts())
+        if rank or i % 2
+    ]
 
 
 def largest_gap(

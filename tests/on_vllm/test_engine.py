@@ -10,6 +10,9 @@ import numpy
 import pytest
 import torch
 
+from covey.data.text import load_codec
+from covey.quickstart import task
+from covey.rollout.stop_strings import StopSearch
 from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.types import Finish
@@ -99,6 +102,34 @@ def test_an_end_is_a_token_of_the_request_alone(served: VllmEngine) -> None:
     assert cut.finish is Finish.STOP
     assert cut.token_ids == whole.token_ids[: at + 1] and len(cut.logprobs) == at + 1
     assert cut.versions == (0,) * (at + 1)
+
+
+@pytest.mark.parametrize("strings", [("</answer>",), ("4",), ("nk>", "3+"), ("0</a", "答")])
+def test_an_end_is_the_token_that_completes_a_stop_string(
+    served: VllmEngine, strings: tuple[str, ...]
+) -> None:
+    """The same one as on the other engines: what vLLM samples is cut where the search finds it."""
+    tokenizer = load_codec(task.MODEL_DIR).tokenizer
+    asked = [request_of(p, i, max_new_tokens=40) for i, p in enumerate(chats())]
+    free = sampled(served, asked)
+    stopping = [replace(r, sampling=replace(r.sampling, stop_strings=strings)) for r in asked]
+    found = sampled(served, stopping)
+    ends = [StopSearch(tokenizer, strings).first_end(c.token_ids) for c in free]
+    assert any(ends)
+    for one, whole, end in zip(found, free, ends, strict=True):
+        assert one.token_ids == whole.token_ids[:end] and one.logprobs == whole.logprobs[:end]
+        assert one.finish is (Finish.LENGTH if end is None else Finish.STOP)
+        assert len(one.versions) == len(one.token_ids)
+    # Nothing of what was ended is left in vLLM.
+    assert not served._llm.llm_engine.has_unfinished_requests()
+    last = [replace(stopping[0], sampling=replace(stopping[0].sampling, max_new_tokens=ends[0] or 1))]
+    assert ends[0] is None or sampled(served, last)[0].finish is Finish.STOP
+
+
+def chats() -> list[list[int]]:
+    """Prompts of the embedded task as the model was trained on them."""
+    codec = load_codec(task.MODEL_DIR)
+    return [[*ids] for ids in codec.encode([codec.render(r["messages"]) for r in task.training_rows()[:12]])]
 
 
 def test_the_likeliest_token(served: VllmEngine, learner: Learner) -> None:

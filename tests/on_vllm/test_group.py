@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from covey.types import Finish
 from support.engines import sampled
 from support.vllm_learner import Learner, prompts, request_of
 from support.vllm_ranks import on_ranks
@@ -28,9 +29,14 @@ def test_each_rank_is_given_its_own_completions(found, start, learner: Learner) 
     with start() as alone:
         alone.publish(learner.weights(), 0)
         for rank, own in enumerate(found):
-            asked = [request_of(p, 10 * rank + i) for i, p in enumerate(prompts()) if rank or i % 2]
+            asked = [
+                request_of(p, 10 * rank + i, stop_strings=("k><think>",))
+                for i, p in enumerate(prompts())
+                if rank or i % 2
+            ]
             expected = sampled(alone, asked)
             assert own["samples"]["tokens"] == [list(c.token_ids) for c in expected]
+            assert {c.finish for c in expected} == {Finish.STOP, Finish.LENGTH}
             for logprobs, completion in zip(own["samples"]["logprobs"], expected, strict=True):
                 assert logprobs == pytest.approx(completion.logprobs, abs=CLOSE)
             assert own["samples"]["unasked"] == []

@@ -20,6 +20,7 @@ import torch
 
 from covey.comm import LocalComm
 from covey.config import from_dict
+from covey.data.text import load_codec
 from covey.errors import GuardStop, RunFailed
 from covey.learner.backends.single import SingleBackend
 from covey.learner.canary import learners_view
@@ -32,6 +33,7 @@ from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.publisher import Publisher
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.vllm_serve import VllmServe
+from covey.rollout.stop_strings import StopSearch
 from covey.telemetry.rollouts import read_rollouts
 from covey.training.facts.servers import with_servers
 from covey.training.served import served_engine
@@ -107,7 +109,8 @@ def build(address: str, key: Path, policy: Policy) -> Iterator[Callable[..., Bui
             }
         ).config
         facts = with_servers(Facts(), config)
-        engine = served_engine(config, facts, policy, LocalComm())
+        tokenizer = load_codec(task.MODEL_DIR).tokenizer
+        engine = served_engine(config, facts, policy, LocalComm(), tokenizer)
         engines.append(engine)
         if tied is not None:
             engine._servers[0].tied = tied  # type: ignore[attr-defined]
@@ -219,6 +222,19 @@ def test_a_completion_ends_with_its_stop_token(build: Callable[..., Built], poli
     end = free[0].token_ids.index(stop) + 1
     assert stopped.token_ids == free[0].token_ids[:end] and stopped.finish is Finish.STOP
     assert len(stopped.logprobs) == end and free[0].finish is Finish.LENGTH
+
+
+def test_a_completion_ends_with_the_token_that_completes_a_stop_string(build: Callable[..., Built]) -> None:
+    engine, publisher, _ = build()
+    tokenizer = load_codec(task.MODEL_DIR).tokenizer
+    with publisher.serve(0):
+        free = sampled(engine, requests(max_new_tokens=60))
+        found = sampled(engine, requests(max_new_tokens=60, stop_strings=("1", "/an")))
+    ends = [StopSearch(tokenizer, ("1", "/an")).first_end(c.token_ids) for c in free]
+    assert [c.token_ids for c in found] == [c.token_ids[:end] for c, end in zip(free, ends, strict=True)]
+    assert [c.finish is Finish.STOP for c in found] == [end is not None for end in ends]
+    assert [len(c.logprobs) for c in found] == [len(c.token_ids) for c in found]
+    assert len({*ends}) > 3 and engine.take_notices() == []
 
 
 def test_a_head_that_stays_old_is_named_at_the_publish(build: Callable[..., Built], policy: Policy) -> None:

@@ -184,7 +184,6 @@ REFUSED: Mapping[str, str] = {
     "device_groups": _GROUPS,
     "colocate_groups": _GROUPS,
     "generation_kwargs": _WHOLE,
-    "stop_words": tr("A completion ends at the model's own end token or at --max_completion_length."),
     "wandb_project": _OURS,
     "num_completions_to_print": _ROLLOUTS,
     "eval_dataset": tr("Give the data sets for evaluation as --val_dataset FILE ..."),

@@ -16,7 +16,7 @@ from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from covey.options.declare import Options, fields_of
+from covey.options.declare import Options, facts_of, fields_of
 from covey.options.schema import FACTS, Config
 from covey.texts import joined, tr
 
@@ -40,13 +40,14 @@ class UnfitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What an option takes: a base type, one or many of it, whether None is a value, and the words of a
-    choice."""
+    """What an option takes: a base type, one or many of it, whether None is a value, the words of a choice,
+    and whether each word is taken as it stands."""
 
     base: Base
     many: bool = False
     optional: bool = False
     choices: tuple[str, ...] = ()
+    verbatim: bool = False
 
     @property
     def words(self) -> str:
@@ -104,7 +105,8 @@ def kind_of(name: str, declares: type[Options] = Config) -> Kind:
     if get_origin(annotation) is Literal:
         return Kind(base="choice", choices=get_args(annotation), many=many, optional=optional)
     bases: dict[Any, Base] = {bool: "bool", int: "int", float: "float", str: "str"}
-    return Kind(base=bases[annotation], many=many, optional=optional)
+    verbatim = facts_of(declares)[name].verbatim
+    return Kind(base=bases[annotation], many=many, optional=optional, verbatim=verbatim)
 
 
 def coerce(name: str, value: Any, declares: type[Options] = Config) -> Any:
@@ -114,7 +116,7 @@ def coerce(name: str, value: Any, declares: type[Options] = Config) -> Any:
         return _json(name, kind, value)
     if kind.many:
         values = list(value) if isinstance(value, list | tuple) else [value]
-        words = [part for word in values for part in _parts(word)]
+        words = values if kind.verbatim else [part for word in values for part in _parts(word)]
         if name == "report_to":
             words = _trackers(kind, words)
         if default_in(declares, name) == [] and [str(word).lower() for word in words] == ["none"]:
@@ -257,7 +259,7 @@ def _one(name: str, kind: Kind, value: Any) -> Any:
             tr("{name} takes {words}, not {show}", name=name, words=kind.words, show=_show(value))
         )
     if kind.base == "str":
-        return _text(name, value)
+        return _text(name, kind, value)
     return _number(name, kind, value)
 
 
@@ -269,8 +271,8 @@ def _bool(name: str, kind: Kind, value: Any, spelled: str) -> bool:
     return spelled in TRUE_WORDS
 
 
-def _text(name: str, value: Any) -> str:
-    if name == "step_separator" and value:
+def _text(name: str, kind: Kind, value: Any) -> str:
+    if kind.verbatim and value:
         # White space counts here, and a shell hands \n on as two characters.
         return str(value).replace("\\n", "\n").replace("\\t", "\t")
     if not str(value).strip():

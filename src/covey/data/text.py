@@ -245,7 +245,7 @@ def load_codec(
     broken, TemplateError where the template is.
     """
     settings = read_json(model_dir / "tokenizer_config.json")
-    tokenizer = _tokenizer(model_dir / "tokenizer.json")
+    tokenizer = read_tokenizer(model_dir)
     prefix_ids = _prefix_ids(tokenizer)
     begins = "".join(tokenizer.id_to_token(i) or "" for i in prefix_ids)
     template, whose = _template(model_dir, adapter, chat_template, begins)
@@ -302,7 +302,10 @@ def given_to_all(special_tokens: Mapping[str, str], kwargs: Mapping[str, Any]) -
     return {"tools": None, "documents": None, **special_tokens, **kwargs}
 
 
-def _tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(model_dir: Path) -> Tokenizer:
+    """The tokenizer of a model's directory; FileNotFoundError where there is none, ModelError where it is
+    broken."""
+    path = model_dir / "tokenizer.json"
     if not isfile(path):
         raise FileNotFoundError(path)
     # The library raises Exception itself.

@@ -229,6 +229,12 @@ def truncated_from_the_start(h: History) -> Sign | None:
             ),
             Fix(
                 text=tr(
+                    "if the model never samples an end token, as base models do, end completions at a text "
+                    "that follows the answer: --stop_words '</answer>'"
+                )
+            ),
+            Fix(
+                text=tr(
                     "if completions are truncated in the middle of an answer, use a larger "
                     "max_completion_length"
                 )

@@ -142,6 +142,7 @@ class Facts:
     alone: str | None = None
     not_built: str = ""
     path: PathKind | None = None
+    verbatim: bool = False
 
     @property
     def is_of_rlhf(self) -> bool:
@@ -177,6 +178,7 @@ def option(
     not_built        what `covey train` does instead, where the option serves `covey plan` alone so far
     words            other words for its values; `alone` is the word for the flag without one
     path             that its values name files or directories (`PathKind`)
+    verbatim         that it is text with its white space, commas and brackets; \\n and \\t are read as such
     """
     has_bounds = any(bound is not None for bound in (ge, gt, le, lt))
     bounds = Bounds(ge=ge, gt=gt, le=le, lt=lt, also=also, why=why) if has_bounds else None

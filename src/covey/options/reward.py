@@ -103,6 +103,7 @@ class RewardOptions(Options):
         "\n\n",
         "Text that ends a step of a completion, for rewards that give one number per step; \\n is a line "
         "break.",
+        verbatim=True,
     )
     judge_base_url: str | None = option(
         None,

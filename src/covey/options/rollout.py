@@ -87,6 +87,15 @@ class SamplingOptions(Options):
         names=("max_new_tokens", "response_length"),
         hints=("max_tokens", "max_response_length"),
     )
+    stop_words: list[str] = option(
+        [],
+        "Texts that end a completion, such as '</answer>' 'Question:'; \\n is a line break. The completion "
+        "ends with the token that completes one of them; the text stays in it and is trained. A model "
+        "without chat training may need them. Not set: only the model's end tokens end a completion.",
+        swift="none",
+        hints=("stop", "stop_strings", "stop_sequences"),
+        verbatim=True,
+    )
     temperature: float = option(
         1.0,
         "Sampling temperature, above 0; the loss divides the logits by the same number.",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from covey.config.objects import is_live
 from covey.options.schema import Config
 from covey.plan.check_model_fault import model_fault_problems
+from covey.plan.check_stop_words import stop_word_problems
 from covey.plan.check_template import template_problems
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
@@ -30,6 +31,7 @@ def model_problems(config: Config, facts: Facts) -> list[Problem]:
         *_device(config, facts),
         *_packages(facts),
         *template_problems(config, facts),
+        *stop_word_problems(config, facts),
         *_small_model(config, facts),
     ]
 

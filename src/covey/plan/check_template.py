@@ -79,6 +79,8 @@ def _unstoppable(config: Config, facts: Facts) -> list[Problem]:
     # Prompts that are text, and are not put into the template, do not ask for its turns.
     if not mark or (facts.prompts_are_text and not config.apply_chat_template):
         return []
+    if any(word in mark for word in config.stop_words):
+        return []
     stop = facts.stop_tokens or "none"
     return [
         warning(
@@ -94,6 +96,7 @@ def _unstoppable(config: Config, facts: Facts) -> list[Problem]:
                 "It is the template of another model, or chatml with a tokenizer that does not have "
                 "its tokens."
             ),
+            Fix(text=tr("end completions at this text"), edits={"stop_words": [*config.stop_words, mark]}),
             Fix(
                 text=tr(
                     "use a template that ends an answer with one of: {stop}; --chat_template FILE", stop=stop

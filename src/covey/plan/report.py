@@ -53,7 +53,7 @@ def report_lines(
     engine = [] if publish is None or publish.way == "gpu" else [publish.memory_in_words()]
     sections: dict[str, Sequence[str]] = {
         tr("model"): _model(config, facts),
-        tr("ends at"): [facts.stop_tokens] if facts.stop_tokens else [],
+        tr("ends at"): _ends(config, facts),
         tr("sampling"): _sampling(config, facts),
         tr("data"): data_lines(config, facts),
         tr("tasks"): task_lines(config, facts),
@@ -303,6 +303,12 @@ def _step(config: Config, layout: Layout) -> list[str]:
             norm=norm,
         ),
     ]
+
+
+def _ends(config: Config, facts: Facts) -> list[str]:
+    words = joined(", ", [f"{word!r}" for word in config.stop_words])
+    in_text = [tr("the stop words {words}", words=words)] if config.stop_words else []
+    return [*([facts.stop_tokens] if facts.stop_tokens else []), *in_text]
 
 
 def _sampling(config: Config, facts: Facts) -> list[str]:

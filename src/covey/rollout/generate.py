@@ -13,12 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from covey.models.policy import Policy
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.noise import row_key, sample, token_table
+from covey.rollout.stop_strings import check_stop_strings, num_until_stop, search_for
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 from covey.types.arrays import floats, ints
 
@@ -48,16 +56,28 @@ class _Sampler(LogitsProcessor):
         return torch.full_like(scores, float("-inf")).scatter_(1, token_R[:, None], 0.0)
 
 
+class _AtStopStrings(StoppingCriteria):
+    """Ends each row with the token that completes one of its stop strings."""
+
+    def __init__(self, requests: Sequence[GenerationRequest], tokenizer: Tokenizer | None) -> None:
+        self._searches = [search_for(request, tokenizer) for request in requests]
+
+    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
+        tokens = input_ids[:, -1].tolist()
+        ended = [s is not None and s.ends_with(t) for s, t in zip(self._searches, tokens, strict=True)]
+        return torch.tensor(ended, device=input_ids.device)
+
+
 class GenerateEngine:
     """Samples with `model.generate`, at most `max_rows` completions at a time; `on_turn` is called before
-    each batch, and may submit and abort."""
+    each batch, and may submit and abort. `tokenizer` finds the stop strings of requests."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True, swaps=True)
     given_up = ""
     members = NO_MEMBERS
 
-    def __init__(self, policy: Policy, *, max_rows: int = 256) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, *, max_rows: int = 256, tokenizer: Tokenizer | None = None) -> None:
+        self._policy, self._tokenizer = policy, tokenizer
         self._max_rows = max_rows
         self._version = 0
         self._next_id = 0
@@ -69,6 +89,7 @@ class GenerateEngine:
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request."""
+        check_stop_strings(request, self._tokenizer)
         number = self._next_id
         self._next_id += 1
         self._requests[number] = request
@@ -147,6 +168,8 @@ class GenerateEngine:
     def _generate(self, requests: Sequence[GenerationRequest], sampler: _Sampler) -> None:
         prompts = torch.tensor([r.prompt_token_ids for r in requests], device=self._policy.device)
         stop = list(requests[0].sampling.stop_token_ids)
+        has_strings = any(request.sampling.stop_strings for request in requests)
+        ends = [_AtStopStrings(requests, self._tokenizer)] if has_strings else []
         config = GenerationConfig(
             do_sample=False,
             max_new_tokens=max(r.sampling.max_new_tokens for r in requests),
@@ -164,6 +187,7 @@ class GenerateEngine:
                 attention_mask=torch.ones_like(prompts),
                 generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
+                stopping_criteria=StoppingCriteriaList(ends),
             )
         finally:
             model.generation_config = own
@@ -176,9 +200,11 @@ class GenerateEngine:
         logprobs: Sequence[float],
         seconds: float,
     ) -> Completion:
-        limit = request.sampling.max_new_tokens
-        ends = [i for i, token in enumerate(tokens[:limit]) if token in request.sampling.stop_token_ids]
-        length = ends[0] + 1 if ends else min(limit, len(tokens))
+        tokens = tokens[: request.sampling.max_new_tokens]
+        ends = [i for i, token in enumerate(tokens, start=1) if token in request.sampling.stop_token_ids][:1]
+        at_string = num_until_stop(request, self._tokenizer, tokens)
+        ends += [] if at_string is None else [at_string]
+        length = min(ends, default=len(tokens))
         return Completion(
             request_id=number,
             token_ids=ints(tokens[:length]),

@@ -54,6 +54,7 @@ def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> 
         "temperature": sampling.temperature,
         "max_new_tokens": sampling.max_new_tokens,
         "stop_token_ids": list(sampling.stop_token_ids),
+        "stop_strings": list(sampling.stop_strings),
         "prompt": prompt.text,
         "opened": prompt.opened,
         "text": episode.text,
@@ -164,6 +165,8 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
             temperature=record["temperature"],
             max_new_tokens=record["max_new_tokens"],
             stop_token_ids=tuple(record["stop_token_ids"]),
+            # Older records have none.
+            stop_strings=tuple(record.get("stop_strings", ())),
         ),
         seconds=record["seconds"],
         failure=record.get("failure", ""),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 
 from covey.comm import Comm
@@ -215,19 +216,22 @@ def _ready(policy: Policy, config: Config, dtype: torch.dtype) -> None:
     choose_stream(policy, config.attn_impl)
 
 
-def sampling_engine(config: Config, facts: Facts, backend: Backend, comm: Comm) -> Engine:
+def sampling_engine(
+    config: Config, facts: Facts, backend: Backend, comm: Comm, tokenizer: Tokenizer
+) -> Engine:
     """The engine of a run, and the layout that its rows are on from now on. Collective."""
     backend.choose_layout(config.attn_impl)
-    return engine_for(config, facts, backend.sampler, comm)
+    return engine_for(config, facts, backend.sampler, comm, tokenizer)
 
 
-def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engine:
-    """The engine that a configuration asks for, or the one that the model can be sampled with. Collective."""
+def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm, tokenizer: Tokenizer) -> Engine:
+    """The engine that a configuration asks for, or the one that the model can be sampled with; it finds stop
+    strings by the tokenizer. Collective."""
     if config.rollout_servers:
-        return served_engine(config, facts, policy, comm)
+        return served_engine(config, facts, policy, comm, tokenizer)
     if config.use_vllm:
-        return colocated(config, facts, policy, comm)
+        return colocated(config, facts, policy, comm, tokenizer)
     # A model that cannot run as a stream keeps state that the native engine's cache does not know.
     if config.engine == "generate" or policy.stream == "padded":
-        return GenerateEngine(policy)
-    return NativeEngine(policy, rests=engine_rests(config, facts))
+        return GenerateEngine(policy, tokenizer=tokenizer)
+    return NativeEngine(policy, rests=engine_rests(config, facts), tokenizer=tokenizer)

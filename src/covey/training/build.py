@@ -84,7 +84,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     needs = settings.needs(config, plan.steps_per_rollout)
     device = own_device()
     backend = backend_for(config, facts, device, comm, reference=needs.reference, live=found.live)
-    engine = sampling_engine(config, facts, backend, comm)
+    engine = sampling_engine(config, facts, backend, comm, found.codec.tokenizer)
     publisher = publisher_for(config, found, backend, engine, comm)
     supply = prompt_supply(config, found, plan)
     progress = Progress(upcoming(supply), may_differ=is_reordered(config, facts))

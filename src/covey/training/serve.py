@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from tokenizers import Tokenizer
 
 from covey.data.model_files import model_context, read_json
+from covey.data.text import read_tokenizer
 from covey.kernels.choose import KernelsName
 from covey.models.adapter_shapes import read_shapes
 from covey.models.load import largest_bytes, load_still
@@ -60,7 +62,8 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
     """Load the model and answer until the process is told to end."""
     device = own_device()
     dtype = _dtype_of(serving, device)
-    engine, sizes = _engine(serving, device, dtype)
+    tokenizer = _tokenizer_of(serving.model)
+    engine, sizes = _engine(serving, device, dtype, tokenizer)
     workers = engine.workers if isinstance(engine, VllmEngine) else None
     devices = [device_name(device)] if workers is None else workers.devices()
     # The matrices of an adapter are of use in this process alone, and they are small.
@@ -85,6 +88,7 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         base="",
         group_device=group_devices(devices) if takes_group else "",
         swaps=engine.capabilities.swaps,
+        has_tokenizer=tokenizer is not None,
     )
     front = Front(engine, about, ends_with_run=serving.ends_with_run, workers=workers)
     access = Access(
@@ -132,14 +136,22 @@ def _dtype_of(serving: Serving, device: torch.device) -> torch.dtype:
     return own.get(serving.dtype, torch.bfloat16)
 
 
+def _tokenizer_of(model: Path) -> Tokenizer | None:
+    """What finds stop strings. Runs send tokens, so that nothing else asks for it."""
+    try:
+        return read_tokenizer(model)
+    except FileNotFoundError:
+        return None
+
+
 def _engine(
-    serving: Serving, device: torch.device, dtype: torch.dtype
+    serving: Serving, device: torch.device, dtype: torch.dtype, tokenizer: Tokenizer | None
 ) -> tuple[HeldEngine | VllmEngine, _Sizes]:
     context = model_context(serving.model) or 0
     if serving.vllm is None:
         policy = load_still(serving.model, device=device, dtype=dtype, kernels=serving.kernels)
         sizes = _Sizes(policy.vocab, context, largest_bytes(policy))
-        return HeldEngine(policy, max_rows=serving.max_rows), sizes
+        return HeldEngine(policy, max_rows=serving.max_rows, tokenizer=tokenizer), sizes
     described = read_json(serving.model / "config.json")
     text = described.get("text_config", described)
     held = min(serving.vllm.max_model_len, context) if context else serving.vllm.max_model_len
@@ -151,4 +163,5 @@ def _engine(
         cache_bytes=_CACHE_BYTES,
     )
     largest = max(math.prod(shape) for shape in read_shapes(serving.model).tensors.values())
-    return VllmEngine(settings), _Sizes(int(text["vocab_size"]), held, largest * dtype.itemsize)
+    engine = VllmEngine(settings, tokenizer=tokenizer)
+    return engine, _Sizes(int(text["vocab_size"]), held, largest * dtype.itemsize)

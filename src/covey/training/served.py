@@ -7,6 +7,8 @@ import secrets
 import socket
 from urllib.parse import urlsplit
 
+from tokenizers import Tokenizer
+
 from covey.comm import Comm
 from covey.models.lora import tied_names
 from covey.models.policy import Policy
@@ -21,7 +23,9 @@ from covey.rollout.server.vllm_serve import VllmServe
 from covey.texts import tr
 
 
-def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> ServerEngine:
+def served_engine(
+    config: Config, facts: Facts, policy: Policy, comm: Comm, tokenizer: Tokenizer
+) -> ServerEngine:
     """An engine over the servers of a configuration, which all ranks share: the first one publishes to them.
     Collective."""
     # Servers of vLLM's may have none.
@@ -49,6 +53,7 @@ def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> S
             max_len=found.max_len,
             dtype=found.dtype,
             tied=tied_names(policy),
+            tokenizer=tokenizer,
         )
 
     servers = [server_at(address) for address in config.rollout_servers]
@@ -60,6 +65,7 @@ def served_engine(config: Config, facts: Facts, policy: Policy, comm: Comm) -> S
         publishes=comm.rank == 0,
         noise_keys=all(server.noise_keys for server in facts.servers or ()),
         start=start_line(config, config.rollout_servers[0], facts),
+        tokenizer=tokenizer,
         adapter_rank=min((s.adapter_rank for s in facts.servers or ()), default=0) if alone else 0,
     )
 

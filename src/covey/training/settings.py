@@ -17,6 +17,7 @@ from covey.batching.shares import PackPlan
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.start import reference_adapter
+from covey.data.stop_words import stop_words
 from covey.data.text import TextCodec
 from covey.learner.offload import Offload
 from covey.learner.optimizer import OptimizerConfig
@@ -48,10 +49,12 @@ def compute_dtype(config: Config, device: torch.device) -> torch.dtype:
 
 def sampling(config: Config, codec: TextCodec, temperature: float) -> SamplingParams:
     """How completions are drawn at a temperature, of which 0 takes the likeliest token."""
+    words = stop_words(codec, config.stop_words)
     return SamplingParams(
         temperature=max(temperature, _GREEDY),
         max_new_tokens=config.max_completion_length,
-        stop_token_ids=codec.stop_token_ids,
+        stop_token_ids=tuple(dict.fromkeys([*codec.stop_token_ids, *words.token_ids])),
+        stop_strings=words.strings,
     )
 
 

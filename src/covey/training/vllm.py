@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from covey.comm import Comm, neighbours
 from covey.config.objects import is_live
@@ -26,14 +27,15 @@ from covey.training import settings
 from covey.training.facts import model_dir
 
 
-def colocated(config: Config, facts: Facts, policy: Policy, comm: Comm) -> Engine:
+def colocated(config: Config, facts: Facts, policy: Policy, comm: Comm, tokenizer: Tokenizer) -> Engine:
     """vLLM beside `policy`, on its device, or this rank's part of one over several ranks. It reads the
     model's config.json alone: weights come with the first publish. Collective."""
     group = neighbours(comm, config.vllm_tensor_parallel_size)
     name = comm.gather_json(secrets.token_hex(8))[comm.rank - group.rank]
 
     def start(directory: Path) -> VllmEngine:
-        return VllmEngine(vllm_settings(config, facts, directory, policy.device, name), comm=group)
+        given = vllm_settings(config, facts, directory, policy.device, name)
+        return VllmEngine(given, comm=group, tokenizer=tokenizer)
 
     if not is_live(config.model):
         own = start(model_dir(config))

@@ -50,11 +50,12 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64,
-    stop_token_ids=(257,))`."""
+    stop_token_ids=(257,))`. It ends with one of the tokens, or with the one that completes a stop string."""
 
     temperature: float
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,17 @@ def test_text_with_a_dash_in_front(option: str, text: str) -> None:
     assert values(f"--{option}={text}") == {option: text}
 
 
+def test_stop_words_are_what_was_typed() -> None:
+    """White space, commas and brackets belong to them; a shell hands \\n on as two characters."""
+    words = ["</answer>", "a, b", "[end]", "- ", r"\n\nQuestion:", " ", "none"]
+    read = ["</answer>", "a, b", "[end]", "- ", "\n\nQuestion:", " ", "none"]
+    assert values("--stop_words", *words, "--seed", "3") == {"stop_words": read, "seed": 3}
+    assert values("--stop_words", "#") == {"stop_words": ["#"]}
+    assert values("--stop_words", "none") == {"stop_words": []}
+    assert codes("--stop_words", "") == [("E103", "stop_words")]
+    assert codes("--stop_words", "a", "") == [("E103", "stop_words")]
+
+
 def test_text_that_looks_like_a_flag_stands_behind_an_equals_sign() -> None:
     assert values("--system=--seed", "--seed=-1") == {"system": "--seed", "seed": -1}
 

@@ -34,6 +34,12 @@ CASES = [
         "Completions end at: </s> (2; config).",
         facts=facts(unstoppable_turn="<|im_end|>", stop_tokens="</s> (2; config)"),
     ),
+    Case(code="E109", option="stop_words", words="contains </s>, a special token",
+         facts=facts(hidden_stop_words=(("</s>a", "</s>"),)), options={"stop_words": ["b", "</s>a", "</s>"]}),
+    Case(code="E109", option="stop_words", words="stop_words has 65 texts",
+         options={"stop_words": ["a"] * 65}),
+    Case(code="E109", option="stop_words", words="the longest with 2,000 characters",
+         options={"stop_words": ["a" * 2000]}),
     Case(code="W123", option="chat_template", words="The tokenizer puts <bos> in front of every plain "
          "text, but prompts made with mine.jinja do not begin with it.",
          facts=facts(unwritten_prefix="<bos>"), options={"chat_template": "mine.jinja"}),
@@ -263,6 +269,13 @@ def test_plain_prompts() -> None:
 def test_small_models(num_parameters: int | None, rate: float, is_said: bool) -> None:
     said = [p.code for p in found(facts(num_parameters=num_parameters), learning_rate=rate)]
     assert said == (["W112"] if is_said else [])
+
+
+def test_a_stop_word_ends_a_turn_as_a_token_does() -> None:
+    given = facts(unstoppable_turn="<|im_end|>", has_chat_template=True)
+    (problem,) = found(given, stop_words=["Q:"])
+    assert problem.fixes[0].edits == {"stop_words": ["Q:", "<|im_end|>"]}
+    assert found(given, stop_words=["Q:", "<|im_end|>"]) == found(given, stop_words=["|im_end|"]) == []
 
 
 def test_an_end_of_turn_matters_where_the_template_is_used() -> None:

@@ -60,7 +60,9 @@ def episode(*turns: tuple[Source, tuple[int, ...], int], sibling: int = 1, **fie
         "sequences": (whole,),
         "outcome": Outcome.SCORED,
         "text": "é <answer>3</answer>\n",
-        "sampling": SamplingParams(temperature=0.7, max_new_tokens=64, stop_token_ids=(257, 0)),
+        "sampling": SamplingParams(
+            temperature=0.7, max_new_tokens=64, stop_token_ids=(257, 0), stop_strings=("</a>", "\n\n")
+        ),
         "seconds": 0.1,
     }
     return Episode(**{**given, **fields})
@@ -92,6 +94,13 @@ def test_an_episode_comes_back_equal(turns, outcome):
     assert after == before
     (one,), (two,) = after.sequences, before.sequences
     assert one.logprobs.tobytes() == two.logprobs.tobytes() and one.token_ids.dtype == two.token_ids.dtype
+
+
+def test_a_record_of_before_has_no_stop_strings():
+    record = through_json(to_record(PROMPT, episode(MODEL), SCORE, group=0))
+    del record["stop_strings"]
+    sampling = replace(episode(MODEL).sampling, stop_strings=())
+    assert episode_of(record) == episode(MODEL, sampling=sampling)
 
 
 def test_several_sequences_come_back_each_with_its_own_prompt():

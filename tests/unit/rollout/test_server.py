@@ -356,6 +356,9 @@ def test_without_such_a_directory_no_file_is_read(server: Running) -> None:
         caller.post("/v1/publish/files", {"transfer": "x", "file": "x"})
 
 
+SAMPLING = {"temperature": 1, "max_new_tokens": 4, "stop_token_ids": [], "stop_strings": []}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -366,12 +369,13 @@ def test_without_such_a_directory_no_file_is_read(server: Running) -> None:
         ({"prompt_token_ids": [1] * 2048}, "more than the 2048"),
         ({"id": ""}, "an id is text"),
         ({"more": 1}, "exactly the fields"),
-        ({"sampling": {"temperature": 0, "max_new_tokens": 4, "stop_token_ids": []}}, "temperature"),
-        (
-            {"sampling": {"temperature": float("nan"), "max_new_tokens": 4, "stop_token_ids": []}},
-            "temperature",
-        ),
-        ({"sampling": {"temperature": 1, "max_new_tokens": 0, "stop_token_ids": []}}, "max_new_tokens"),
+        ({"sampling": SAMPLING | {"temperature": 0}}, "temperature"),
+        ({"sampling": SAMPLING | {"temperature": float("nan")}}, "temperature"),
+        ({"sampling": SAMPLING | {"max_new_tokens": 0}}, "max_new_tokens"),
+        ({"sampling": SAMPLING | {"stop_strings": "ab"}}, "a list of at most"),
+        ({"sampling": SAMPLING | {"stop_strings": ["a"] * 100}}, "a list of at most"),
+        ({"sampling": SAMPLING | {"stop_strings": ["a", ""]}}, "text of 1 to"),
+        ({"sampling": SAMPLING | {"stop_strings": [["a"]]}}, "text of 1 to"),
         ({"turn": {"seed": 1}}, "exactly the fields"),
         ({"extends": {"seed": 1}}, "exactly the fields"),
         ({"may_go_on": 1}, "true or false"),
@@ -379,9 +383,9 @@ def test_without_such_a_directory_no_file_is_read(server: Running) -> None:
 )
 def test_requests_are_checked(requests: list[GenerationRequest], change: dict[str, Any], words: str) -> None:
     body = json.loads(json.dumps(request_body(requests[0])))
-    assert requests_of([body], vocab=320, max_len=2048) == {body["id"]: requests[0]}
+    assert requests_of([body], vocab=320, max_len=2048, has_tokenizer=True) == {body["id"]: requests[0]}
     with pytest.raises(WireError, match=words):
-        requests_of([{**body, **change}], vocab=320, max_len=2048)
+        requests_of([{**body, **change}], vocab=320, max_len=2048, has_tokenizer=True)
 
 
 @pytest.mark.parametrize(

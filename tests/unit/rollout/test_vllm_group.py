@@ -18,7 +18,9 @@ from support.threads import on_ranks
 def request_of(prompt: int, new: int = 3) -> GenerationRequest:
     return GenerationRequest(
         prompt_token_ids=(prompt, 7),
-        sampling=SamplingParams(temperature=0.7, max_new_tokens=new, stop_token_ids=(1, 2)),
+        sampling=SamplingParams(
+            temperature=0.7, max_new_tokens=new, stop_token_ids=(1, 2), stop_strings=("</a>", "\n")
+        ),
         turn=TurnId(seed=1, split="train", rollout=0, attempt=0, prompt_id=prompt, sibling=0),
     )
 

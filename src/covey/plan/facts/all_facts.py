@@ -62,6 +62,7 @@ class Facts:
     model_sizes            widths and counts that its memory follows from
     stop_tokens            the end tokens and where each comes from, in words
     unstoppable_turn       what the template ends an assistant's turn with, if that is no token; else ""
+    hidden_stop_words      (word, special token) of stop words that no text contains
     unused_sampling        settings of the model's generation_config.json that sampling does not follow
     first_prompt           the first rendered prompt
     has_chat_template      whether the model, or the command, brings a chat template
@@ -154,6 +155,7 @@ class Facts:
     model_sizes: ModelSizes | None = None
     stop_tokens: str | None = None
     unstoppable_turn: str = ""
+    hidden_stop_words: tuple[tuple[str, str], ...] = ()
     unused_sampling: tuple[tuple[str, float], ...] = ()
     first_prompt: str | None = None
     has_chat_template: bool | None = None

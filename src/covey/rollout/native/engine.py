@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from covey.kernels.protocol import Kernels
@@ -25,6 +26,7 @@ from covey.rollout.native.decoding import Decoding
 from covey.rollout.native.kept import Copied, KeptRow, KeptRows
 from covey.rollout.native.rows import Family, Row, refuse_empty
 from covey.rollout.noise import row_key
+from covey.rollout.stop_strings import check_stop_strings, search_for
 from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 from covey.types.arrays import floats, ints
@@ -38,7 +40,7 @@ class NativeEngine:
     by side. `stride` is how many tokens each of them gets before the host reads which have ended; None is
     what suits the kernels. `is_compiled` says whether decoding steps run in C. Cache and recordings last
     until the next rollout; where `rests`, `rest` lets them go. `on_turn` is called between two strides, and
-    may submit, abort and publish.
+    may submit, abort and publish. `tokenizer` finds the stop strings of requests.
 
     Requests may come at any time. Rows of requests that may go on are kept when they end, until they are
     extended, the next `publish` or `rest`, or until memory is short (`KeptRows`).
@@ -55,8 +57,9 @@ class NativeEngine:
         stride: int | None = None,
         kernels: Kernels | None = None,
         rests: bool = False,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        self._policy, self._rests = policy, rests
+        self._policy, self._rests, self._tokenizer = policy, rests, tokenizer
         self.on_turn: Callable[[], None] = nothing
         self._kernels = kernels or policy.kernels
         stride = stride or self._kernels.stride
@@ -100,6 +103,7 @@ class NativeEngine:
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request behind the others of its prompt, or behind all where the cache is too small."""
         refuse_empty(request)
+        check_stop_strings(request, self._tokenizer)
         number = self._next_id
         self._next_id += 1
         self._requests[number] = request
@@ -251,7 +255,9 @@ class NativeEngine:
             while family.waiting and len(started) < room:
                 number = family.waiting.popleft()
                 request = self._requests[number]
-                started.append(Row(number, request, family, row_key(request.turn), time.perf_counter()))
+                search = search_for(request, self._tokenizer)
+                key, now = row_key(request.turn), time.perf_counter()
+                started.append(Row(number, request, family, key, now, search))
                 family.running += 1
         if not started:
             return []

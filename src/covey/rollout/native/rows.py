@@ -16,6 +16,7 @@ from torch import Tensor
 from covey.kernels.protocol import DrawInputs
 from covey.rollout.native.kept import Copied, KeptRow
 from covey.rollout.noise import Ahead
+from covey.rollout.stop_strings import StopSearch
 from covey.types import Finish, GenerationRequest
 from covey.types.arrays import Versions
 
@@ -49,6 +50,7 @@ class Row:
     family: Family
     key: int
     started: float
+    search: StopSearch | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     _versions: list[list[int]] = field(default_factory=list)
@@ -65,7 +67,7 @@ class Row:
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
             self.logprobs.append(logprob)
-            if token in sampling.stop_token_ids:
+            if token in sampling.stop_token_ids or (self.search is not None and self.search.ends_with(token)):
                 finish = Finish.STOP
             elif len(self.tokens) >= sampling.max_new_tokens:
                 finish = Finish.LENGTH

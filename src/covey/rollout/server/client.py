@@ -8,10 +8,12 @@ is sampled, and what a server says of a request that is no longer its own is not
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from queue import Empty, SimpleQueue
+
+from tokenizers import Tokenizer
 
 from covey.activity import Activity
 from covey.codes import CODES
@@ -25,6 +27,7 @@ from covey.rollout.server.remote import (
     Stream,
     ask_later,
     base_of,
+    ending,
     is_behind,
     said,
     tell,
@@ -43,7 +46,8 @@ _LOOK_S = 1.0
 class ServerEngine:
     """Samples on `servers`. `publishes` says whether this process sends the weights; the others then find
     them there. `timeout_s` is how long a server may give no sign, `start` the line that starts one, and
-    `adapter_rank` the highest rank of an adapter that every server applies itself."""
+    `adapter_rank` the highest rank of an adapter that every server applies itself. `tokenizer` says where
+    completions end at stop strings, whatever tokenizer a server has."""
 
     given_up = ""
 
@@ -57,7 +61,9 @@ class ServerEngine:
         noise_keys: bool,
         start: str = "covey rollout --model DIR --port PORT",
         adapter_rank: int = 0,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
+        self._tokenizer = tokenizer
         self._servers, self._activity = tuple(servers), activity
         self._timeout_s, self._publishes, self._start = timeout_s, publishes, start
         self.capabilities = Capabilities(
@@ -99,6 +105,7 @@ class ServerEngine:
             noise_keys=self.capabilities.noise_keys,
             start=self._start,
             adapter_rank=self.capabilities.adapter_rank,
+            tokenizer=self._tokenizer,
         )
         engine._version, engine._notices = self._version, self._notices
         return engine
@@ -135,7 +142,7 @@ class ServerEngine:
                 del stream.asked[rid]
             found += own.values()
             if own:
-                tell(stream.server, _ending(own))
+                tell(stream.server, ending(own))
         self._aborted += [Completion.aborted(number) for number, _ in found]
 
     def results(self) -> Iterator[Completion]:
@@ -240,7 +247,9 @@ class ServerEngine:
         number, request = stream.asked[rid]
         status = stream.server.status
         assert status is not None
-        found = completion_of(line, number, request, vocab=status.vocab, newest=self._version)
+        found = completion_of(
+            line, number, request, vocab=status.vocab, newest=self._version, tokenizer=self._tokenizer
+        )
         del stream.asked[rid]
         self._queue.ended(request, stream.server)
         return found
@@ -387,8 +396,3 @@ class ServerEngine:
         self._hang_up()
         for server in self._servers:
             server.leave()
-
-
-def _ending(ids: Collection[str]) -> Callable[[RolloutServer], None]:
-    own = list(ids)
-    return lambda server: server.abort(own)

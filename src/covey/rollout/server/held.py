@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from covey.checksums import checksum
@@ -25,10 +26,10 @@ class HeldEngine:
     capabilities = Capabilities(logprobs=True, noise_keys=True, holds_weights=True, swaps=True)
     members = NO_MEMBERS
 
-    def __init__(self, policy: Policy, *, max_rows: int) -> None:
+    def __init__(self, policy: Policy, *, max_rows: int, tokenizer: Tokenizer | None = None) -> None:
         self._policy = policy
         kind = GenerateEngine if policy.stream == "padded" else NativeEngine
-        self._engine: GenerateEngine | NativeEngine = kind(policy, max_rows=max_rows)
+        self._engine: GenerateEngine | NativeEngine = kind(policy, max_rows=max_rows, tokenizer=tokenizer)
 
     @property
     def name(self) -> str:

@@ -236,7 +236,12 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._json("version", "requests")
         if type(body["version"]) is not int:
             raise WireError("version is a whole number")
-        requests = requests_of(body["requests"], vocab=about.vocab, max_len=about.max_len)
+        requests = requests_of(
+            body["requests"],
+            vocab=about.vocab,
+            max_len=about.max_len,
+            has_tokenizer=about.has_tokenizer,
+        )
         call = front.generate(self._run, body["version"], requests)
         try:
             self._stream(call)

@@ -6,7 +6,7 @@ import errno
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
@@ -237,6 +237,12 @@ def tell(server: RolloutServer, call: Callable[[RolloutServer], Told]) -> Told |
     except (*FAULTS, ValueError) as error:
         server.said, server.state = words_of(error), State.OUT
         return None
+
+
+def ending(ids: Collection[str]) -> Callable[[RolloutServer], None]:
+    """What ends requests on a server that is told it."""
+    own = list(ids)
+    return lambda server: server.abort(own)
 
 
 @dataclass(eq=False, slots=True)

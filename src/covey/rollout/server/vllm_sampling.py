@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from covey.rollout.server.call import FAULTS, Answer, Caller
-from covey.rollout.server.wire import LINE_BYTES, WireError, parsed
+from covey.rollout.server.wire import LINE_BYTES, WireError, parsed, tokens_of
+from covey.rollout.stop_strings import search_for
 from covey.rollout.vllm.library import is_greedy, seed_of
 from covey.texts import tr
 from covey.types import GenerationRequest
@@ -31,7 +34,8 @@ class Progress:
 
 class VllmSampling:
     """`requests` by their ids, `rows` of them side by side. `check` raises where the server has other weights
-    than those of `version`; it is called after completions have come and before they are given."""
+    than those of `version`; it is called after completions have come and before they are given. `tokenizer`
+    finds stop strings."""
 
     def __init__(
         self,
@@ -43,9 +47,12 @@ class VllmSampling:
         rows: int,
         check: Callable[[], None],
         progress: Progress,
+        vocab: int,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self._caller, self._model, self._version, self._rows = caller, model, version, rows
         self._check, self._progress = check, progress
+        self._vocab, self._tokenizer = vocab, tokenizer
         self._waiting = deque(requests.items())
         self._left = set(requests)
         self._ended: SimpleQueue[Ended | Exception] = SimpleQueue()
@@ -118,7 +125,7 @@ class VllmSampling:
         started = time.perf_counter()
         tokens: list[Any] = []
         logprobs: list[Any] = []
-        finish = None
+        finish, search = None, search_for(request, self._tokenizer)
         with self._caller.open("POST", "/v1/completions", _body(self._model, request)) as answer:
             # It may wait in vLLM's queue for long: progress is that of all calls together.
             answer.wait_for_ever()
@@ -132,6 +139,13 @@ class VllmSampling:
                 logprobs += _list(values.get("token_logprobs") if isinstance(values, dict) else None)
                 finish = choice.get("finish_reason") or finish
                 self._progress.num_tokens += len(new)
+                number = None if search is None else search.first_end(tokens_of(new, self._vocab))
+                if number is not None:
+                    # What came behind a stop string is left out; vLLM ends a request that nobody reads.
+                    finish = "stop"
+                    length = len(tokens) - len(new) + number
+                    del tokens[length:], logprobs[length:]
+                    break
         with self._lock:
             self._answers.pop(rid, None)
         if is_greedy(request.sampling.temperature):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors.torch import save
+from tokenizers import Tokenizer
 
 from covey.plan.facts import VllmServeFacts
 from covey.rollout.server.bucket import Bucket
@@ -45,6 +46,7 @@ class VllmServe:
     max_len: int
     dtype: str
     tied: Mapping[str, str]
+    tokenizer: Tokenizer | None = None
     state: State = State.ASKED
     status: ServerStatus | None = None
     said: str = ""
@@ -179,6 +181,8 @@ class VllmServe:
             rows=self.status.rows,
             check=lambda: self.check_label(version),
             progress=self.progress,
+            vocab=self.vocab,
+            tokenizer=self.tokenizer,
         )
         self._running |= dict.fromkeys(requests, sampling)
         return sampling

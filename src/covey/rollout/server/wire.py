@@ -9,15 +9,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from covey.plan.check_stop_words import LONGEST_STOP_WORD, MOST_STOP_WORDS
+from covey.rollout.stop_strings import num_until_stop
 from covey.texts import counted, joined, tr
 from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
-from covey.types.arrays import Versions, floats, ints
+from covey.types.arrays import Versions, each, floats, ints, runs
 
-PROTOCOL = 4
+PROTOCOL = 5
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together up to this size; a larger one is sent alone."""
 HEADER_BYTES = 1 << 20
@@ -70,7 +75,8 @@ class ServerStatus:
     ("": none); `is_receiving` says that a publish is going on. `adapter_rank` is the highest rank of an
     adapter that it applies itself (0: none), `base` the digest of the weights beneath one ("": none).
     `group_device` is where a process group brings tensors: "cpu", or GPUs with their UUIDs, one for each
-    worker of the engine ("": it takes none). `swaps`: it takes weights while requests run.
+    worker of the engine ("": it takes none). `swaps`: it takes weights while requests run. `has_tokenizer`:
+    it finds stop strings.
     """
 
     name: str
@@ -92,6 +98,7 @@ class ServerStatus:
     base: str = ""
     group_device: str = ""
     swaps: bool = False
+    has_tokenizer: bool = False
     protocol: int = PROTOCOL
 
     def body(self) -> dict[str, Any]:
@@ -132,7 +139,7 @@ def request_body(request: GenerationRequest) -> dict[str, Any]:
     }
 
 
-def requests_of(body: Any, *, vocab: int, max_len: int) -> dict[str, GenerationRequest]:
+def requests_of(body: Any, *, vocab: int, max_len: int, has_tokenizer: bool) -> dict[str, GenerationRequest]:
     """The requests of a call by their ids, checked against what the server can sample."""
     if not isinstance(body, list) or not 1 <= len(body) <= REQUESTS:
         raise WireError(f"requests is a list of 1 to {REQUESTS}")
@@ -141,14 +148,16 @@ def requests_of(body: Any, *, vocab: int, max_len: int) -> dict[str, GenerationR
         rid, request = _request(one, vocab, max_len)
         if rid in found:
             raise WireError(f"the id {rid} is given twice")
+        if request.sampling.stop_strings and not has_tokenizer:
+            raise WireError("stop strings need tokenizer.json in the model directory of this server")
         found[rid] = request
     return found
 
 
 def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationRequest]:
     given = _fields(body, ("id", "prompt_token_ids", "sampling", "turn", "extends", "may_go_on"))
-    sampling = _fields(given["sampling"], ("temperature", "max_new_tokens", "stop_token_ids"))
-    prompt = _tokens(given["prompt_token_ids"], vocab)
+    sampling = _fields(given["sampling"], [field.name for field in fields(SamplingParams)])
+    prompt = tokens_of(given["prompt_token_ids"], vocab)
     if not prompt:
         raise WireError("a prompt has at least one token")
     temperature, longest = sampling["temperature"], sampling["max_new_tokens"]
@@ -168,7 +177,8 @@ def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationReques
     params = SamplingParams(
         temperature=float(temperature),
         max_new_tokens=longest,
-        stop_token_ids=_tokens(sampling["stop_token_ids"], None),
+        stop_token_ids=tokens_of(sampling["stop_token_ids"], None),
+        stop_strings=_strings(sampling["stop_strings"]),
     )
     request = GenerationRequest(
         prompt_token_ids=prompt,
@@ -178,6 +188,15 @@ def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationReques
         may_go_on=given["may_go_on"],
     )
     return given["id"], request
+
+
+def _strings(body: Any) -> tuple[str, ...]:
+    """Stop strings."""
+    if not isinstance(body, list) or len(body) > MOST_STOP_WORDS:
+        raise WireError(f"stop_strings is a list of at most {MOST_STOP_WORDS}")
+    if any(not isinstance(one, str) or not 1 <= len(one) <= LONGEST_STOP_WORD for one in body):
+        raise WireError(f"a stop string is text of 1 to {LONGEST_STOP_WORD} characters")
+    return tuple(body)
 
 
 def _turn(body: Any) -> TurnId:
@@ -202,12 +221,18 @@ def completion_body(rid: str, completion: Completion) -> dict[str, Any]:
 
 
 def completion_of(
-    body: Mapping[str, Any], number: int, request: GenerationRequest, *, vocab: int, newest: int
+    body: Mapping[str, Any],
+    number: int,
+    request: GenerationRequest,
+    *,
+    vocab: int,
+    newest: int,
+    tokenizer: Tokenizer | None = None,
 ) -> Completion:
-    """The completion of a request with the id `number`, of versions that rise up to `newest` at most;
-    WireError where it cannot be one."""
+    """The completion of a request with the id `number`, of versions that rise up to `newest` at most, up to
+    the first stop string by this process's tokenizer; WireError where it cannot be one."""
     given = _fields(body, ("id", "token_ids", "logprobs", "versions", "finish", "seconds"))
-    tokens = _tokens(given["token_ids"], vocab)
+    tokens = tokens_of(given["token_ids"], vocab)
     logprobs, versions = given["logprobs"], _versions(given["versions"])
     if not isinstance(logprobs, list) or not all(_is_number(one) and one <= 1e-3 for one in logprobs):
         raise WireError(tr("it sent logprobs that are not finite numbers of at most 0"))
@@ -239,14 +264,28 @@ def completion_of(
         )
     if not _is_number(given["seconds"]):
         raise WireError(tr("it sent seconds that are not a number"))
+    length, finish = _end_of(tokens, Finish(given["finish"]), request, tokenizer)
     return Completion(
         request_id=number,
-        token_ids=ints(tokens),
-        logprobs=floats(logprobs),
-        versions=versions,
-        finish=Finish(given["finish"]),
+        token_ids=ints(tokens[:length]),
+        logprobs=floats(logprobs[:length]),
+        versions=runs(islice(each(versions), length)),
+        finish=finish,
         seconds=float(given["seconds"]),
     )
+
+
+def _end_of(
+    tokens: Sequence[int], finish: Finish, request: GenerationRequest, tokenizer: Tokenizer | None
+) -> tuple[int, Finish]:
+    """How long a completion is and why it ended: the server's tokenizer may be another one, which finds stop
+    strings later or not at all. WireError where it found one that is not there."""
+    length, sampling = num_until_stop(request, tokenizer, tokens), request.sampling
+    if length is not None:
+        return length, Finish.STOP
+    if sampling.stop_strings and finish is Finish.STOP and tokens[-1] not in sampling.stop_token_ids:
+        raise WireError(tr("it ended a completion where no stop string is: its tokenizer is another one"))
+    return len(tokens), finish
 
 
 def _versions(body: Any) -> Versions:
@@ -333,7 +372,7 @@ def _fields(body: Any, names: Sequence[str]) -> dict[str, Any]:
     return dict(body)
 
 
-def _tokens(body: Any, vocab: int | None) -> tuple[int, ...]:
+def tokens_of(body: Any, vocab: int | None) -> tuple[int, ...]:
     """Token ids, within the vocabulary where one is given."""
     if not isinstance(body, list) or any(type(one) is not int or one < 0 for one in body):
         raise WireError(tr("token ids are not a list of whole numbers"))

@@ -15,6 +15,7 @@ from covey.models.adapter_shapes import is_of_adapter
 from covey.plan.check_vllm import UNTRIED
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.receipts import Sent
+from covey.rollout.stop_strings import check_stop_strings, search_for
 from covey.rollout.vllm import library
 from covey.rollout.vllm.files import rank_of, write_adapter
 from covey.rollout.vllm.names import Parts, whole, whole_adapter
@@ -25,6 +26,7 @@ from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import Tensor
 
 _WEIGHTS, _CACHE = "weights", "kv_cache"
@@ -35,15 +37,21 @@ class VllmEngine:
 
     `llm` is a `vllm.LLM` that was started with `settings`. Until the first publish nothing is sampled, unless
     it has read the model's weights, which are version -1. The ranks of `comm` are one vLLM together: they
-    publish together, each taking every tensor whole and keeping its part.
+    publish together, each taking every tensor whole and keeping its part. `tokenizer` finds stop strings.
     """
 
     name = "vllm"
     given_up = ""
     members = NO_MEMBERS
 
-    def __init__(self, settings: VllmSettings, llm: Any = None, comm: Comm | None = None) -> None:
-        self._comm = comm or LocalComm()
+    def __init__(
+        self,
+        settings: VllmSettings,
+        llm: Any = None,
+        comm: Comm | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self._comm, self._tokenizer = comm or LocalComm(), tokenizer
         self._merges = bool(llm is None and settings.lora_rank and not library.applies_adapters(settings))
         self._settings = settings = replace(settings, lora_rank=0) if self._merges else settings
         self._llm = library.start(settings) if llm is None else llm
@@ -109,6 +117,7 @@ class VllmEngine:
         """Raise ValueError where prompt and completion together are longer than vLLM holds, which would cut
         the completion without a word, and RuntimeError where there are no weights."""
         prompt, new = len(request.prompt_token_ids), request.sampling.max_new_tokens
+        check_stop_strings(request, self._tokenizer)
         if prompt == 0:
             raise ValueError(tr("A prompt has no tokens."))
         if request.media:
@@ -140,7 +149,8 @@ class VllmEngine:
             library.sampling_params(request),
             lora_request=self._adapter,
         )
-        self._running[number] = Running(request, time.perf_counter())
+        search = search_for(request, self._tokenizer)
+        self._running[number] = Running(request, time.perf_counter(), search)
         return number
 
     def results(self) -> Iterator[Completion]:
@@ -171,10 +181,13 @@ class VllmEngine:
             if running is None:
                 continue
             (new,) = output.outputs
-            running.take(new, self._version)
-            if output.finished:
+            is_stopped = running.take(new, self._version)
+            if is_stopped or output.finished:
                 del self._running[number]
-                ended.append(running.completion(number, finish_of(new.finish_reason)))
+                if not output.finished:
+                    self._llm.llm_engine.abort_request([output.request_id])
+                finish = Finish.STOP if is_stopped else finish_of(new.finish_reason)
+                ended.append(running.completion(number, finish))
         return ended
 
     def _count(self, num_new: int) -> None:

@@ -177,10 +177,12 @@ def _told(request: GenerationRequest) -> dict[str, Any]:
 
 def _request_of(told: Mapping[str, Any]) -> GenerationRequest:
     """The request that `_told` told of."""
-    sampling = told["sampling"]
+    sampling: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in told["sampling"].items()
+    }
     return GenerationRequest(
         prompt_token_ids=tuple(told["prompt"]),
-        sampling=SamplingParams(**{**sampling, "stop_token_ids": tuple(sampling["stop_token_ids"])}),
+        sampling=SamplingParams(**sampling),
         turn=TurnId(**told["turn"]),
         extends=None if told["extends"] is None else TurnId(**told["extends"]),
         may_go_on=told["may_go_on"],

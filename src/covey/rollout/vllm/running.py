@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.rollout.stop_strings import StopSearch
 from covey.rollout.vllm import library
 from covey.texts import tr
 from covey.types import Completion, Finish, GenerationRequest
@@ -20,20 +21,25 @@ class Running:
 
     request: GenerationRequest
     started: float
+    search: StopSearch | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: Versions = ()
 
-    def take(self, new: Any, version: int) -> None:
-        """Add what a step of vLLM has sampled by weights of a version."""
+    def take(self, new: Any, version: int) -> bool:
+        """Add what a step of vLLM has sampled by weights of a version; returns whether a stop string ended
+        it, behind which nothing is added."""
         tokens = list(new.token_ids)
+        number = None if self.search is None else self.search.first_end(tokens)
+        tokens = tokens[:number]
         self.tokens += tokens
         if library.is_greedy(self.request.sampling.temperature):
             # At temperature 0 the likeliest token has all of the probability.
             self.logprobs += [0.0] * len(tokens)
         else:
-            self.logprobs += [at[token].logprob for token, at in zip(tokens, new.logprobs, strict=True)]
+            self.logprobs += [at[token].logprob for token, at in zip(tokens, new.logprobs, strict=False)]
         self.versions = joined_runs([self.versions, ((version, len(tokens)),)])
+        return number is not None
 
     def completion(self, number: int, finish: Finish) -> Completion:
         """Return the completion of request `number` with the tokens sampled so far."""

@@ -14,6 +14,7 @@ from covey.data.errors import ModelError, TemplateError
 from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import ModelProblem, model_context, model_problem, read_json, vocabulary_of
 from covey.data.prompt_checks import prompt_problem, unwritten_prefix
+from covey.data.stop_words import stop_words
 from covey.data.text import TextCodec, load_codec, stop_tokens_in_words
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes, settings_of
@@ -249,6 +250,7 @@ def _with_codec(
         # A model was trained with its own template, whatever that writes.
         unwritten_prefix="" if config.chat_template is None else unwritten_prefix(codec),
         unstoppable_turn=codec.unstoppable,
+        hidden_stop_words=stop_words(codec, config.stop_words).hidden,
         unused_sampling=_unused_sampling(config, directory),
     )
     return facts, codec
