@@ -12,7 +12,7 @@ from covey.rollout.native.rows import Family, Row
 
 
 def row(number: int, slot: int, *tokens: int) -> Row:
-    return Row(number, None, Family(slot, (slot,), deque()), 0, 0.0, list(tokens))
+    return Row(number, None, Family(slot, (slot,), deque()), 0, 0.0, tokens=list(tokens))
 
 
 def ids(branches: Branches) -> list[list[int]]:
