@@ -116,6 +116,8 @@ class _Rows:
 
 def _deal(rows: _Rows) -> Ints:
     """The rank of each row. Ties go to the arrangement that stands first: it moves fewer rows."""
+    if rows.world == 1:
+        return rows.owner_F
     groups = rows.whole_groups()
     whole = min((_at_home(rows), _level(groups, rows)), key=rows.slowest)
     if _unevenness(rows.tokens_of(whole)) <= UNEVEN:

@@ -34,7 +34,7 @@ from covey.types import (
     Status,
     TrainSample,
 )
-from covey.types.arrays import bools
+from covey.types.arrays import constant_bools
 
 if TYPE_CHECKING:
     from covey.types.arrays import Floats
@@ -222,7 +222,7 @@ def credit_samples(
         TrainSample(
             annotated=row,
             advantage=credit.advantage,
-            loss_mask=bools([credit.masked is None] * row.sample.num_trained),
+            loss_mask=constant_bools(credit.masked is None, row.sample.num_trained),
             masked=credit.masked,
             needs_forward=needs_forward(credit, may_skip_rows=may_skip_rows),
             token_advantages=credit.token_advantages,

@@ -19,7 +19,7 @@ from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
 from covey.rollout.moving import move
 from covey.types import AnnotatedSample, Sample, ScoredGroup, TrainSample
-from covey.types.arrays import bools
+from covey.types.arrays import constant_bools
 from covey.types.episode import held
 
 
@@ -131,5 +131,5 @@ def _bare(sample: Sample) -> TrainSample:
     return TrainSample(
         annotated=AnnotatedSample(sample=sample),
         advantage=0.0,
-        loss_mask=bools([True] * sample.num_trained),
+        loss_mask=constant_bools(True, sample.num_trained),
     )

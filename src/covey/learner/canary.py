@@ -27,7 +27,7 @@ from covey.types import (
     TokenSequence,
     TrainSample,
 )
-from covey.types.arrays import bools
+from covey.types.arrays import constant_bools
 
 # Numbers of whole rows of the vocabulary, which bound what they take: 40 bytes each.
 _CELLS = 1 << 20
@@ -73,7 +73,7 @@ def _micro(sampled: Sequence[Sampled], policy: Policy) -> MicroBatch:
         TrainSample(
             annotated=AnnotatedSample(sample=_sample(number, *pair)),
             advantage=0.0,
-            loss_mask=bools([True] * len(pair[1].token_ids)),
+            loss_mask=constant_bools(True, len(pair[1].token_ids)),
         )
         for number, pair in enumerate(sampled)
     ]

@@ -24,7 +24,7 @@ from covey.types import (
     TokenSequence,
     TrainSample,
 )
-from covey.types.arrays import bools, each, runs
+from covey.types.arrays import constant_bools, each, runs
 
 # Flat tensors of the tokens of all rows, with a number for each trained token or, of two, for every one; and
 # those of annotations, by the fields of an annotated sample.
@@ -272,7 +272,7 @@ def _row(values: Mapping[str, Any], parts: Mapping[str, Tensor], *, is_own: bool
             sample=sample, **{field: parts.get(name) for name, field in _ANNOTATIONS.items()}
         ),
         advantage=values["advantage"],
-        loss_mask=bools([values["in_loss"]] * values["num_trained"]),
+        loss_mask=constant_bools(values["in_loss"], values["num_trained"]),
         masked=values["masked"],
         needs_forward=values["needs_forward"],
         token_advantages=None if own is None else own.numpy(),

@@ -123,14 +123,11 @@ def outcome_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
 def id_metrics(episodes: Sequence[Episode], codec: TextCodec) -> dict[str, Metric]:
     """The share of the model's tokens whose ids the tokenizer does not have."""
     num_tokens = sum(e.num_trained for e in episodes)
-    num_unknown = sum(_num_unknown(s, codec) for e in episodes for s in e.sequences)
+    every = [s for e in episodes for s in e.sequences]
+    here = [i for s in every if isinstance(s, TokenSequence) for i in s.trained_ids.tolist()]
+    elsewhere = sum(s.num_unknown for s in every if isinstance(s, SequenceSummary))
+    num_unknown = codec.num_unknown(here) + elsewhere
     return {UNKNOWN_IDS: Metric(value=num_unknown / num_tokens if num_tokens else None, count=num_tokens)}
-
-
-def _num_unknown(sequence: TokenSequence | SequenceSummary, codec: TextCodec) -> int:
-    if isinstance(sequence, SequenceSummary):
-        return sequence.num_unknown
-    return codec.num_unknown(sequence.trained_ids.tolist())
 
 
 def _said(episode: Episode) -> Said:

@@ -47,12 +47,34 @@ def bools(values: Iterable[bool]) -> Bools:
     return array
 
 
+def constant_bools(value: bool, count: int) -> Bools:
+    """The same truth value for each of `count` tokens."""
+    import numpy as np
+
+    return bools(np.full(count, value))
+
+
+def constant_floats(value: float, count: int) -> Floats:
+    """The same number for each of `count` tokens."""
+    import numpy as np
+
+    return floats(np.full(count, value, np.float32))
+
+
+def num_true(values: Bools) -> int:
+    """How many are true."""
+    import numpy as np
+
+    return int(np.count_nonzero(values))
+
+
 def _array(values: Iterable[Any], dtype: str) -> Any:
     import numpy as np
 
-    array: Any = np.asarray(
-        values if isinstance(values, Sequence | np.ndarray) else list(values), dtype=dtype
-    )
+    # Asking for the very types first is what makes this fast.
+    if type(values) not in (np.ndarray, list, tuple) and not isinstance(values, Sequence):
+        values = list(values)
+    array: Any = np.asarray(values, dtype=dtype)
     if array.flags.writeable:
         # What several carriers share is changed by none of them.
         array = array.view()

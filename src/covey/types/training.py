@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from covey.types.arrays import ByValue, Versions, bools, floats
+from covey.types.arrays import ByValue, Versions, bools, constant_floats, floats, num_true
 from covey.types.episode import Outcome, SequenceSummary, TokenSequence, held, summary_of
 
 if TYPE_CHECKING:
@@ -134,12 +134,12 @@ class TrainSample(ByValue):
         """The advantage (N,) float32 of each trained token."""
         if self.token_advantages is not None:
             return self.token_advantages
-        return floats([self.advantage] * len(self.loss_mask))
+        return constant_floats(self.advantage, len(self.loss_mask))
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the loss is over."""
-        return int(self.loss_mask.sum())
+        return num_true(self.loss_mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,10 +64,11 @@ class Row:
     def take(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> Finish | None:
         """Keep what weights of a version drew, up to the row's end; says why it ended if it did."""
         sampling, before, finish = self.request.sampling, len(self.tokens), None
+        stops, search = sampling.stop_token_ids, self.search
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
             self.logprobs.append(logprob)
-            if token in sampling.stop_token_ids or (self.search is not None and self.search.ends_with(token)):
+            if token in stops or (search is not None and search.ends_with(token)):
                 finish = Finish.STOP
             elif len(self.tokens) >= sampling.max_new_tokens:
                 finish = Finish.LENGTH
