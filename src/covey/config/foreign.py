@@ -33,6 +33,10 @@ _WHOLE = tr(
     "This version samples from the full distribution of the model, because the loss is computed with "
     "that distribution."
 )
+_PENALTY = tr(
+    "With a penalty the sampler's probabilities are not the model's, so that the loss would train on wrong "
+    "ratios. A reward against repetition teaches the model itself: --reward_funcs repetition."
+)
 _ROLLOUTS = tr("Completions are written to rollouts/ in output_dir; --rollout_log sets which rollouts.")
 _SAVING = tr("Checkpoints are saved every --save_steps optimizer steps and at the end.")
 _SAVING_LITTLE = tr(
@@ -117,7 +121,9 @@ MOOT: Mapping[str, Moot] = {
     "top_p": Moot(_WHOLE, ("1", "1.0")),
     "top_k": Moot(_WHOLE, ("-1", "0")),
     "min_p": Moot(_WHOLE, ("0", "0.0")),
-    "repetition_penalty": Moot(_WHOLE, ("1", "1.0")),
+    "repetition_penalty": Moot(_PENALTY, ("1", "1.0")),
+    "presence_penalty": Moot(_PENALTY, ("0", "0.0")),
+    "frequency_penalty": Moot(_PENALTY, ("0", "0.0")),
     "num_beams": Moot(_WHOLE, ("1",)),
     "do_sample": Moot(tr("Completions are always sampled; --temperature sets how."), ("true",)),
     "multi_objective_aggregation": Moot(
