@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -18,6 +19,10 @@ from support.needs import need
 # that takes hours, also inside pytest.raises(AssertionError).
 for _name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(_name, None)
+
+# A shell starts what stands in the background with Ctrl-C ignored, and so would every process of a test be.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Whole runs in processes of their own, and the snippets of the documents: run by `make test-whole`.
 _WHOLE = (
