@@ -344,5 +344,5 @@ def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
 
 
 def _digests(episode: Episode) -> tuple[int, ...]:
-    """What equal completions have equal, whichever ranks have their tokens."""
+    """Return the digest of each sequence: equal completions have equal ones on every rank."""
     return tuple(s.digest for s in episode.sequences)

@@ -30,7 +30,7 @@ _SHOWN = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShare:
-    """What a rank has collected: slots, and an episode and a score of each."""
+    """Holds what one rank has collected: its slots, and one episode and one score for each."""
 
     slots: Sequence[Slot]
     episodes: Sequence[Episode]
@@ -133,7 +133,7 @@ def _steps_of(score: Score) -> StepRewards:
 
 
 def _words_of(episode: Episode, score: Score) -> dict[str, Any]:
-    """What people may have to be told of an episode: why it or one of its rewards failed."""
+    """Return the reasons, as JSON, why an episode or one of its rewards failed; empty where none did."""
     words: dict[str, Any] = {}
     if episode.failure:
         words["failure"] = episode.failure

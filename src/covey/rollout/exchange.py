@@ -100,7 +100,7 @@ class Summaries:
         assert np.flatnonzero(self.rows["has_words"]).tolist() == sorted(self.words), "rows with words"
 
     def known(self, number: int) -> SequenceSummary:
-        """What is known of the sequence of a row."""
+        """Return the summary that every rank has of this row's sequence."""
         row = self.rows[number]
         return SequenceSummary(**{name: row[name].item() for name in SequenceSummary.__dataclass_fields__})
 
@@ -147,7 +147,7 @@ def exchange(own: Summaries, num_episodes: int, comm: Comm) -> Summaries:
 
 
 def _by_number(has_R: NDArray[np.bool_], order: NDArray[np.int64], found: Sequence[T]) -> dict[int, T]:
-    """What the rows have that have some, by the place of the row in `order`."""
+    """Return `found`, one entry for each True of `has_R` (R,), by the row's place in `order` (R,)."""
     of_row = dict(zip(np.flatnonzero(has_R).tolist(), found, strict=True))
     return {new: of_row[old] for new, old in enumerate(order.tolist()) if old in of_row}
 

@@ -32,7 +32,7 @@ class Slot:
     prompt: Prompt
 
     def episode_id(self, plan: CollectPlan) -> EpisodeId:
-        """Which draw it is."""
+        """Return the id of the slot's draw."""
         origin = self.prompt.origin
         return EpisodeId(
             seed=plan.seed,
@@ -45,6 +45,6 @@ class Slot:
 
 
 def slots_of(prompts: Sequence[Prompt], plan: CollectPlan) -> list[Slot]:
-    """The slots of a rollout, group after group."""
+    """Return the slots of a rollout, group after group."""
     pairs = [(g, s) for g in range(len(prompts)) for s in range(plan.num_generations)]
     return [Slot(number, group, sibling, prompts[group]) for number, (group, sibling) in enumerate(pairs)]

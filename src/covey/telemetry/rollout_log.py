@@ -23,7 +23,7 @@ _GIGABYTE = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
-    """What is written ("all", "none" or every N-th), what is compressed and how much may stay.
+    """Says which rollouts a run writes ("all", "none" or every N-th), compresses and keeps.
 
     Files older than those of the newest `compress_after` rollouts are compressed (None: never); beyond
     `max_gb` (of 10**9 bytes; None: no bound) the oldest rollouts are deleted, but never the newest.

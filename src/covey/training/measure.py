@@ -131,7 +131,7 @@ def id_metrics(episodes: Sequence[Episode], codec: TextCodec) -> dict[str, Metri
 
 
 def _said(episode: Episode) -> Said:
-    """What is compared of an episode, whichever rank has its tokens."""
+    """Describe an episode for comparison, on ranks with and without its tokens."""
     known = [s for s in episode.sequences if isinstance(s, SequenceSummary)]
     return Said(
         length=episode.num_trained,

@@ -137,7 +137,7 @@ def _dtype_of(serving: Serving, device: torch.device) -> torch.dtype:
 
 
 def _tokenizer_of(model: Path) -> Tokenizer | None:
-    """What finds stop strings. Runs send tokens, so that nothing else asks for it."""
+    """Return the tokenizer that finds stop strings; None where the directory has none."""
     try:
         return read_tokenizer(model)
     except FileNotFoundError:

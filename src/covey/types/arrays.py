@@ -48,21 +48,21 @@ def bools(values: Iterable[bool]) -> Bools:
 
 
 def constant_bools(value: bool, count: int) -> Bools:
-    """The same truth value for each of `count` tokens."""
+    """Return (count,) bool, all `value`."""
     import numpy as np
 
     return bools(np.full(count, value))
 
 
 def constant_floats(value: float, count: int) -> Floats:
-    """The same number for each of `count` tokens."""
+    """Return (count,) float32, all `value`."""
     import numpy as np
 
     return floats(np.full(count, value, np.float32))
 
 
 def num_true(values: Bools) -> int:
-    """How many are true."""
+    """Count the True entries of (n,)."""
     import numpy as np
 
     return int(np.count_nonzero(values))

@@ -181,7 +181,7 @@ class TokenSequence(ByValue):
         logprobs: Iterable[float],
         versions: Versions,
     ) -> TokenSequence:
-        """One of which it is not known who wrote the tokens behind the prompt; they count as the model's."""
+        """Build a sequence of L tokens and N trained ones, and count all tokens behind the prompt as the model's."""
         ids = ints(token_ids)
         return cls(
             token_ids=ids,
@@ -223,7 +223,7 @@ class TokenSequence(ByValue):
 
     @property
     def digest(self) -> int:
-        """64 bits that the tokens behind the prompt are compared by: BLAKE2b of their int32 bytes."""
+        """Return 64 bits of BLAKE2b over the int32 tokens behind the prompt: equal completions have equal ones."""
         return int.from_bytes(blake2b(self.completion_ids.tobytes(), digest_size=8).digest(), "little")
 
     @property
@@ -265,9 +265,11 @@ class TokenSequence(ByValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSummary:
-    """What every rank knows of a sequence whose tokens another rank has; each field is the one of
-    `TokenSequence`. `num_unknown` are sampled ids that the tokenizer has no token for, and `is_repetitive`
-    says that its episode repeats itself, where its owner has told."""
+    """Describes a sequence on the ranks that do not hold its tokens; each field equals that of `TokenSequence`.
+
+    `logprob_sum` is in nats, versions are in optimizer steps. The owner counts in `num_unknown` the sampled
+    ids that the tokenizer lacks, and marks an episode that repeats itself with `is_repetitive`.
+    """
 
     prompt_length: int
     length: int
@@ -333,7 +335,7 @@ def held(sequence: TokenSequence | SequenceSummary) -> TokenSequence:
 
 
 def summary_of(sequence: TokenSequence | SequenceSummary) -> SequenceSummary:
-    """What is left of a sequence without its tokens."""
+    """Return the summary of a sequence; one that is a summary already comes back as it is."""
     if isinstance(sequence, SequenceSummary):
         return sequence
     return SequenceSummary(

@@ -51,7 +51,7 @@ class Sample:
 
     @property
     def summary(self) -> SequenceSummary:
-        """What a rank without the tokens keeps of them."""
+        """Return what a rank keeps that does not forward the row."""
         return summary_of(self.tokens)
 
     @property

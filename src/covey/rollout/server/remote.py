@@ -240,7 +240,7 @@ def tell(server: RolloutServer, call: Callable[[RolloutServer], Told]) -> Told |
 
 
 def ending(ids: Collection[str]) -> Callable[[RolloutServer], None]:
-    """What ends requests on a server that is told it."""
+    """Return a function that tells a server to abort the requests with these ids."""
     own = list(ids)
     return lambda server: server.abort(own)
 

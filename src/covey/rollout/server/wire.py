@@ -191,7 +191,7 @@ def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationReques
 
 
 def _strings(body: Any) -> tuple[str, ...]:
-    """Stop strings."""
+    """Read stop strings from JSON; WireError where they are too many, too long or no text."""
     if not isinstance(body, list) or len(body) > MOST_STOP_WORDS:
         raise WireError(f"stop_strings is a list of at most {MOST_STOP_WORDS}")
     if any(not isinstance(one, str) or not 1 <= len(one) <= LONGEST_STOP_WORD for one in body):
