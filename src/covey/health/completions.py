@@ -25,8 +25,8 @@ _LEAST_PROMPTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """Describes one completion: `length` counts its trained tokens, equal completions have an equal `key`, and
-    `is_repetitive` finds out whether it repeats itself, which takes about 0.2 ms."""
+    """Describes a completion: `length` counts its trained tokens, equal completions have an equal `key`,
+    and `is_repetitive` finds out whether it repeats itself, which takes about 0.2 ms."""
 
     length: int
     key: Hashable

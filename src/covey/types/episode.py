@@ -181,7 +181,7 @@ class TokenSequence(ByValue):
         logprobs: Iterable[float],
         versions: Versions,
     ) -> TokenSequence:
-        """Build a sequence of L tokens and N trained ones, and count all tokens behind the prompt as the model's."""
+        """Build a sequence whose tokens behind the prompt all count as the model's."""
         ids = ints(token_ids)
         return cls(
             token_ids=ids,
@@ -223,7 +223,7 @@ class TokenSequence(ByValue):
 
     @property
     def digest(self) -> int:
-        """Return 64 bits of BLAKE2b over the int32 tokens behind the prompt: equal completions have equal ones."""
+        """Return 64 bits of BLAKE2b over the int32 tokens behind the prompt, equal for equal completions."""
         return int.from_bytes(blake2b(self.completion_ids.tobytes(), digest_size=8).digest(), "little")
 
     @property
@@ -265,7 +265,7 @@ class TokenSequence(ByValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSummary:
-    """Describes a sequence on the ranks that do not hold its tokens; each field equals that of `TokenSequence`.
+    """Describes a sequence on ranks without its tokens; each field equals that of `TokenSequence`.
 
     `logprob_sum` is in nats, versions are in optimizer steps. The owner counts in `num_unknown` the sampled
     ids that the tokenizer lacks, and marks an episode that repeats itself with `is_repetitive`.
