@@ -17,6 +17,7 @@ from covey.types.episode import (
     TokenSequence,
     TurnId,
 )
+from covey.types.kept import KeptSets
 from covey.types.messages import (
     Finding,
     Fix,
@@ -48,6 +49,7 @@ from covey.types.training import (
     Batch,
     Denominators,
     GradientMatch,
+    KeptTokens,
     Metric,
     MicroBatch,
     Sample,
@@ -78,6 +80,8 @@ __all__ = [
     "GenerationRequest",
     "GradientMatch",
     "Group",
+    "KeptSets",
+    "KeptTokens",
     "Metric",
     "MicroBatch",
     "Origin",

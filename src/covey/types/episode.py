@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from covey.types.arrays import ByValue, Versions, bools, floats, ints, joined_ints
+from covey.types.kept import KeptSets
 
 if TYPE_CHECKING:
     from covey.types.arrays import Bools, Floats, Ints
@@ -50,12 +51,25 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64,
-    stop_token_ids=(257,))`. It ends with one of the tokens, or with the one that completes a stop string."""
+    stop_token_ids=(257,))`. It ends with one of the tokens, or with the one that completes a stop string.
+
+    Filters leave out tokens behind the temperature, in this order: those of less than `min_p` times the
+    largest probability (0: none), all but the `top_k` most probable ones and their equals (0: none), and all
+    but the fewest that hold `top_p` of what is left (1: none).
+    """
 
     temperature: float
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
     stop_strings: tuple[str, ...] = ()
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether tokens may be left out, so that the engine records what was kept."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +138,8 @@ class GenerationRequest:
 class Completion(ByValue):
     """Holds the tokens that an engine sampled for one request: ids (n,) int32, logprobs (n,) float32 in nats
     at the sampling temperature, and runs of the policy versions that sampled them. It converts other
-    sequences of numbers to these arrays."""
+    sequences of numbers to these arrays. `kept` has the n sets that filters left, within which the logprobs
+    are; None without filters."""
 
     request_id: int
     token_ids: Ints
@@ -132,6 +147,7 @@ class Completion(ByValue):
     versions: Versions
     finish: Finish
     seconds: float
+    kept: KeptSets | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", ints(self.token_ids))
@@ -157,6 +173,7 @@ class TokenSequence(ByValue):
     `token_ids` (L,) int32 and `is_trained` (L,) bool; `logprobs` (n,) float32 and `versions` are of the n
     trained tokens. `sources` are runs of who wrote the tokens, the prompt first where there is one:
     `((Source.PROMPT, 9), (Source.MODEL, 4), (Source.TOOL, 6), (Source.MODEL, 3))` are two turns of the model.
+    `kept` are the sets that each trained token was drawn from, None without filters.
     """
 
     token_ids: Ints
@@ -165,6 +182,7 @@ class TokenSequence(ByValue):
     versions: Versions
     sources: tuple[tuple[Source, int], ...]
     media: tuple[Any, ...] = ()
+    kept: KeptSets | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", ints(self.token_ids))
@@ -180,6 +198,7 @@ class TokenSequence(ByValue):
         is_trained: Iterable[bool],
         logprobs: Iterable[float],
         versions: Versions,
+        kept: KeptSets | None = None,
     ) -> TokenSequence:
         """Build a sequence whose tokens behind the prompt all count as the model's."""
         ids = ints(token_ids)
@@ -189,6 +208,7 @@ class TokenSequence(ByValue):
             logprobs=floats(logprobs),
             versions=versions,
             sources=((Source.PROMPT, prompt_length), (Source.MODEL, len(ids) - prompt_length)),
+            kept=kept,
         )
 
     @classmethod
@@ -204,6 +224,7 @@ class TokenSequence(ByValue):
             versions=completion.versions,
             sources=((Source.PROMPT, before), (Source.MODEL, written)),
             media=media,
+            kept=completion.kept,
         )
 
     @property

@@ -153,14 +153,26 @@ class StreamSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTokens:
+    """The kept sets of N tokens as tensors: `KeptSets` says what `count_N` and `words_K` (int32) hold.
+
+    A token whose count is 0 was drawn from the whole vocabulary.
+    """
+
+    vocab: int
+    count_N: Tensor
+    words_K: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrompt:
     """What a micro-batch has in common with those around it that begin with the same prompt: one that it
     `follows`, one that it `is_followed` by.
 
     F are the tokens that the prompt's last position predicts, the first ones of all these micro-batches, and
-    X the other tokens of a single one. Targets and temperatures are those of all first tokens. `own_X` are
-    this micro-batch's other tokens, and `index_N` is where each of its tokens is among the F first ones and
-    its own behind them.
+    X the other tokens of a single one. Targets, temperatures and kept sets are those of all first tokens.
+    `own_X` are this micro-batch's other tokens, and `index_N` is where each of its tokens is among the F
+    first ones and its own behind them.
     """
 
     target_F: Tensor
@@ -169,6 +181,7 @@ class SharedPrompt:
     index_N: Tensor
     follows: bool
     is_followed: bool
+    kept_F: KeptTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +196,8 @@ class MicroBatch:
     forwarded, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the policy
     term of a token counts and 0 where it does not (None: all count). `age_S` is the age of each sequence in
     optimizer steps (None: all 0). A prompt whose rows do not fit one pass is the first segment of several,
-    one behind the other, and may be computed once for all: `shared` is of those.
+    one behind the other, and may be computed once for all: `shared` is of those. `kept` are the sets that
+    tokens were drawn from, None where all were drawn from the whole vocabulary.
     """
 
     tokens_T: Tensor
@@ -205,16 +219,20 @@ class MicroBatch:
     keep_N: Tensor | None = None
     age_S: Tensor | None = None
     shared: SharedPrompt | None = None
+    kept: KeptTokens | None = None
 
 
 class TokenStats(NamedTuple):
     """What the policy says of each trained token, at the temperature it was sampled with.
 
-    A tuple, because wrappers of modules look for tensors in those alone.
+    The logprob is within the token's kept set where it has one, the entropy that of the whole vocabulary.
+    `kept_entropy_N` is the entropy within the sets, without a gradient; None where no token has one. A tuple,
+    because wrappers of modules look for tensors in those alone.
     """
 
     logprob_N: Tensor
     entropy_N: Tensor
+    kept_entropy_N: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,126 @@
+"""Kept sets: which tokens of the vocabulary the filters of sampling left to draw each token from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from covey.types.arrays import ByValue, ints, num_true
+
+if TYPE_CHECKING:
+    from covey.types.arrays import Bools, Ints
+
+_BITS = 32
+
+
+def bitmap_words(vocab: int) -> int:
+    """Count the int32 words of a bitmap over the vocabulary."""
+    return -(-vocab // _BITS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptSets(ByValue):
+    """Holds one set of token ids for each of n sampled tokens, as a list or a bitmap, whichever is smaller.
+
+    `counts` (n,) int32 says how many ids each set has. `words` int32 has the sets one behind the other: a
+    set's ids in ascending order, or, where a bitmap takes fewer words than ids, the bitmap, whose bit b of
+    word w stands for id 32 w + b. `KeptSets.of([[5, 9], [7]], vocab=100)` are two sets.
+    """
+
+    vocab: int
+    counts: Ints
+    words: Ints
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", ints(self.counts))
+        object.__setattr__(self, "words", ints(self.words))
+        if int(self.widths.sum()) != len(self.words):
+            raise ValueError(
+                f"{len(self.words)} words of kept sets, where their counts need {int(self.widths.sum())}"
+            )
+
+    @classmethod
+    def of(cls, sets: Iterable[Iterable[int]], vocab: int) -> KeptSets:
+        """Build sets from ids in any order. Raises ValueError for an id outside of the vocabulary."""
+        import numpy as np
+
+        widest = bitmap_words(vocab)
+        parts, counts = [], []
+        for ids in sets:
+            id_k = np.unique(np.fromiter(ids, np.int64))
+            if len(id_k) and (id_k[0] < 0 or id_k[-1] >= vocab):
+                raise ValueError(f"a kept set has an id outside of the vocabulary of {vocab}")
+            counts.append(len(id_k))
+            parts.append(id_k.astype(np.int32) if len(id_k) <= widest else _bitmap(id_k, widest))
+        return cls(vocab=vocab, counts=ints(counts), words=ints(np.concatenate([ints(()), *parts])))
+
+    @classmethod
+    def joined(cls, parts: Sequence[KeptSets]) -> KeptSets:
+        """Return the sets of one or several parts one behind the other; all are of one vocabulary."""
+        import numpy as np
+
+        (vocab,) = {part.vocab for part in parts}
+        return cls(
+            vocab=vocab,
+            counts=ints(np.concatenate([part.counts for part in parts])),
+            words=ints(np.concatenate([part.words for part in parts])),
+        )
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __iter__(self) -> Iterator[Ints]:
+        """Give the ids of each set, ascending."""
+        import numpy as np
+
+        ends = np.cumsum(self.widths)
+        for count, width, end in zip(self.counts.tolist(), self.widths.tolist(), ends.tolist(), strict=True):
+            own = self.words[end - width : end]
+            if count > width:
+                own = np.flatnonzero(np.unpackbits(own.astype("<i4").view(np.uint8), bitorder="little"))
+            yield ints(own)
+
+    @property
+    def widths(self) -> Ints:
+        """Count the words (n,) of each set."""
+        import numpy as np
+
+        return ints(np.minimum(self.counts, bitmap_words(self.vocab)))
+
+    @property
+    def is_single(self) -> Bools:
+        """Which sets (n,) have one id alone: such a token has no gradient."""
+        from covey.types.arrays import bools
+
+        return bools(self.counts == 1)
+
+    @property
+    def num_single(self) -> int:
+        """Count the sets of one id."""
+        return num_true(self.is_single)
+
+    @property
+    def num_bytes(self) -> int:
+        """Count the bytes that the sets take."""
+        return int(self.counts.nbytes + self.words.nbytes)
+
+    def part(self, start: int, end: int) -> KeptSets:
+        """Return the sets of tokens [start, end)."""
+        first, last = int(self.widths[:start].sum()), int(self.widths[:end].sum())
+        return KeptSets(vocab=self.vocab, counts=self.counts[start:end], words=self.words[first:last])
+
+    def lacks(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the places of tokens that their own set does not have."""
+        import numpy as np
+
+        pairs = zip(token_ids, self, strict=True)
+        return [place for place, (token, own) in enumerate(pairs) if not np.isin(token, own).item()]
+
+
+def _bitmap(id_k: Ints, widest: int) -> Ints:
+    import numpy as np
+
+    bits = np.zeros(widest * _BITS, np.uint8)
+    bits[id_k] = 1
+    return ints(np.packbits(bits, bitorder="little").view("<i4").astype(np.int32))
