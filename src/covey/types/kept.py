@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from covey.types.arrays import ByValue, ints, num_true
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from covey.types.arrays import Bools, Ints
 
 _BITS = 32
@@ -78,7 +80,8 @@ class KeptSets(ByValue):
         for count, width, end in zip(self.counts.tolist(), self.widths.tolist(), ends.tolist(), strict=True):
             own = self.words[end - width : end]
             if count > width:
-                own = np.flatnonzero(np.unpackbits(own.astype("<i4").view(np.uint8), bitorder="little"))
+                bits = np.unpackbits(own.astype("<i4").view(np.uint8), bitorder="little")
+                own = ints(np.flatnonzero(bits))
             yield ints(own)
 
     @property
@@ -118,7 +121,7 @@ class KeptSets(ByValue):
         return [place for place, (token, own) in enumerate(pairs) if not np.isin(token, own).item()]
 
 
-def _bitmap(id_k: Ints, widest: int) -> Ints:
+def _bitmap(id_k: np.ndarray[Any, Any], widest: int) -> Ints:
     import numpy as np
 
     bits = np.zeros(widest * _BITS, np.uint8)
