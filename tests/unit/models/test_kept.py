@@ -1,4 +1,4 @@
-"""The head within kept sets against masked logits in float64: values, all gradients, any block, any kernels."""
+"""The head within kept sets against masked logits in float64: values and gradients, any block and kernels."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_values_and_gradients(
 
 
 def test_a_token_kept_alone_has_no_gradient():
-    x, sets = make(False, False)
+    x, _ = make(False, False)
     alone = tensors(KeptSets.of([[token] for token in x["target"].tolist()], V))
     given = (x[k] for k in ("hidden", "weight", "bias", "context", "target", "temperature"))
     logprob = token_stats(*given, HeadSpec(), TorchKernels(), alone).logprob_N
