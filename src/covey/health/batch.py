@@ -23,8 +23,9 @@ _LOST = tr("A row was counted twice, or left out of a forward pass.")
 def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: PackPlan, step: int) -> None:
     """Raise GuardStop where the first pass over a rollout would train on something else than its rows.
 
-    F110: a token, what it is predicted from, or its kept set is not the sample's. F111: tokens or denominators do not add
-    up. F113: a token with another row's advantage. `step` is the number of the first batch's step.
+    F110: a token, what it is predicted from, or its kept set is not the sample's. F111: tokens or
+    denominators do not add up. F113: a token with another row's advantage. `step` is the number of the first
+    batch's step.
     """
     first = [b for b in batches if b.pass_index == 0]
     samples = [r.annotated.sample for r in rows]
