@@ -11,7 +11,7 @@ from covey.health.history import History, Series, Value, binary_means, chance_of
 from covey.health.names import CUT, ENTROPY, IDENTICAL, INVALID, NO_SPREAD, UNPARSED
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
-from covey.health.unearned import never_earned
+from covey.health.unearned import never_earned, unearned_now
 from covey.texts import counted, joined, tr
 from covey.types import Fix
 
@@ -58,9 +58,10 @@ class EntropyGone:
 
 
 def entropy_gone(h: History) -> EntropyGone | None:
-    """The entropy where it is less than a tenth of what it was, and the run is no better for it."""
+    """The entropy where it is less than a tenth of what it was, and the run is no better for it: nor is one
+    whose other rewards rise while no right answer is earned."""
     series = h.get(*ENTROPY)
-    if series is None or is_better(h):
+    if series is None or (is_better(h) and not unearned_now(h)):
         return None
     now = fmean(series.last.numbers(int(limit("entropy_gone_values"))))
     return (

@@ -243,3 +243,49 @@ def test_hard_prompts_at_a_usual_entropy_are_no_collapse() -> None:
     ]
     assert {f.code for f in found} == {"F211"}
     assert "too hard" in found[0].cause
+
+
+# SmolLM2-135M-Instruct on word problems, 8 completions of 16 tokens a rollout, at 300 times the usual
+# learning rate: in how many the last number is even, and the entropy. At the end it writes "When 500000000".
+EVENS = (1, 4, 2, 1, 4, 2, 3, 5, 7, 7, 6, *[8] * 11)
+ENTROPIES = (
+    *(1.685, 0.394, 3.343, 2.331, 2.846, 2.136, 2.156, 1.95, 1.455, 1.089, 0.69),
+    *(0.518, 0.264, 0.238, 0.283, 0.113, 0.048, 0.143, 0.285, 0.068, 0.14, 0.126),
+)
+ONCE = 8
+"""The only rollout with a right answer, one."""
+
+
+def other_learned(step: int, right: int) -> StepRecord:
+    """A rollout of that run; `right` completions of its rollout ONCE are right."""
+    counts = {"accuracy": right if step == ONCE else 0, "evens": EVENS[step - 1]}
+    parts = {name: (k / 8, (k / 8 * (1 - k / 8)) ** 0.5) for name, k in counts.items()}
+    record = rollout(step, parts, entropy_sampled=ENTROPIES[step - 1], learning_rate=3e-4)
+    groups = {"reward_std": 2, "frac_reward_zero_std": 2}
+    metrics = {n: Metric(value=m.value, count=groups.get(n, 8)) for n, m in record.metrics.items()}
+    return StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics)
+
+
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_collapse_while_another_reward_is_learned_names_the_learning_rate(right: int) -> None:
+    """That one right answer was seen once does not make it a task that is solved."""
+    rules = Rules({"learning_rate": 3e-4, "num_generations": 4, "generation_batch_size": 8})
+    found = {}
+    for step in range(1, 23):
+        for f in rules.check(other_learned(step, right)):
+            found.setdefault(f.code, f)
+    assert found["F229"].step == found["F211"].step == 19
+    assert "0.0003" in found["F229"].cause and "0.0003" in found["F211"].cause
+    assert {"learning_rate": 3e-5} in [dict(f.edits) for f in found["F229"].fixes]
+    assert {"F211", "F229"} <= set(rules.holding())
+
+
+def test_a_task_that_is_solved_stays_solved_at_a_low_entropy() -> None:
+    """The same, but the right answers are learned, too."""
+    rules = Rules({"learning_rate": 3e-4, "num_generations": 4, "generation_batch_size": 8})
+    for step in range(1, 23):
+        record = other_learned(step, 0)
+        rises = {f"rewards/accuracy/{of}": record.metrics[f"rewards/evens/{of}"] for of in ("mean", "std")}
+        total = Metric(value=2 * (record.metrics["reward"].value or 0.0), count=8)
+        metrics = {**record.metrics, **rises, "reward": total}
+        assert rules.check(StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics)) == []
