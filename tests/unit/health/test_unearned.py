@@ -289,3 +289,51 @@ def test_a_task_that_is_solved_stays_solved_at_a_low_entropy() -> None:
         total = Metric(value=2 * (record.metrics["reward"].value or 0.0), count=8)
         metrics = {**record.metrics, **rises, "reward": total}
         assert rules.check(StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics)) == []
+
+
+# The same model and rate with accuracy alone and 32 completions of 24 tokens a rollout: how many are right, or
+# have no readable answer, the groups without spread, of 4, and the entropy. At the end it writes
+# "assistant"; the entropy rises again, as the moments of the optimizer go on without a gradient.
+RIGHT = (0, 3, 3, 4, 3, 5, *[0] * 16)
+UNREAD = (6, 6, 5, 13, 8, 7, 31, 32, 32, 32, 31, 32, 32, 31, 25, 25, 19, 12, 8, 3, 0, 6)
+FLAT = (4, 2, 2, 2, 3, 2, *[4] * 16)
+LEVELS = (
+    *(1.65, 1.601, 1.439, 2.297, 1.191, 0.825, 0.099, 0.034, 0.069, 0.106, 0.071),
+    *(0.104, 0.092, 0.133, 0.141, 0.152, 0.144, 0.168, 0.158, 0.17, 0.21, 0.144),
+)
+
+
+def broke(step: int) -> StepRecord:
+    right, flat = RIGHT[step - 1] / 32, FLAT[step - 1] / 4
+    spread = (right * (1 - right)) ** 0.5
+    values = {
+        "reward": right,
+        "rewards/accuracy/mean": right,
+        "rewards/accuracy/std": spread,
+        "reward_std": spread * (1 - flat),
+        "frac_reward_zero_std": flat,
+        "entropy_sampled": LEVELS[step - 1],
+        "completions/unparsed_ratio": UNREAD[step - 1] / 32,
+        "learning_rate": 3e-4,
+    }
+    of_groups = ("reward_std", "frac_reward_zero_std")
+    metrics = {n: Metric(value=v, count=4 if n in of_groups else 32) for n, v in values.items()}
+    return StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics)
+
+
+def test_every_sign_of_a_collapse_by_the_learning_rate_advises_the_same_rate() -> None:
+    """Also when the entropy of the newest rollouts is a little above a tenth of its start again."""
+    rules = Rules({"learning_rate": 3e-4, "num_generations": 8, "generation_batch_size": 32})
+    steps = {}
+    for step in range(1, 23):
+        for f in rules.check(broke(step)):
+            steps.setdefault(f.code, step)
+    assert steps["F229"] <= 11
+    assert {"F201", "F211", "F221", "F229"} == set(rules.holding())
+    for code in rules.holding():
+        now = rules.advice(code)
+        assert now is not None
+        assert "0.0003" in now.cause or code == "F201"
+        rates = [fix.edits["learning_rate"] for fix in now.fixes if "learning_rate" in fix.edits]
+        assert rates == [3e-5], code
+        assert "prompts" not in " ".join(str(fix.text) for fix in now.fixes)
