@@ -291,9 +291,9 @@ def test_a_task_that_is_solved_stays_solved_at_a_low_entropy() -> None:
         assert rules.check(StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics)) == []
 
 
-# The same model and rate with accuracy alone and 32 completions of 24 tokens a rollout: how many are right, or
-# have no readable answer, the groups without spread, of 4, and the entropy. At the end it writes
-# "assistant"; the entropy rises again, as the moments of the optimizer go on without a gradient.
+# The same model and rate with accuracy alone and 32 completions of 24 tokens a rollout: how many are right,
+# how many have no readable answer, the groups without spread (of 4), and the entropy. At the end it writes
+# "assistant". The entropy rises again, because the moments of the optimizer go on without a gradient.
 RIGHT = (0, 3, 3, 4, 3, 5, *[0] * 16)
 UNREAD = (6, 6, 5, 13, 8, 7, 31, 32, 32, 32, 31, 32, 32, 31, 25, 25, 19, 12, 8, 3, 0, 6)
 FLAT = (4, 2, 2, 2, 3, 2, *[4] * 16)
