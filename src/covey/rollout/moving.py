@@ -161,10 +161,8 @@ def _unpack_sets(memory: NDArray[np.uint8], vocab: int, num_rows: int) -> list[K
     is_whole = len(counts) == sizes.sum() and widths.sum(dtype=np.int64) == len(words)
     if not is_whole or (counts < 0).any():
         return None
-    ends = np.cumsum(sizes)
-    word_ends = np.concatenate([[0], np.cumsum(widths)])[ends]
-    parts = zip(np.split(counts, ends[:-1]), np.split(words, word_ends[:-1]), num_sets.tolist(), strict=True)
-    return [None if num < 0 else KeptSets(vocab=vocab, counts=own, words=ids) for own, ids, num in parts]
+    parts = KeptSets(vocab=vocab, counts=counts, words=words).split(sizes.tolist())
+    return [own if num >= 0 else None for own, num in zip(parts, num_sets.tolist(), strict=True)]
 
 
 def _other_rows(

@@ -106,6 +106,17 @@ class KeptSets(ByValue):
         """Count the bytes that the sets take."""
         return int(self.counts.nbytes + self.words.nbytes)
 
+    def split(self, sizes: Sequence[int]) -> list[KeptSets]:
+        """Return parts of these numbers of sets, one behind the other."""
+        import numpy as np
+
+        ends = np.cumsum([0, *sizes])
+        word_ends = np.concatenate([[0], np.cumsum(self.widths)])[ends].tolist()
+        return [
+            KeptSets(vocab=self.vocab, counts=self.counts[start:end], words=self.words[first:last])
+            for start, end, first, last in zip(ends, ends[1:], word_ends, word_ends[1:], strict=False)
+        ]
+
     def part(self, start: int, end: int) -> KeptSets:
         """Return the sets of tokens [start, end)."""
         first, last = int(self.widths[:start].sum()), int(self.widths[:end].sum())
