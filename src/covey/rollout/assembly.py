@@ -19,6 +19,7 @@ from covey.rewards.registry import gives_steps, total
 from covey.rollout.exchange import SUMMARY, StepRewards, Summaries, exchange
 from covey.rollout.repetition import is_repetitive
 from covey.rollout.slots import CollectPlan, Slot
+from covey.texts import packed, unpacked
 from covey.types import Episode, Group, Outcome, Score, ScoredGroup, ScorePart, Status
 
 _OUTCOMES, _STATUSES = tuple(Outcome), tuple(Status)
@@ -137,7 +138,7 @@ def _words_of(episode: Episode, score: Score) -> dict[str, Any]:
     """Return the reasons, as JSON, why an episode or one of its rewards failed; empty where none did."""
     words: dict[str, Any] = {}
     if episode.failure:
-        words["failure"] = episode.failure
+        words["failure"] = packed(episode.failure)
     if any(p.message for p in score.parts):
         words["messages"] = [p.message for p in score.parts]
     if any(p.status is Status.INVALID for p in score.parts):
@@ -154,7 +155,7 @@ def _episode(slot: Slot, rows: range, every: Summaries, plan: CollectPlan) -> Ep
         outcome=_OUTCOMES[first["outcome"]],
         text=words.get("text", ""),
         sampling=plan.sampling,
-        failure=words.get("failure", ""),
+        failure=unpacked(words.get("failure", "")),
         owner=int(first["owner"]),
     )
 

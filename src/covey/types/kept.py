@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from covey.types.arrays import ByValue, ints, num_true
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from covey.types.arrays import Bools, Ints
 
 _BITS = 32
@@ -53,7 +55,7 @@ class KeptSets(ByValue):
             if len(id_k) and (id_k[0] < 0 or id_k[-1] >= vocab):
                 raise ValueError(f"a kept set has an id outside of the vocabulary of {vocab}")
             counts.append(len(id_k))
-            parts.append(id_k.astype(np.int32) if len(id_k) <= widest else _bitmap(ints(id_k), widest))
+            parts.append(id_k.astype(np.int32) if len(id_k) <= widest else _bitmap(id_k, widest))
         return cls(vocab=vocab, counts=ints(counts), words=ints(np.concatenate([ints(()), *parts])))
 
     @classmethod
@@ -79,8 +81,9 @@ class KeptSets(ByValue):
         for count, width, end in zip(self.counts.tolist(), self.widths.tolist(), ends.tolist(), strict=True):
             own = self.words[end - width : end]
             if count > width:
-                own = ints(np.flatnonzero(np.unpackbits(own.astype("<i4").view(np.uint8), bitorder="little")))
-            yield own
+                bits = np.unpackbits(own.astype("<i4").view(np.uint8), bitorder="little")
+                own = ints(np.flatnonzero(bits))
+            yield ints(own)
 
     @property
     def widths(self) -> Ints:
@@ -155,7 +158,7 @@ class KeptSets(ByValue):
         return np.flatnonzero(~has_n).tolist()
 
 
-def _bitmap(id_k: Ints, widest: int) -> Ints:
+def _bitmap(id_k: np.ndarray[Any, Any], widest: int) -> Ints:
     import numpy as np
 
     bits = np.zeros(widest * _BITS, np.uint8)
