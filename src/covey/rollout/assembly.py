@@ -109,7 +109,7 @@ def _records_of(
     """The records of an episode. What is said once stands in its first one."""
     record = np.zeros((), SUMMARY)
     record["episode"], record["outcome"] = slot.number, _OUTCOMES.index(episode.outcome)
-    record["oldest_version"] = record["newest_version"] = -1
+    record["oldest_version"] = record["newest_version"] = record["kept_words"] = -1
     record["reward"] = math.nan if score.total is None else score.total
     read = score.extras.get("parsed_by")
     record["parsed_by"] = -1 if read is None else int(read != _PARSED_BY[0])
@@ -122,6 +122,7 @@ def _records_of(
         for name in ("prompt_length", "length", "num_trained", "logprob_sum", "digest"):
             found[name] = getattr(sequence, name)
         found["oldest_version"], found["newest_version"] = sequence.oldest_version, sequence.newest_version
+        found["kept_words"], found["kept_checksum"] = sequence.kept_words, sequence.kept_checksum
     return records
 
 

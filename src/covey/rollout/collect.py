@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from covey.activity import Activity, Stopped
 from covey.comm import Comm
@@ -217,6 +217,9 @@ def _no_score(plan: CollectPlan) -> Score:
 def _episode(slot: Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Episode:
     # A reader sees what the prompt has opened and the completion as one text.
     before = slot.prompt.token_ids if slot.prompt.opened else ()
+    if plan.split != "train" and completion.kept is not None:
+        # Nothing is trained on it.
+        completion = replace(completion, kept=None)
     return Episode(
         id=slot.episode_id(plan),
         sequences=(TokenSequence.of_turn(slot.prompt.token_ids, completion, slot.prompt.media),),
