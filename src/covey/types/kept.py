@@ -114,8 +114,17 @@ class KeptSets(ByValue):
         """Return the places of tokens that their own set does not have."""
         import numpy as np
 
-        pairs = zip(token_ids, self, strict=True)
-        return [place for place, (token, own) in enumerate(pairs) if not np.isin(token, own).item()]
+        token_n = np.asarray(token_ids, np.int64)
+        if len(token_n) != len(self):
+            raise ValueError(f"{len(token_n)} tokens and {len(self)} kept sets")
+        widths = self.widths.astype(np.int64)
+        is_bitmap, starts = self.counts > widths, np.cumsum(widths) - widths
+        owner = np.repeat(np.arange(len(self)), widths)
+        is_own = self.words == token_n[owner]
+        has = np.bincount(owner[is_own & ~is_bitmap[owner]], minlength=len(self)) > 0
+        own = self.words[starts[is_bitmap] + token_n[is_bitmap] // _BITS]
+        has[is_bitmap] = (own >> (token_n[is_bitmap] % _BITS)) & 1
+        return [int(place) for place in np.flatnonzero(~has)]
 
 
 def _bitmap(id_k: Ints, widest: int) -> Ints:
