@@ -74,6 +74,10 @@ class RunFailed(CoveyError):
         return "\n".join(_found(self.finding))
 
 
+class EngineLost(RunFailed):
+    """Nothing is left that could sample: what has not come back of the requests is lost."""
+
+
 class CheckpointError(CoveyError, ValueError):
     """A directory that is no checkpoint, or one whose files are not what its manifest says."""
 

@@ -533,12 +533,15 @@ def test_the_status_names_the_server_that_is_waited_for_and_the_run_stops(
         status = tmp_path / "run/status-rank-0.json"
         wait_for(lambda: status.is_file() and json.loads(status.read_text())["service"], 10)
         assert json.loads(status.read_text())["service"] == server.address
-        assert ended(run, 30) == 1
+        code = ended(run, 30)
         assert time.monotonic() - stopped < 25
     finally:
         server.send(signal.SIGCONT)
         run.kill()
-    assert re.search(rf"F14[01][\s\S]*{re.escape(server.address)}", said.read_text()), said.read_text()
+    # In the middle of a rollout its completions are lost (F138); else it takes no weights.
+    expected = {3: "F138", 1: "F14[01]"}[code or 0]
+    words = " ".join(said.read_text().split())
+    assert re.search(rf"{expected} .*{re.escape(server.address)}: it did not respond in time", words), words
 
 
 def test_a_server_waits_for_the_next_run_where_its_run_is_killed(tmp_path: Path, pair: list[Process]) -> None:

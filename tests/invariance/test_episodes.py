@@ -12,6 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from covey.batching.pack import pack
+from covey.batching.shares import steps_of
+from covey.comm import LocalComm
+from covey.learner.annotate import annotate
 from covey.learner.backends.ddp import DDPBackend
+from covey.learner.backends.single import SingleBackend
+from covey.learner.update import accumulate
 from covey.training.process import ranks
 from covey.types import TrainSample
-from support.episodes import Episode, Row, loop_loss
+from support.episodes import Episode, Row, loop_loss, within
 from support.processes import run_in_processes
 from support.steps import (
     CASES,
@@ -64,7 +71,11 @@ def looped(given: Sequence[TrainSample], case: Case) -> tuple[float, dict[str, T
             input_ids=torch.tensor(sample.token_ids[None]).long(), use_cache=False
         ).logits[0]
         logits_nV = logits_TV[[i - 1 for i in places]].double() / sample.temperature
-        own = logits_nV.detach().log_softmax(-1)[range(len(targets)), targets].tolist()
+        kept = sample.tokens.kept
+        sets = None if kept is None else [ids.tolist() for ids in kept]
+        nothing: list[float] = []
+        drawn = Row(logits_nV.detach(), targets, nothing, nothing, nothing, nothing, False, sets)
+        own = [float(within(drawn, n)[target]) for n, target in enumerate(targets)]
         episode = episodes.setdefault(sample.episode, Episode(sample.group, row.advantage, []))
         episode.rows.append(
             Row(
@@ -75,6 +86,7 @@ def looped(given: Sequence[TrainSample], case: Case) -> tuple[float, dict[str, T
                 sampler=list(sample.sampler_logprobs),
                 keep=[float(x >= least) for x in here.entropy_N.tolist()],
                 is_masked=row.masked is not None,
+                sets=sets,
             )
         )
     longest = plan_of().max_completion_length
@@ -89,6 +101,11 @@ def given():
     rows = episode_rows()
     assert len({row.annotated.sample.episode for row in rows}) == NUM_EPISODES < len(rows)
     return rows
+
+
+@pytest.fixture(scope="module")
+def filtered():
+    return episode_rows(has_sets=True)
 
 
 @pytest.fixture(scope="module")
@@ -122,22 +139,67 @@ def test_any_cut_is_the_loop(name, given, expected):
             assert_same((found[0], {n: factor * g for n, g in found[1].items()}), expected[name])
 
 
+# Each aggregation, both levels, KL, an entropy bonus and a quantile.
+FILTERED = (
+    *("grpo, token", "dapo, sequence", "dr_grpo, token", "sapo, on-policy", "vespo", "k3"),
+    *("entropy bonus", "top entropy, dapo", "token_mask"),
+)
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_within_kept_sets_too(name, filtered, given):
+    expected = looped(filtered, CASES[name])
+    for changes in CUTS:
+        assert_same(alone(filtered, CASES[name], **changes), expected)
+    found = added_up(filtered, CASES[name], 2)
+    assert_same(found, expected)
+    assert distance(found[1], alone(given, CASES[name])[1]) > 0.1
+    for factor in (0.0, -1.0, 2.0):
+        with pytest.raises(AssertionError):
+            assert_same((found[0], {n: factor * g for n, g in found[1].items()}), expected)
+
+
+@pytest.mark.parametrize("changes", CUTS)
+def test_the_ratio_within_sets_is_exactly_1(changes, filtered):
+    """Old logprobs and those of the update come from the same sums."""
+    plan = replace(plan_of(**changes), completions_per_rank=NUM_EPISODES)
+    samples = [row.annotated.sample for row in filtered]
+    forward = [row.needs_forward for row in filtered]
+    backend = SingleBackend(policy(plan.stream), OPTIMIZER)
+    steps = steps_of(samples, forward, plan)
+    old = annotate(samples, forward, steps, backend, "old", plan, LocalComm())
+    rows = [
+        replace(row, annotated=replace(row.annotated, old_logprob_N=own))
+        for row, own in zip(filtered, old, strict=True)
+    ]
+    (batch,) = pack(rows, plan, rollout=0)
+    sums = accumulate(batch, backend, CASES["grpo, token"].config, LocalComm())
+    assert max(float(gap) for gap in sums.gaps) == 0.0
+    alone_in_set = [
+        k for row in rows if row.needs_forward for k in row.annotated.sample.tokens.kept.is_single
+    ]
+    singles = torch.cat([row.annotated.old_logprob_N for row in rows if row.needs_forward])[alone_in_set]
+    assert len(singles) > 10 and (singles == 0.0).all()
+
+
 @pytest.mark.multi
-def test_two_processes(expected, tmp_path):
+def test_two_processes(expected, filtered, tmp_path):
     run_in_processes(__file__, tmp_path)
     losses = json.loads((tmp_path / "losses.json").read_text())
-    for number, name in enumerate(NAMES):
-        assert_same((losses[number], load_file(tmp_path / f"{number}.safetensors")), expected[name])
+    wanted = [*(expected[name] for name in NAMES), *(looped(filtered, CASES[name]) for name in FILTERED)]
+    for number, own in enumerate(wanted):
+        assert_same((losses[number], load_file(tmp_path / f"{number}.safetensors")), own)
 
 
 def _main(work: Path) -> None:
     torch.set_num_threads(1)
-    given, losses = episode_rows(), []
+    given, filtered, losses = episode_rows(), episode_rows(has_sets=True), []
+    cases = [*((given, name) for name in NAMES), *((filtered, name) for name in FILTERED)]
     with ranks(2) as comm:
         plan = plan_of(world=2, rank=comm.rank, completions_per_rank=NUM_EPISODES // 2, max_tokens=40)
-        for number, name in enumerate(NAMES):
+        for number, (rows, name) in enumerate(cases):
             backend = DDPBackend(policy("prefix"), OPTIMIZER)
-            loss, found = gradient(given, CASES[name], plan, backend, comm)
+            loss, found = gradient(rows, CASES[name], plan, backend, comm)
             losses.append(loss)
             backend.close()
             if comm.rank == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,12 +12,9 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 import covey as package
 from covey.errors import ConfigError, GuardStop
-from covey.quickstart import task
 from covey.training import standalone
 from covey.types import Completion
 from journeys.helpers import (
@@ -36,6 +32,7 @@ from journeys.helpers import (
     write_jsonl,
 )
 from support.engines import CopyEngine
+from support.models import save_padded
 from support.servers import processes
 
 
@@ -345,17 +342,6 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_sample
         package.evaluate("quickstart", output_dir="file", **given)
 
 
-def padded_model(directory: Path) -> None:
-    """Write a model with a padded vocabulary whose padding is likely."""
-    model = AutoModelForCausalLM.from_pretrained(task.MODEL_DIR)
-    model.resize_token_embeddings(384, mean_resizing=False)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[320:] = 60 * model.get_input_embeddings().weight[:64]
-    shutil.copytree(task.MODEL_DIR, directory)
-    (directory / "model.safetensors").unlink()
-    model.save_pretrained(directory)
-
-
 @contextmanager
 def sampled_by(engine: str, folder: Path) -> Iterator[dict[str, Any]]:
     """The options with which an engine samples from the model `padded` of a folder."""
@@ -368,7 +354,7 @@ def sampled_by(engine: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("engine", ["native", "generate", "server"])
 def test_ids_that_the_tokenizer_does_not_have_are_said(engine: str, tmp_path: Path) -> None:
-    padded_model(tmp_path / "padded")
+    save_padded(tmp_path / "padded")
     with sampled_by(engine, tmp_path) as how:
         options = {**small("train.jsonl", "run"), "model": "padded", "max_steps": 1}
         done = succeed("train", *flags({**options, **how, "val_dataset": ["held.jsonl"]}))

@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from support.models import save_padded
 
 pytestmark = pytest.mark.vllm
 
@@ -36,6 +39,12 @@ def metrics(output: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
+def records(output: Path) -> list[dict[str, Any]]:
+    """Every completion of the run."""
+    paths = sorted((output / "rollouts").glob("*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
 GAP = "sampling/sampling_logp_difference/mean"
 
 
@@ -58,12 +67,7 @@ def test_a_run(tmp_path: Path, options: str) -> None:
     assert largest(GAP, tmp_path / "out") < 1e-4
     assert 0.0 < largest("publish/canary_gap", tmp_path / "out") < 1e-3
     assert largest("grad_norm", tmp_path / "out") > 0.0
-    records = [
-        json.loads(line)
-        for path in sorted((tmp_path / "out" / "rollouts").glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    assert len(records) == 4 * 16
+    assert len(records(tmp_path / "out")) == 4 * 16
 
 
 def test_a_resumed_run_and_an_evaluation(tmp_path: Path) -> None:
@@ -88,3 +92,14 @@ def test_a_command_of_ms_swift(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "W108" in done.stdout and "up to 2048 tokens" in done.stdout
     assert largest(GAP, tmp_path / "out") < 1e-4
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_said(tmp_path: Path) -> None:
+    """vLLM samples them as the other engines do."""
+    words = RUN.replace("--model quickstart", f"--model {save_padded(tmp_path / 'padded')}")
+    done = covey(f"train {words} --max_steps 1", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ids = [i for record in records(tmp_path / "out") for i in record["completion_ids"]]
+    (step,) = metrics(tmp_path / "out")
+    assert step["completions/unknown_ids_ratio"] == sum(i >= 320 for i in ids) / len(ids) > 0.001
+    assert "F233" in done.stdout + done.stderr

@@ -30,6 +30,8 @@ class Row:
     sampler: list[float]
     keep: list[float]
     is_masked: bool
+    # Of each token the ids that filters left; None for the whole vocabulary.
+    sets: Sequence[Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,16 @@ def loop_real(episodes: Sequence[Episode], scores: dict[int, Tensor]) -> Tensor:
     return total / len(groups)
 
 
+def within(row: Row, n: int) -> Tensor:
+    """The logprobs (V,) that token n of a row was drawn by."""
+    logits_V = row.logits_nV[n]
+    if row.sets is not None:
+        outside_V = torch.ones(len(logits_V), dtype=torch.bool)
+        outside_V[list(row.sets[n])] = False
+        logits_V = logits_V.masked_fill(outside_V, -torch.inf)
+    return logits_V.log_softmax(-1)
+
+
 def loop_loss(
     episodes: Sequence[Episode], config: LossConfig, *, has_keep: bool, longest: int = LONGEST
 ) -> Tensor:
@@ -170,7 +182,7 @@ def loop_loss(
     for number, episode in enumerate(episodes):
         for row in live(episode):
             table = row.logits_nV.log_softmax(-1)
-            logp = [table[n, target] for n, target in enumerate(row.targets)]
+            logp = [within(row, n)[target] for n, target in enumerate(row.targets)]
             log_r = [p - old for p, old in zip(logp, row.old, strict=True)]
             held = [float(p.detach()) for p in logp]
             scores[number] = torch.stack(log_r).mean() / config.real_tau

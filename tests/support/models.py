@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -108,4 +109,17 @@ def save_model(family: str, directory: Path, seed: int = 1, **changes: object) -
         source = MODEL_DIR / name
         if source.is_file():
             (directory / name).write_bytes(source.read_bytes())
+    return directory
+
+
+def save_padded(directory: Path) -> Path:
+    """Write the built-in model with a padded vocabulary: its 64 ids from 320 on are likely, and the
+    tokenizer has none of them."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL_DIR)
+    model.resize_token_embeddings(384, mean_resizing=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[320:] = 60 * model.get_input_embeddings().weight[:64]
+    shutil.copytree(MODEL_DIR, directory)
+    (directory / "model.safetensors").unlink()
+    model.save_pretrained(directory)
     return directory

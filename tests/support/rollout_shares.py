@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from covey.activity import Activity
 from covey.rollout.exchange import SUMMARY, StepRewards, Summaries
-from covey.types import SequenceSummary, TokenSequence
+from covey.types import KeptSets, SequenceSummary, TokenSequence
 
 NUM_PARTS = 3
 
@@ -96,11 +96,12 @@ def made_rollout(
     several: float = 0.0,
     failed: float = 0.0,
     steps: float = 0.0,
+    vocab: int = 0,
     seed: int = 0,
 ) -> MadeRollout:
     """A rollout whose lengths vary like those of a model. `owners` gives the rank of an episode; `several`,
     `failed` and `steps` are the shares of episodes with two or three sequences, without one, and with step
-    rewards."""
+    rewards. With a `vocab` tokens have kept sets, most of them small, some of half the vocabulary."""
     draw = np.random.default_rng(seed)
     records, tokens, parts, step_rewards = [], [], [], {}
     for episode in range(num_groups * siblings):
@@ -109,6 +110,8 @@ def made_rollout(
         is_failed = draw.random() < failed
         for row in range(num_rows):
             made = _no_tokens() if is_failed else _tokens(draw, group, mean_length)
+            if vocab and made.length:
+                made = _with_sets(draw, made, vocab)
             record = np.zeros((), SUMMARY)
             record["episode"], record["row"], record["owner"] = episode, row, owners(episode)
             for name in SequenceSummary.__dataclass_fields__:
@@ -146,6 +149,16 @@ def _tokens(draw: np.random.Generator, group: int, mean_length: int) -> TokenSeq
         logprobs=draw.normal(size=num_trained).astype(np.float32),
         versions=tuple(runs),
     )
+
+
+def _with_sets(draw: np.random.Generator, row: TokenSequence, vocab: int) -> TokenSequence:
+    row = replace(row, token_ids=row.token_ids % vocab)
+    sizes = np.where(draw.random(row.num_trained) < 0.9, 3, vocab // 2)
+    sets = [
+        {token, *draw.integers(0, vocab, size).tolist()}
+        for token, size in zip(row.trained_ids.tolist(), sizes.tolist(), strict=True)
+    ]
+    return replace(row, kept=KeptSets.of(sets, vocab))
 
 
 def _no_tokens() -> TokenSequence:

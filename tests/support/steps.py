@@ -28,6 +28,7 @@ from covey.rewards.registry import total
 from covey.types import (
     AnnotatedSample,
     Finish,
+    KeptSets,
     Score,
     ScoredGroup,
     ScorePart,
@@ -167,9 +168,30 @@ def _moved(row: TrainSample, generator: torch.Generator) -> TrainSample:
     return replace(row, annotated=replace(here, sample=sample, old_logprob_N=old, ref_logprob_N=reference))
 
 
-def episode_rows() -> list[TrainSample]:
+def random_sets(token_ids: Sequence[int], seed: int, vocab: int) -> KeptSets:
+    """For each token a set that has it: alone, as a short list, as a bitmap, or the whole vocabulary."""
+    rng = random.Random(seed)
+    sizes = [rng.choice((1, 1, 2, 3, 9, vocab // 4, vocab - 1, vocab)) for _ in token_ids]
+    return KeptSets.of(
+        [
+            {token, *rng.sample(range(vocab), size)} if size > 1 else {token}
+            for token, size in zip(token_ids, sizes, strict=True)
+        ],
+        vocab,
+    )
+
+
+def with_sets(row: TrainSample, vocab: int) -> TrainSample:
+    """The row as if filters had left a random set to draw each of its tokens from."""
+    sample = row.annotated.sample
+    kept = random_sets(sample.tokens.trained_ids.tolist(), 100 * sample.episode + sample.sequence, vocab)
+    tokens = replace(sample.tokens, kept=kept)
+    return replace(row, annotated=replace(row.annotated, sample=replace(sample, tokens=tokens)))
+
+
+def episode_rows(*, has_sets: bool = False) -> list[TrainSample]:
     """The same completions, of which some go on in a second and a third row, behind a history that is not
-    trained; of one the last row is masked."""
+    trained; of one the last row is masked. With `has_sets` filters have left random sets."""
     rng, generator = random.Random(7), torch.Generator().manual_seed(6)
     found = []
     for row in rows():
@@ -199,6 +221,8 @@ def episode_rows() -> list[TrainSample]:
                     needs_forward=row.needs_forward and not is_cut,
                 )
             )
+    if has_sets:
+        found = [with_sets(row, policy("prefix").vocab) for row in found]
     samples = [row.annotated.sample for row in found]
     backend, everything = SingleBackend(policy("prefix"), OPTIMIZER), [True] * len(samples)
     steps = steps_of(

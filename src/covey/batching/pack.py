@@ -19,19 +19,23 @@ from torch import Tensor
 from covey.batching.quantile import exact_quantile
 from covey.batching.shares import PackPlan, Step, steps_of
 from covey.comm import Comm, LocalComm
+from covey.kernels.upload import upload
 from covey.models.prefix import share_prompt
 from covey.token_streams import Row, build_streams
 from covey.types import (
     AnnotatedSample,
     Batch,
     Denominators,
+    KeptSets,
+    KeptTokens,
     MicroBatch,
     Outcome,
     Sample,
     TokenSequence,
     TrainSample,
 )
-from covey.types.arrays import bools
+from covey.types.arrays import Bools, bools, constant_bools, ints
+from covey.types.episode import held
 
 # Sums of float32 advantages closer to 0 than this are rounding.
 _CANCELLED = 1e-4
@@ -172,6 +176,16 @@ def _keep(row: TrainSample, least: float | None) -> Tensor | None:
     return (entropy_N >= least).float()
 
 
+def _counts(row: TrainSample, least: float | None) -> Bools:
+    """Which tokens (N,) of a row may have a gradient: their entropy counts, and filters left more than the
+    token itself."""
+    keep_N, sets = _keep(row, least), held(row.annotated.sample.tokens).kept
+    counts_N = (
+        constant_bools(True, row.annotated.sample.num_trained) if keep_N is None else keep_N.bool().numpy()
+    )
+    return counts_N if sets is None else counts_N & ~sets.is_single
+
+
 def _has_signal(
     rows: Sequence[TrainSample], least: float | None, wait: bool, tokens: Mapping[int, int]
 ) -> bool:
@@ -184,9 +198,8 @@ def _has_signal(
         return _has_token_signal(rows, least, wait, tokens)
     net: dict[tuple[int, bytes], tuple[float, float]] = {}
     for row in rows:
-        sample, keep_N = row.annotated.sample, _keep(row, least)
-        waiting = _waiting(sample, wait)
-        if sample.num_trained == waiting or (keep_N is not None and not keep_N[waiting:].any()):
+        sample, counts_N = row.annotated.sample, _counts(row, least)
+        if not counts_N[_waiting(sample, wait) :].any():
             continue
         key = (sample.group, sample.token_ids.tobytes())
         plain, shared = net.get(key, (0.0, 0.0))
@@ -208,8 +221,8 @@ def _has_token_signal(
     places: dict[tuple[int, int, int], int] = {}
     net: dict[int, tuple[float, float]] = {}
     for row in rows:
-        sample, keep_N = row.annotated.sample, _keep(row, least)
-        keep = [1.0] * len(row.advantages) if keep_N is None else keep_N.tolist()
+        sample = row.annotated.sample
+        keep = _counts(row, least).astype(float).tolist()
         if _waiting(sample, wait):
             keep[0] = 0.0
         values = iter([a * k for a, k in zip(row.advantages.tolist(), keep, strict=True)])
@@ -282,6 +295,7 @@ def _each_alone(
         "episode_count_S": cut(torch.tensor([tokens[s.episode] for s in samples]), sizes),
         "group_S": cut(torch.tensor([s.group for s in samples]), sizes),
         "age_S": cut(torch.tensor(ages) if any(ages) else None, sizes),
+        "kept": [_kept([row.annotated.sample for row in members], plan) for members in passes],
     }
     streams = build_streams(
         [[_row(row.annotated.sample) for row in members] for members in passes], plan.stream, plan.device
@@ -304,6 +318,25 @@ def _each_alone(
 
 def _flat(values: Sequence[np.ndarray[tuple[int], Any]]) -> Tensor:
     return torch.from_numpy(np.concatenate([np.empty(0), *values]).astype(np.float32))
+
+
+def _kept(samples: Sequence[Sample], plan: PackPlan) -> KeptTokens | None:
+    """The sets that the samples' trained tokens were drawn from, with a count of 0 where a sample has none;
+    None where none of them has any."""
+    sets = [held(s.tokens).kept for s in samples]
+    vocab = next((own.vocab for own in sets if own is not None), None)
+    if vocab is None:
+        return None
+    parts = [
+        own or KeptSets(vocab=vocab, counts=np.zeros(s.num_trained, np.int32), words=ints(()))
+        for s, own in zip(samples, sets, strict=True)
+    ]
+    joined = KeptSets.joined(parts)
+    return KeptTokens(
+        vocab=vocab,
+        count_N=upload(joined.counts.copy(), plan.device),
+        words_K=upload(joined.words.copy(), plan.device),
+    )
 
 
 def _row(sample: Sample) -> Row:

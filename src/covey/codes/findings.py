@@ -192,7 +192,8 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
     (
         "F138",
         "Completions lost to infrastructure failures",
-        "A completion that a broken server or sandbox has cost is no reward of 0: it is left out. Where "
-        "many are left out, the others are no fair sample of what the model does.",
+        "A completion that is lost to a broken server or sandbox is left out; it does not count as a reward "
+        "of 0. If more than 5 % of a rollout are lost, and at least two, the others may no longer represent "
+        "what the model does. An evaluation needs all of its completions.",
     ),
 )

@@ -61,7 +61,7 @@ SERVERS: tuple[tuple[str, str, str], ...] = (
     (
         "F140",
         "No rollout server left",
-        "No server can sample the missing completions. The run ends; everything recorded and saved so far "
+        "Without a server nothing can be sampled. The run ends; everything recorded and saved so far "
         "remains.",
     ),
     (
@@ -73,7 +73,8 @@ SERVERS: tuple[tuple[str, str, str], ...] = (
     (
         "W180",
         "Rollout server no longer used",
-        "The other servers sample what it had not finished, with the same result. The rollout takes longer.",
+        "The other servers sample what it had not finished, with the same result; the rollout takes longer. "
+        "If none is left, these completions are lost.",
     ),
     (
         "W181",

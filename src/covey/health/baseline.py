@@ -18,7 +18,7 @@ from typing import TypeVar
 from covey.health.history import History, Value
 from covey.health.levels import level_size, size_of, spread_name
 from covey.health.thresholds import limit
-from covey.health.unearned import never_earned
+from covey.health.unearned import unearned_now
 from covey.texts import tr
 from covey.texts.numbers import told
 
@@ -118,11 +118,11 @@ def is_better(h: History) -> bool:
 
 def is_solved(h: History) -> bool:
     """Whether rewards that once differed are now the same for every prompt, and the highest of the run: then
-    groups without spread are what was wanted. Not where right answers were never earned."""
+    groups without spread are what was wanted. Not where no right answer is earned."""
 
     def found() -> bool:
         total = h.series.get(total_of(h))
-        if total is None or fallen_parts(h) or held_out_fall(h) is not None or never_earned(h):
+        if total is None or fallen_parts(h) or held_out_fall(h) is not None or unearned_now(h):
             return False
         highest = max(v.value for v in (*total.first, *total.last))
         if total.now < highest - limit("solved_gap") * level_size(h, total_of(h), highest):

@@ -14,6 +14,7 @@ from covey.batching.shares import PackPlan, steps_of
 from covey.health.words import broken
 from covey.texts import tr
 from covey.types import Batch, TrainSample
+from covey.types.episode import held
 
 _ROUNDING = 1e-6
 _LOST = tr("A row was counted twice, or left out of a forward pass.")
@@ -22,8 +23,9 @@ _LOST = tr("A row was counted twice, or left out of a forward pass.")
 def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: PackPlan, step: int) -> None:
     """Raise GuardStop where the first pass over a rollout would train on something else than its rows.
 
-    F110: a token, or what it is predicted from, is not the sample's. F111: tokens or denominators do not add
-    up. F113: a token with another row's advantage. `step` is the number of the first batch's step.
+    F110: a token, what it is predicted from, or its kept set is not the sample's. F111: tokens or
+    denominators do not add up. F113: a token with another row's advantage. `step` is the number of the first
+    batch's step.
     """
     first = [b for b in batches if b.pass_index == 0]
     samples = [r.annotated.sample for r in rows]
@@ -33,7 +35,9 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
         mine = [rows[i] for i in step_rows.of_rank(plan.rank)]
         _check_counts(batch, everyone, step + number)
         counts = episode_tokens(everyone)
-        _check_tokens(batch, [r for r in mine if r.needs_forward], counts, step + number)
+        forwarded = [r for r in mine if r.needs_forward]
+        _check_tokens(batch, forwarded, counts, step + number)
+        _check_sets(batch, forwarded, step + number)
 
 
 def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int) -> tuple[float, float]:
@@ -145,3 +149,29 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[
                 size=expected.size,
             )
             raise broken(code, step, seen, tr("A mask or an index is shifted by one, or rows were mixed."))
+
+
+def _check_sets(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
+    """Raise GuardStop (F110) where tokens would be trained within other sets than they were drawn from."""
+    own = [held(r.annotated.sample.tokens).kept for r in rows]
+    sampled = [part for part in own if part is not None]
+    trained = [micro.kept for micro in batch.micro_batches if micro.kept is not None]
+    counts, words = (
+        np.concatenate([np.empty(0), *(getattr(part, name) for part in sampled)])
+        for name in ("counts", "words")
+    )
+    trained_counts, trained_words = (
+        np.concatenate([np.empty(0), *(getattr(part, name).cpu().numpy() for part in trained)])
+        for name in ("count_N", "words_K")
+    )
+    is_same = np.array_equal(counts[counts > 0], trained_counts[trained_counts > 0])
+    if not is_same or not np.array_equal(words, trained_words):
+        seen = tr(
+            "the forward passes hold {trained} ids in {num_trained} kept sets, which are not the {sampled} "
+            "ids in {num_sampled} kept sets of their samples",
+            trained=int(trained_counts.sum()),
+            num_trained=int((trained_counts > 0).sum()),
+            sampled=int(counts.sum()),
+            num_sampled=int((counts > 0).sum()),
+        )
+        raise broken("F110", step, seen, tr("A mask or an index is shifted by one, or rows were mixed."))

@@ -15,6 +15,7 @@ from covey.health.baseline import (
     risen_parts,
     total_of,
 )
+from covey.health.groups import slower, too_large
 from covey.health.history import History, Series
 from covey.health.names import CUT, ENTROPY, LENGTH, MOST_COMMON, PAID_LENGTH, REPETITIVE, UNPARSED
 from covey.health.saved import BACK
@@ -34,8 +35,8 @@ def breakdown(h: History) -> Sign | None:
     name, change = found
     return Sign(
         seen=tr("{name} {words}; {other}", name=name, words=change.words, other=joined(", ", other)),
-        cause=tr("The updates are too large: the learning rate is too high for this model and batch."),
-        fixes=(h.slower(), BACK),
+        cause=too_large(h),
+        fixes=(slower(h), BACK),
         badness=change.badness,
         was_well=last_well(h, change),
     )

@@ -8,7 +8,7 @@ has risen and no part of it has fallen.
 from __future__ import annotations
 
 from covey.health.baseline import fallen_parts, is_better
-from covey.health.groups import entropy_gone, no_signal, too_large
+from covey.health.groups import entropy_gone, no_signal, slower, too_large
 from covey.health.history import History
 from covey.health.names import CUT, ENDED, ENTROPY, LENGTH, PAID_LENGTH, REPETITIVE
 from covey.health.saved import BACK
@@ -34,7 +34,7 @@ def entropy_collapse(h: History) -> Sign | None:
             no_better=_no_better(h),
         ),
         cause=tr("The updates are too large, or clipping limits unlikely tokens as much as likely ones."),
-        fixes=(_wider(h), h.slower()),
+        fixes=(_wider(h), slower(h)),
         badness=bound / max(series.now, 1e-12),
     )
 

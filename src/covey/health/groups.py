@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from covey.health.baseline import fallen, is_better, is_solved, total_of
-from covey.health.history import History, Series, Value, binary_means, chance_of_no_spread
+from covey.health.history import History, Value, binary_means, chance_of_no_spread
 from covey.health.names import CUT, ENTROPY, IDENTICAL, INVALID, NO_SPREAD, UNPARSED
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
-from covey.health.unearned import never_earned
+from covey.health.unearned import never_earned, unearned_now
 from covey.texts import counted, joined, tr
 from covey.types import Fix
 
@@ -28,9 +28,7 @@ def no_signal(h: History) -> Sign | None:
     """F211: no group of several rollouts in a row has any spread, and the run has not solved its prompts."""
     if not has_no_signal(h) or is_solved(h):
         return None
-    series = h.get(NO_SPREAD, "reward_std")
-    assert series is not None
-    flat = _tail(series, 1.0 if h.value(NO_SPREAD) is not None else 0.0)
+    flat = _without_signal(h)
     groups = sum(v.count for v in flat)
     is_small = groups < limit("no_signal_groups") and len(flat) < limit("no_signal_rollouts_small")
     if is_small or len(flat) < limit("no_signal_rollouts"):
@@ -51,18 +49,24 @@ def no_signal(h: History) -> Sign | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntropyGone:
-    """The entropy of the first rollout, and that of the newest three."""
+    """The entropy of the first rollout, and the mean of the three in a row that are lowest among the newest
+    rollouts without a signal."""
 
     begin: float
     now: float
 
 
 def entropy_gone(h: History) -> EntropyGone | None:
-    """The entropy where it is less than a tenth of what it was, and the run is no better for it."""
+    """The entropy where it is less than a tenth of what it was, or was at a time after which no rollout had a
+    signal, and the run is no better for it: nor is one whose other rewards rise while no right answer is
+    earned."""
     series = h.get(*ENTROPY)
-    if series is None or is_better(h):
+    if series is None or (is_better(h) and not unearned_now(h)):
         return None
-    now = fmean(series.last.numbers(int(limit("entropy_gone_values"))))
+    size, flat = int(limit("entropy_gone_values")), _without_signal(h)
+    since = [v.value for v in series.last if flat and v.step >= flat[-1].step]
+    windows = [since[i : i + size] for i in range(len(since) - size + 1)] or [series.last.numbers(size)]
+    now = min(fmean(values) for values in windows)
     return (
         EntropyGone(begin=series.begin, now=now) if now < limit("entropy_gone_share") * series.begin else None
     )
@@ -96,6 +100,11 @@ def too_large(h: History) -> str:
     )
 
 
+def slower(h: History) -> Fix:
+    """A lower learning rate: a tenth where the updates have left neither signal nor entropy, else a third."""
+    return h.slower(by=10 if has_no_signal(h) and entropy_gone(h) else 3)
+
+
 def _fixes_of_equal(h: History) -> tuple[Fix, ...]:
     if entropy_gone(h) is not None or lost_answers(h):
         return (h.slower(by=10),)
@@ -120,8 +129,12 @@ def _test_the_reward() -> Fix:
     return Fix(text=tr("call the reward with a right and a wrong completion: the scores must differ"))
 
 
-def _tail(series: Series, value: float) -> list[Value]:
-    """The newest values, as far back as they are all `value`."""
+def _without_signal(h: History) -> list[Value]:
+    """The newest rollouts, newest first, as far back as none has a group with any spread."""
+    series = h.get(NO_SPREAD, "reward_std")
+    if series is None:
+        return []
+    value = 1.0 if h.value(NO_SPREAD) is not None else 0.0
     found = []
     for item in reversed(series.last):
         if item.value != value:

@@ -225,7 +225,10 @@ def _check_fresh(result: StepResult, facts: StepFacts) -> None:
                 gap=gap,
                 sampler_gap=facts.sampler_gap,
             ),
-            tr("One of them uses another temperature, other weights, or a wrong mask or position."),
+            tr(
+                "One of them uses another temperature, other kept sets, other weights, or a wrong mask or "
+                "position."
+            ),
             *_another_engine(facts.engine),
         )
     kl = result.metrics["kl"].value

@@ -88,9 +88,11 @@ class RewardWatch:
     def _parts(self, groups: Sequence[ScoredGroup]) -> Mapping[str, dict[int, ScorePart]]:
         """The parts of each reward that was asked, by the number of the completion."""
         by_name: dict[str, dict[int, ScorePart]] = {}
-        rows = [(g.group.prompt.task, score) for g in groups for score in g.scores]
-        for number, (task, score) in enumerate(rows):
-            for part in score.parts:
+        rows = [(g, place) for g in groups for place in range(len(g.scores))]
+        for number, (scored, place) in enumerate(rows):
+            task, outcome = scored.group.prompt.task, scored.group.episodes[place].outcome
+            # No reward is asked about a completion that is lost.
+            for part in () if outcome is Outcome.INFRASTRUCTURE else scored.scores[place].parts:
                 if part.name in self._tasks.get(task, (part.name,)):
                     by_name.setdefault(part.name, {})[number] = part
         return by_name

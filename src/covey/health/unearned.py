@@ -17,6 +17,9 @@ from covey.rewards.registry import metric_names
 from covey.texts import counted, joined, tr
 from covey.types import Fix
 
+# What float32 leaves of the deviation of equal rewards.
+_ROUNDING = 1e-6
+
 
 def weights_of(h: History) -> Mapping[str, float]:
     """The weight of each reward by its name, if the options are known; ms-swift's metrics have other names
@@ -48,6 +51,22 @@ def steady_rewards(h: History) -> Iterator[tuple[str, Steady, Standing]]:
 def never_earned(h: History) -> list[tuple[str, Steady]]:
     """The rewards for right answers that no completion has earned so far."""
     return [(name, found) for name, found, how in steady_rewards(h) if how == "lowest"]
+
+
+def unearned_now(h: History) -> list[str]:
+    """The rewards for right answers that no completion of the newest five rollouts has earned; an earlier one
+    may have."""
+    num, start, weights = int(limit("recent_values")), h.sampled("rewards/"), weights_of(h)
+    names = []
+    for name in h.parts():
+        means, spreads = (h.series.get(f"{start}{name}/{of}") for of in ("mean", "std"))
+        weight = weights.get(name, 1.0)
+        if means is None or weight == 0:
+            continue
+        differs = spreads is not None and max(spreads.last.numbers(num)) > _ROUNDING
+        if not differs and all(standing(name, v, weight) == "lowest" for v in means.last.numbers(num)):
+            names.append(name)
+    return names
 
 
 def not_earned(h: History) -> Sign | None:

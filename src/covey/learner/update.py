@@ -23,6 +23,9 @@ from covey.learner.second_gradient import RandomStates, compare_gradients
 from covey.texts import joined, tr
 from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, TokenStats
 
+# The sum of entropies within kept sets, and how many tokens have a set.
+_KEPT_ENTROPY, _NUM_SETS = "entropy_kept", "num_sets"
+
 
 @dataclass(slots=True)
 class _Sums:
@@ -38,7 +41,10 @@ class _Sums:
     gaps: list[Tensor] = field(default_factory=list)
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def add(self, inputs: LossInputs, output: LossOutput, age_S: Tensor | None) -> None:
+    def add(
+        self, inputs: LossInputs, output: LossOutput, micro: MicroBatch, kept_entropy_N: Tensor | None
+    ) -> None:
+        age_S, nothing = micro.age_S, inputs.logprob_N.new_zeros(0)
         logprob_N, old_N = inputs.logprob_N.detach(), inputs.old_logprob_N
         assert inputs.entropy_N is not None and inputs.sampler_logprob_N is not None
         learner_N, engine_N = logprob_N if old_N is None else old_N, inputs.sampler_logprob_N
@@ -50,6 +56,8 @@ class _Sums:
         found = {
             "loss": output.loss.detach(),
             "entropy": inputs.entropy_N.detach(),
+            _KEPT_ENTROPY: nothing if kept_entropy_N is None else kept_entropy_N,
+            _NUM_SETS: nothing if micro.kept is None else (micro.kept.count_N > 0).float(),
             "sampling/sampling_logp_difference/mean": gap_N.abs_(),
             **output.sums,
         }
@@ -141,7 +149,7 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
         is_last = number == num_micro
         loss = _loss_of(batch, config, contrast, activity if is_last and comm.world > 1 else None)
         stats, output = backend.backward(micro, loss, last=is_last)
-        sums.add(micro_inputs(stats, micro, batch, contrast), output, micro.age_S)
+        sums.add(micro_inputs(stats, micro, batch, contrast), output, micro, stats.kept_entropy_N)
         sums.look(backend.gradient_probe())
     return sums
 
@@ -174,10 +182,13 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     values = [*own, *(local[n] for n in names), float(sums.tokens), float(sums.sequences)]
     (silent, gap, apart), found = _with_evidence(sums, furthest, values, comm)
     agreement, (*totals, tokens, sequences) = found[:NUM_SUMS], found[NUM_SUMS:]
+    num_sets = int(totals[names.index(_NUM_SETS)])
     counts = {name: int(sequences if name in SEQUENCE_MEANS else tokens) for name in names}
+    counts[_KEPT_ENTROPY] = num_sets
     means = {
         name: total / counts[name] if counts[name] else None
         for name, total in zip(names, totals, strict=True)
+        if name != _NUM_SETS and (num_sets or name != _KEPT_ENTROPY)
     }
     metrics = {
         n: Metric(value=v, count=counts.get(n, int(tokens))) for n, v in derived_metrics(means).items()

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from covey.kernels.products import copy_into
 from covey.kernels.protocol import (
+    Derivatives,
     HeadBlocks,
     HeadBuffers,
     HeadGradients,
@@ -25,6 +26,8 @@ from covey.kernels.protocol import (
     Kernels,
     Products,
 )
+from covey.models.kept import KeptBlock, KeptDerivatives, KeptStats
+from covey.types import KeptTokens, TokenStats
 
 
 def head_spec(model: nn.Module) -> HeadSpec:
@@ -45,6 +48,7 @@ class _Head:
 
     weight_VD: Tensor
     bias_V: Tensor | None
+    spec: HeadSpec
     blocks: HeadBlocks
     matmul: Products
     context_blocks: list[slice]
@@ -59,6 +63,7 @@ class _Head:
         return cls(
             weight_VD,
             bias_V,
+            spec,
             kernels.head(weight_VD, bias_V, spec),
             kernels.products,
             _slices(num_contexts, contexts),
@@ -111,7 +116,8 @@ def _slices(total: int, size: int) -> list[slice]:
 
 
 class _ChunkedStats(torch.autograd.Function):
-    """Log-probability per token and entropy per context.
+    """Log-probability per token and entropy per context; and per token the entropy within its kept set, where
+    there are sets, without a gradient.
 
     The backward pass computes each block's products again, unless one block held them all. Its outer loop is
     over the vocabulary, so that each part of the weight's gradient is written once.
@@ -127,28 +133,41 @@ class _ChunkedStats(torch.autograd.Function):
         context_N: Tensor,
         target_N: Tensor,
         temperature_U: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+        sets: KeptTokens | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         tokens, buffers = HeadTokens(context_N, target_N, temperature_U), head.buffers(is_backward=False)
         logit_N = torch.zeros(target_N.shape, dtype=torch.float32, device=hidden_UD.device)
         stats_2U = logit_N.new_empty(2, hidden_UD.shape[0])
         kept: Tensor | None = None
+        within = None if sets is None else KeptStats.zeros(target_N)
         for rows in head.context_blocks:
             softmax = head.blocks.softmax(tokens, rows, logit_N, buffers)
+            block = None if sets is None else KeptBlock(sets, tokens, rows, head.spec)
             for vocab in head.vocab_blocks:
                 products_CB = head.products(hidden_UD[rows], vocab, buffers)
                 kept = products_CB.clone() if head.is_one_block else None
+                if block is not None:
+                    block.add(products_CB, vocab)
                 softmax.add(products_CB, vocab)
             stats_2U[:, rows] = torch.stack(softmax.results())
+            if block is not None and within is not None:
+                block.write(within)
         entropy_U, normaliser_U = stats_2U.unbind()
         stats = logit_N, entropy_U, normaliser_U
         ctx.save_for_backward(hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U, *stats, kept)
-        ctx.head = head
+        ctx.head, ctx.sets, ctx.within = head, sets, within
         ctx.set_materialize_grads(False)
-        return logit_N - normaliser_U[context_N], entropy_U
+        logprob_N = logit_N - normaliser_U[context_N]
+        if sets is None or within is None:
+            return logprob_N, entropy_U, None
+        ctx.mark_non_differentiable(within.entropy_N)
+        return torch.where(sets.count_N > 0, within.logprob_N, logprob_N), entropy_U, within.entropy_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprob_N: Tensor | None, grad_entropy_U: Tensor | None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, grad_logprob_N: Tensor | None, grad_entropy_U: Tensor | None, _: None
+    ) -> tuple[Any, ...]:
         head: _Head = ctx.head
         hidden_UD, weight_VD, bias_V, *saved, kept = ctx.saved_tensors
         tokens, stats = HeadTokens(*saved[:3]), HeadStats(*saved[3:])
@@ -158,7 +177,15 @@ class _ChunkedStats(torch.autograd.Function):
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         buffers = head.buffers(is_backward=True)
         gradients = HeadGradients(grad_logprob_N, grad_entropy_U)
-        derivatives = head.blocks.derivatives(tokens, stats, gradients, buffers)
+
+        def full(gradients: HeadGradients) -> Derivatives:
+            return head.blocks.derivatives(tokens, stats, gradients, buffers)
+
+        if ctx.sets is None:
+            derivatives = full(gradients)
+        else:
+            blocks = [KeptBlock(ctx.sets, tokens, rows, head.spec) for rows in head.context_blocks]
+            derivatives = KeptDerivatives(ctx.sets, blocks, ctx.within, gradients, full)
         for vocab in head.vocab_blocks:
             sums_BD = None if to_VD is None else to_VD[vocab].float()
             for rows in head.context_blocks:
@@ -177,7 +204,7 @@ class _ChunkedStats(torch.autograd.Function):
             if to_VD is not None and sums_BD is not None and to_VD.dtype != torch.float32:
                 to_VD[vocab] = sums_BD
         grad_bias = None if grad_bias_V is None or bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return None, grad_hidden_UD.to(hidden_UD.dtype), to_VD, grad_bias, None, None, None
+        return None, grad_hidden_UD.to(hidden_UD.dtype), to_VD, grad_bias, None, None, None, None
 
 
 def token_stats(
@@ -189,14 +216,16 @@ def token_stats(
     temperature_N: Tensor,
     spec: HeadSpec,
     kernels: Kernels,
-) -> tuple[Tensor, Tensor]:
+    sets: KeptTokens | None = None,
+) -> TokenStats:
     """Log-probability of `target_N` and entropy (nats), both float32 (N,), of softmax(logits / temperature).
 
-    Token n is predicted from `hidden_UD[context_N[n]]`; tokens of one context have one temperature.
+    Token n is predicted from `hidden_UD[context_N[n]]`; tokens of one context have one temperature. A token
+    with a kept set has the log-probability within it.
     """
     temperature_U = temperature_N.new_ones(hidden_UD.shape[0]).index_copy_(0, context_N, temperature_N)
     head = _Head.over(hidden_UD.shape[0], weight_VD, bias_V, spec, kernels)
-    logprob_N, entropy_U = _ChunkedStats.apply(
-        head, hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U
+    logprob_N, entropy_U, kept_entropy_N = _ChunkedStats.apply(
+        head, hidden_UD, weight_VD, bias_V, context_N, target_N, temperature_U, sets
     )
-    return logprob_N, entropy_U.index_select(0, context_N)
+    return TokenStats(logprob_N, entropy_U.index_select(0, context_N), kept_entropy_N)

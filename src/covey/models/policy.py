@@ -20,6 +20,7 @@ from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME
 from covey.models.dropout import dropouts
 from covey.models.head import head_spec, token_stats
+from covey.models.kept import select
 from covey.models.layouts import AttentionKind, stream_layout
 from covey.models.prefix import Prefix
 from covey.plan.recompute import Recompute
@@ -121,13 +122,11 @@ class Policy(nn.Module):
     def forward(self, micro: MicroBatch) -> TokenStats:
         """Logprob and entropy (N,) at each token's sampling temperature, in float32."""
         if self.shares_prompts and self.stream == "prefix" and micro.shared is not None:
-            logprob_N, entropy_N = self._behind_prompt(micro, micro.shared)
-        else:
-            logprob_N, entropy_N = self._pass(micro)
-        return TokenStats(logprob_N=logprob_N, entropy_N=entropy_N)
+            return self._behind_prompt(micro, micro.shared)
+        return self._pass(micro)
 
-    def _pass(self, micro: MicroBatch, prefix: Prefix | None = None) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies (N,) of a micro-batch; behind a `prefix`, or for one, as that says."""
+    def _pass(self, micro: MicroBatch, prefix: Prefix | None = None) -> TokenStats:
+        """The stats of a micro-batch; behind a `prefix`, or for one, as that says."""
         if self.stream != "padded":
             micro = self.kernels.pad(micro, self._head.weight, self.head)
         with offloaded(self) if self.offload and torch.is_grad_enabled() else nullcontext():
@@ -139,7 +138,7 @@ class Policy(nn.Module):
                 hidden_TD = self.hidden(micro.tokens_T, micro.positions_T, layout)
         return self._stats(hidden_TD, micro)
 
-    def _behind_prompt(self, micro: MicroBatch, shared: SharedPrompt) -> tuple[Tensor, Tensor]:
+    def _behind_prompt(self, micro: MicroBatch, shared: SharedPrompt) -> TokenStats:
         """The same of a micro-batch that shares a prompt with those around it: the first of them computes it,
         with all tokens that its last position predicts, and the others go on from it."""
         end = micro.segments[0].length
@@ -167,10 +166,13 @@ class Policy(nn.Module):
             context_N=micro.context_N[shared.own_X] - before,
             target_N=micro.target_N[shared.own_X],
             temperature_N=micro.temperature_N[shared.own_X],
+            kept=None if micro.kept is None else select(micro.kept, shared.own_X),
         )
-        stats = prefix.extend(("logprob", "entropy"), self._pass(rest, prefix))
-        logprob_N, entropy_N = (part.index_select(0, shared.index_N) for part in stats)
-        return logprob_N, entropy_N
+        *own, within = self._pass(rest, prefix)
+        stats: tuple[Tensor, ...] = prefix.extend(("logprob", "entropy"), own)
+        if within is not None:
+            stats = *stats, torch.cat([prefix.take("kept_entropy"), within])
+        return TokenStats(*(part.index_select(0, shared.index_N) for part in stats))
 
     def _pass_of_prompt(self, micro: MicroBatch, shared: SharedPrompt, prefix: Prefix) -> None:
         """The pass over a prompt alone, for a prefix."""
@@ -184,9 +186,12 @@ class Policy(nn.Module):
             context_N=torch.zeros_like(shared.target_F),
             target_N=shared.target_F,
             temperature_N=shared.temperature_F,
+            kept=shared.kept_F,
         )
-        for name, part in zip(("logprob", "entropy"), self._pass(alone, prefix), strict=True):
-            prefix.keep(name, part)
+        names = ("logprob", "entropy", "kept_entropy")
+        for name, part in zip(names, self._pass(alone, prefix), strict=True):
+            if part is not None:
+                prefix.keep(name, part)
 
     @contextmanager
     def recomputing_prompts(self) -> Iterator[None]:
@@ -199,11 +204,11 @@ class Policy(nn.Module):
         finally:
             self.shares_prompts = before
 
-    def _stats(self, hidden_TD: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+    def _stats(self, hidden_TD: Tensor, micro: MicroBatch) -> TokenStats:
         weight_VD, bias_V = self._head.weight, getattr(self._head, "bias", None)
         taken_UD = hidden_TD.index_select(0, micro.context_U)
         targets = micro.context_N, micro.target_N, micro.temperature_N
-        return token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, self.kernels)
+        return token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, self.kernels, micro.kept)
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
         """Last hidden states (T, D) of a stream under `layout`."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from covey.models.kept import joined, select
 from covey.types import MicroBatch, SharedPrompt
 
 
@@ -35,6 +36,8 @@ def share_prompt(passes: Sequence[MicroBatch]) -> list[MicroBatch]:
         torch.cat(parts)[first]
         for parts in zip(*((micro.target_N, micro.temperature_N) for micro in passes), strict=True)
     )
+    sets = [micro.kept for micro in passes if micro.kept is not None]
+    kept_F = select(joined(sets), first) if sets else None
     # The first tokens of all passes in their order, and behind them a pass's own.
     own_N = ~first_N
     begin = np.cumsum([0, *counts])
@@ -58,6 +61,7 @@ def share_prompt(passes: Sequence[MicroBatch]) -> list[MicroBatch]:
                 index_N=index_part_N,
                 follows=number > 0,
                 is_followed=number < len(passes) - 1,
+                kept_F=kept_F,
             ),
         )
         for number, (micro, (own_part_X, index_part_N)) in enumerate(zip(passes, parts, strict=True))

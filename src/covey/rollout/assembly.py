@@ -19,6 +19,7 @@ from covey.rewards.registry import gives_steps, total
 from covey.rollout.exchange import SUMMARY, StepRewards, Summaries, exchange
 from covey.rollout.repetition import is_repetitive
 from covey.rollout.slots import CollectPlan, Slot
+from covey.texts import packed, unpacked
 from covey.types import Episode, Group, Outcome, Score, ScoredGroup, ScorePart, Status
 
 _OUTCOMES, _STATUSES = tuple(Outcome), tuple(Status)
@@ -108,7 +109,7 @@ def _records_of(
     """The records of an episode. What is said once stands in its first one."""
     record = np.zeros((), SUMMARY)
     record["episode"], record["outcome"] = slot.number, _OUTCOMES.index(episode.outcome)
-    record["oldest_version"] = record["newest_version"] = -1
+    record["oldest_version"] = record["newest_version"] = record["kept_words"] = -1
     record["reward"] = math.nan if score.total is None else score.total
     read = score.extras.get("parsed_by")
     record["parsed_by"] = -1 if read is None else int(read != _PARSED_BY[0])
@@ -121,6 +122,7 @@ def _records_of(
         for name in ("prompt_length", "length", "num_trained", "logprob_sum", "digest"):
             found[name] = getattr(sequence, name)
         found["oldest_version"], found["newest_version"] = sequence.oldest_version, sequence.newest_version
+        found["kept_words"], found["kept_checksum"] = sequence.kept_words, sequence.kept_checksum
     return records
 
 
@@ -136,7 +138,7 @@ def _words_of(episode: Episode, score: Score) -> dict[str, Any]:
     """Return the reasons, as JSON, why an episode or one of its rewards failed; empty where none did."""
     words: dict[str, Any] = {}
     if episode.failure:
-        words["failure"] = episode.failure
+        words["failure"] = packed(episode.failure)
     if any(p.message for p in score.parts):
         words["messages"] = [p.message for p in score.parts]
     if any(p.status is Status.INVALID for p in score.parts):
@@ -153,7 +155,7 @@ def _episode(slot: Slot, rows: range, every: Summaries, plan: CollectPlan) -> Ep
         outcome=_OUTCOMES[first["outcome"]],
         text=words.get("text", ""),
         sampling=plan.sampling,
-        failure=words.get("failure", ""),
+        failure=unpacked(words.get("failure", "")),
         owner=int(first["owner"]),
     )
 

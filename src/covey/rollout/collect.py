@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from covey.activity import Activity, Stopped
 from covey.comm import Comm
 from covey.data.text import TextCodec
+from covey.errors import EngineLost
 from covey.rewards.protocol import Scored
 from covey.rollout.assembly import RankShare, assemble
 from covey.rollout.engine import Engine
@@ -22,6 +23,7 @@ from covey.types import (
     Prompt,
     Score,
     ScoredGroup,
+    ScorePart,
     TokenSequence,
 )
 
@@ -79,7 +81,8 @@ def collect(
     """Sample and score every completion of a rollout; ranks take equal shares. What is not a token or a text
     is known to all of them then.
 
-    A completion depends on its noise key alone, so which rank samples it changes nothing. Raises Stopped on
+    A completion depends on its noise key alone, so which rank samples it changes nothing. Where nothing is
+    left that could sample, those that have not come back are infrastructure failures. Raises Stopped on
     every rank if a signal reached one of them before it had sampled its share for training.
     """
     slots = slots_of(prompts, plan)
@@ -139,7 +142,7 @@ def _sample_share(
         own=RankShare(
             slots=mine,
             episodes=[episodes[i] for i in range(len(mine))],
-            scores=[scores[i] for i in range(len(mine))],
+            scores=[scores[i] if i in scores else _no_score(plan) for i in range(len(mine))],
         ),
         rollout_s=sampled - started,
         reward_s=time.perf_counter() - sampled,
@@ -155,7 +158,7 @@ def _finished(
     activity: Activity,
 ) -> Iterator[list[int]]:
     """Sample every slot's completion into `episodes`; gives the numbers of the slots of groups that have
-    ended, several groups at a time, in slot order."""
+    ended, several groups at a time, in slot order, but for slots whose completion is lost."""
     number_of = {
         engine.submit(
             GenerationRequest(
@@ -173,25 +176,50 @@ def _finished(
     running = {group: len(numbers) for group, numbers in members.items()}
     ended: list[int] = []
     tokens = 0
-    for completion in engine.results():
-        activity.advance()
-        tokens += len(completion.token_ids)
-        number = number_of[completion.request_id]
-        group = slots[number].group
-        episodes[number] = _episode(slots[number], completion, codec, plan)
-        running[group] -= 1
-        if running[group] == 0:
-            ended.extend(members[group])
-        if len(ended) * _PARTS >= len(slots) and tokens >= _PART_TOKENS:
-            yield sorted(ended)
-            ended, tokens = [], 0
+    try:
+        for completion in engine.results():
+            activity.advance()
+            tokens += len(completion.token_ids)
+            number = number_of[completion.request_id]
+            group = slots[number].group
+            episodes[number] = _episode(slots[number], completion, codec, plan)
+            running[group] -= 1
+            if running[group] == 0:
+                ended.extend(members[group])
+            if len(ended) * _PARTS >= len(slots) and tokens >= _PART_TOKENS:
+                yield sorted(ended)
+                ended, tokens = [], 0
+    except EngineLost as error:
+        # Siblings of those that are lost are scored all the same.
+        ended.extend(number for number in episodes if running[slots[number].group])
+        lost = [number for number in range(len(slots)) if number not in episodes]
+        episodes.update((number, _lost_episode(slots[number], error.finding.seen, plan)) for number in lost)
     if ended:
         yield sorted(ended)
+
+
+def _lost_episode(slot: Slot, failure: str, plan: CollectPlan) -> Episode:
+    return Episode(
+        id=slot.episode_id(plan),
+        sequences=(),
+        outcome=Outcome.INFRASTRUCTURE,
+        text="",
+        sampling=plan.sampling,
+        failure=failure,
+    )
+
+
+def _no_score(plan: CollectPlan) -> Score:
+    """The score of a lost completion: no reward was asked."""
+    return Score(total=None, parts=tuple(ScorePart(name=name, value=None) for name in plan.weights))
 
 
 def _episode(slot: Slot, completion: Completion, codec: TextCodec, plan: CollectPlan) -> Episode:
     # A reader sees what the prompt has opened and the completion as one text.
     before = slot.prompt.token_ids if slot.prompt.opened else ()
+    if plan.split != "train" and completion.kept is not None:
+        # Nothing is trained on it.
+        completion = replace(completion, kept=None)
     return Episode(
         id=slot.episode_id(plan),
         sequences=(TokenSequence.of_turn(slot.prompt.token_ids, completion, slot.prompt.media),),

@@ -72,7 +72,8 @@ class Engine(Protocol):
     def results(self) -> Iterator[Completion]:
         """Run until nothing is left, giving each completion as it ends; between two of them the caller may
         submit, abort and publish. A row whose request may go on is kept for one that extends it until the
-        next publish, the next rest, or until memory is short."""
+        next publish, the next rest, or until memory is short. Raises EngineLost (F140) where nothing is left
+        that could sample: what has not come back is lost."""
         ...
 
     def abort(self, ids: Sequence[int]) -> None:

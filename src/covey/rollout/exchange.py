@@ -1,4 +1,4 @@
-"""Gives every rank one record of 69 bytes for each row of a rollout; tokens stay with their owner.
+"""Gives every rank one record of 77 bytes for each row of a rollout; tokens stay with their owner.
 
 A row is one sequence of an episode. Ranks collect any episodes they like; after the exchange each of them has
 the records of all, in the same order.
@@ -43,6 +43,9 @@ SUMMARY = np.dtype(
         ("length", "<i4"),
         ("num_trained", "<i4"),
         ("num_unknown", "<i4"),
+        # The words and the checksum of the sets that filters kept; -1 and 0 without filters.
+        ("kept_words", "<i4"),
+        ("kept_checksum", "<u4"),
         # The number of the sequence within the episode, counted from 0.
         ("row", "<i2"),
         # The rank that has the tokens. `exchange` writes it.
@@ -58,7 +61,7 @@ SUMMARY = np.dtype(
         ("has_words", "?"),
     ]
 )
-"""The record of a row, 69 bytes."""
+"""The record of a row, 77 bytes."""
 
 T = TypeVar("T")
 
@@ -115,7 +118,7 @@ def exchange(own: Summaries, num_episodes: int, comm: Comm) -> Summaries:
 
     `own` are those of this rank's episodes, in any order; `num_episodes` is how many slots the rollout has on
     all ranks together. Every rank gives rows with the same number of parts. One tensor goes from each rank to
-    each: 69 bytes a row and 9 bytes a part; a second one where any rank has step rewards, and words as JSON
+    each: 77 bytes a row and 9 bytes a part; a second one where any rank has step rewards, and words as JSON
     where any rank has some.
 
     Raises GuardStop (F122) on every rank for an episode that is unknown, one that is there twice or missing,

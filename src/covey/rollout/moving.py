@@ -5,7 +5,7 @@ R  rows of the rollout
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -18,7 +18,8 @@ from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import GuardStop
 from covey.rollout.exchange import as_bytes, stop
 from covey.texts import tr
-from covey.types import SequenceSummary, TokenSequence
+from covey.types import KeptSets, SequenceSummary, TokenSequence
+from covey.types.kept import bitmap_words
 
 
 def move(
@@ -72,27 +73,31 @@ def _present(held: Mapping[int, TokenSequence], numbers: Sequence[int]) -> list[
 
 
 def _pack(rows: Sequence[tuple[int, TokenSequence]]) -> Tensor:
-    """Rows as bytes: how many; of each its number, tokens, trained ones and runs of versions; then field
-    after field, each of all rows, the widest first, so that every field is aligned."""
+    """Rows as bytes: how many, and the vocabulary of their kept sets (0: none has sets); of each its number,
+    tokens, trained ones and runs of versions; then field after field, each of all rows, the widest first, so
+    that every field is aligned. With sets one is how many each row has (-1: none)."""
     if not rows:
         return torch.empty(0, dtype=torch.uint8)
     only = [row for _, row in rows]
     sizes = [(number, row.length, row.num_trained, len(row.versions)) for number, row in rows]
     runs = [run for row in only for run in row.versions]
-    fields = (
-        np.array([len(rows)], dtype="<i8"),
-        np.array(sizes, dtype="<i4").T,
-        np.array([version for version, _ in runs], dtype="<i8"),
-        np.array([count for _, count in runs], dtype="<i4"),
-        _join((row.token_ids for row in only), "<i4"),
-        _join((row.logprobs for row in only), "<f4"),
-        np.packbits(_join((row.is_trained for row in only), "?")),
+    num_sets = [-1 if row.kept is None else len(row.kept) for row in only]
+    sets = [row.kept for row in only if row.kept is not None]
+    (vocab,) = {kept.vocab for kept in sets} or {0}
+    kept = (np.array(num_sets), *(own.counts for own in sets), *(own.words for own in sets)) if sets else ()
+    parts = (
+        *_as_type("<i4", np.array([len(rows), vocab]), np.array(sizes).T),
+        *_as_type("<i8", np.array([version for version, _ in runs])),
+        *_as_type("<i4", np.array([count for _, count in runs]), *(row.token_ids for row in only)),
+        *_as_type("<f4", *(row.logprobs for row in only)),
+        *_as_type("<i4", *kept),
+        np.packbits(np.concatenate([row.is_trained for row in only])),
     )
-    return torch.from_numpy(np.concatenate([as_bytes(part) for part in fields]))
+    return torch.from_numpy(np.concatenate([as_bytes(part) for part in parts]))
 
 
-def _join(parts: Iterable[NDArray[Any]], dtype: str) -> NDArray[Any]:
-    return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
+def _as_type(dtype: str, *parts: NDArray[Any]) -> list[NDArray[Any]]:
+    return [np.asarray(part, dtype=dtype) for part in parts]
 
 
 def _unpack(
@@ -110,17 +115,21 @@ def _unpack(
         at += flat.nbytes
         return np.split(flat, np.cumsum(counts)[:-1])
 
-    num_rows = int(memory[:8].view("<i8")[0]) if len(memory) >= 8 else 0
+    num_rows, vocab = memory[:8].view("<i4").tolist() if len(memory) >= 8 else (0, 0)
     if not 0 < num_rows <= (len(memory) - 8) // 16:
         return None
     at = 8
     numbers, lengths, trained, runs = (column.tolist() for column in take([num_rows] * 4, "<i4"))
     num_bits = -(-sum(lengths) // 8)
-    is_whole = len(memory) - at == 12 * sum(runs) + 4 * (sum(lengths) + sum(trained)) + num_bits
-    if not is_whole or min(*lengths, *trained, *runs) < 0 or not set(numbers) <= set(range(len(known))):
+    num_kept = len(memory) - at - 12 * sum(runs) - 4 * (sum(lengths) + sum(trained)) - num_bits
+    if min(num_kept, *lengths, *trained, *runs) < 0 or not set(numbers) <= set(range(len(known))):
         return None
     versions, counts, ids = take(runs, "<i8"), take(runs, "<i4"), take(lengths, "<i4")
     logprobs = take(trained, "<f4")
+    sets = _unpack_sets(memory[at : at + num_kept], vocab, num_rows)
+    if sets is None:
+        return None
+    at += num_kept
     bits = np.unpackbits(memory[at:], count=sum(lengths)).view(np.bool_)
     masks = np.split(bits, np.cumsum(lengths)[:-1])
     return [
@@ -132,10 +141,28 @@ def _unpack(
                 is_trained=masks[i],
                 logprobs=logprobs[i],
                 versions=tuple(zip(versions[i].tolist(), counts[i].tolist(), strict=True)),
+                kept=sets[i],
             ),
         )
         for i, number in enumerate(numbers)
     ]
+
+
+def _unpack_sets(memory: NDArray[np.uint8], vocab: int, num_rows: int) -> list[KeptSets | None] | None:
+    """Return the kept sets of each row, None for one without; None where counts and bytes do not match."""
+    if not vocab:
+        return None if len(memory) else [None] * num_rows
+    if vocab < 0 or len(memory) % 4 or len(memory) < 4 * num_rows:
+        return None
+    num_sets, rest = np.split(memory.view("<i4"), [num_rows])
+    sizes = np.maximum(num_sets, 0, dtype=np.int64)
+    counts, words = np.split(rest, [min(int(sizes.sum()), len(rest))])
+    widths = np.minimum(counts, bitmap_words(vocab))
+    is_whole = len(counts) == sizes.sum() and widths.sum(dtype=np.int64) == len(words)
+    if not is_whole or (counts < 0).any():
+        return None
+    parts = KeptSets(vocab=vocab, counts=counts, words=words).split(sizes.tolist())
+    return [own if num >= 0 else None for own, num in zip(parts, num_sets.tolist(), strict=True)]
 
 
 def _other_rows(
@@ -177,6 +204,17 @@ def _check(
             sum=row.logprob_sum,
             planned_sum=known.logprob_sum,
         )
+    elif row.kept is not None and len(row.kept) != row.num_trained:
+        what = tr("{num} kept sets for {num_trained} tokens", num=len(row.kept), num_trained=row.num_trained)
+    elif row.kept is not None and (lacking := row.kept.lacks(row.trained_ids)):
+        what = tr(
+            "kept sets that lack the token which was drawn from them; the first of {num} is that of trained "
+            "token {first}",
+            num=len(lacking),
+            first=lacking[0],
+        )
+    elif (row.kept_words, row.kept_checksum) != (known.kept_words, known.kept_checksum):
+        what = tr("other kept sets of the same tokens")
     else:
         return
     seen = tr(

@@ -1,7 +1,8 @@
 """Episodes as JSON records, complete enough to train on again.
 
 One form serves the rollout files, replay, and the groups that a checkpoint keeps for later rollouts.
-Floats survive exactly: a float32 is a Python float, whose repr reads back to the same bits.
+Floats survive exactly: a float32 is a Python float, whose repr reads back to the same bits. The kept sets of
+a sequence stand in its record as they are; each of the three writes them in a form of its own.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
+
+import numpy as np
 
 from covey.data.pass_rates import checksum
 from covey.types import (
     Episode,
     EpisodeId,
     Group,
+    KeptSets,
     Origin,
     Outcome,
     Prompt,
@@ -55,6 +60,9 @@ def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> 
         "max_new_tokens": sampling.max_new_tokens,
         "stop_token_ids": list(sampling.stop_token_ids),
         "stop_strings": list(sampling.stop_strings),
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "prompt": prompt.text,
         "opened": prompt.opened,
         "text": episode.text,
@@ -86,7 +94,28 @@ def _sequence_record(sequence: TokenSequence) -> Record:
         "sampler_logprobs": sequence.logprobs.tolist(),
         "versions": list(each(sequence.versions)),
         "sources": [list(run) for run in _source_runs(sequence)],
+        **({} if sequence.kept is None else {"kept": sequence.kept}),
     }
+
+
+def with_sets_as_text(record: Record) -> Record:
+    """Return a record whose kept sets are JSON too: the bytes of their int32 numbers in base64."""
+    found = dict(record)
+    if isinstance(kept := record.get("kept"), KeptSets):
+        counts, words = (b64encode(part.astype("<i4").tobytes()) for part in (kept.counts, kept.words))
+        found["kept"] = {"vocab": kept.vocab, "counts": counts.decode(), "words": words.decode()}
+    if "sequences" in record:
+        found["sequences"] = [with_sets_as_text(sequence) for sequence in record["sequences"]]
+    return found
+
+
+def _sets_of(record: Mapping[str, Any]) -> KeptSets | None:
+    """The kept sets of a sequence's record, as they are or as text; None where it has none."""
+    kept = record.get("kept")
+    if kept is None or isinstance(kept, KeptSets):
+        return kept
+    counts, words = (np.frombuffer(b64decode(kept[name]), "<i4") for name in ("counts", "words"))
+    return KeptSets(vocab=kept["vocab"], counts=counts, words=words)
 
 
 def _source_runs(sequence: TokenSequence) -> Iterator[tuple[str, int, int, int]]:
@@ -165,8 +194,11 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
             temperature=record["temperature"],
             max_new_tokens=record["max_new_tokens"],
             stop_token_ids=tuple(record["stop_token_ids"]),
-            # Older records have none.
+            # Older records have none of these.
             stop_strings=tuple(record.get("stop_strings", ())),
+            top_p=record.get("top_p", 1.0),
+            top_k=record.get("top_k", 0),
+            min_p=record.get("min_p", 0.0),
         ),
         seconds=record["seconds"],
         failure=record.get("failure", ""),
@@ -192,6 +224,7 @@ def _sequence_of(record: Mapping[str, Any]) -> TokenSequence:
             (Source.PROMPT, len(record["prompt_ids"])),
             *((Source(source), length) for source, length, _, _ in record["sources"]),
         ),
+        kept=_sets_of(record),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from covey.errors import CoveyError
 from covey.telemetry.jsonl import encode, write_bytes, write_text
+from covey.telemetry.kept_files import kept_path, without_sets, write_sets
 from covey.telemetry.rollouts import rollout_files, rollout_path
 from covey.texts import tr
 
@@ -72,6 +73,7 @@ class RolloutLog:
 
     def write(self, rollout: int, records: Iterable[Mapping[str, Any]]) -> Path:
         """Write this rank's records of a rollout, also where it has none, and compress what is old by now.
+        Kept sets of the records go into a tensor file beside them.
 
         The file appears under its name once it is whole; a second one of a rollout is a CoveyError.
         FileNotFoundError where the directory was deleted after the first one.
@@ -84,10 +86,16 @@ class RolloutLog:
             raise CoveyError(
                 tr("{directory} already holds rollout {rollout}", directory=self._directory, rollout=rollout)
             )
-        write_text(path, "".join(encode(record) + "\n" for record in records))
+        plain, kept = without_sets(records)
+        text = "".join(encode(record) + "\n" for record in plain)
+        # Records are whole where they are there, so their sets come first.
+        sets_bytes = 0 if kept is None else write_sets(path, kept)
+        write_text(path, text)
         self._has_written = True
         if self._own is not None:
             self._add(rollout, path, path.stat().st_size, is_plain=True)
+            if kept is not None:
+                self._add(rollout, kept_path(path), sets_bytes)
         if self.limits.compress_after is not None:
             self._compress_old(self.limits.compress_after)
         return path
@@ -98,7 +106,7 @@ class RolloutLog:
         while len(self._plain) > keep_plain:
             # A rollout that was deleted has none.
             files = own.get(self._plain.popleft(), _Own())
-            for path in filter(isfile, files.paths):
+            for path in (p for p in files.paths if p.suffix == ".jsonl" and isfile(p)):
                 # Without a time of its own the compressed file depends on its content only.
                 whole = path.read_bytes()
                 content = gzip.compress(whole, 6, mtime=0)
@@ -143,12 +151,12 @@ class RolloutLog:
             self._own = {}
             for file in rollout_files(self._directory):
                 if file.rank % self._world == self._rank:
-                    is_plain = not file.is_compressed
-                    plain = file.path if is_plain else file.path.with_suffix("")
+                    is_plain = not (file.is_compressed or file.is_kept)
+                    plain = file.path.with_suffix("") if file.is_compressed else file.path
                     self._add(file.rollout, plain, file.path.stat().st_size, is_plain=is_plain)
         return self._own
 
-    def _add(self, rollout: int, path: Path, num_bytes: int, *, is_plain: bool) -> None:
+    def _add(self, rollout: int, path: Path, num_bytes: int, *, is_plain: bool = False) -> None:
         """Count a file in; a compressed twin, which comes after its plain file, is not."""
         assert self._own is not None
         files = self._own.setdefault(rollout, _Own())

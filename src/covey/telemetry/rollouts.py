@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 from covey.errors import CoveyError
 from covey.json_lines import UNREADABLE, opened, read_lines
+from covey.telemetry.kept_files import add_sets
 from covey.texts import joined, tr
 
-_NAME = re.compile(r"rollout-([0-9]{6,})(?:\.([0-9]{1,9})-of-([1-9][0-9]{0,8}))?\.jsonl(\.gz)?")
+_NAME = re.compile(
+    r"rollout-([0-9]{6,})(?:\.([0-9]{1,9})-of-([1-9][0-9]{0,8}))?(?:\.jsonl(\.gz)?|(\.kept\.safetensors))"
+)
 _NUM_NAMED = 3
 
 
@@ -29,20 +32,21 @@ def rollout_path(directory: Path, rollout: int, rank: int = 0, world: int = 1) -
 
 
 class RolloutFile(NamedTuple):
-    """A file with the records that one rank of `world` wrote of a rollout; `is_compressed`: its name ends in
-    .gz."""
+    """A file that one rank of `world` wrote of a rollout: its records, whose name ends in .gz where it
+    `is_compressed`, or the `is_kept` one with their kept sets."""
 
     rollout: int
     world: int
     rank: int
+    is_kept: bool
     is_compressed: bool
     path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """The files of one rollout in the order of the ranks that wrote them, one a rank; `problem` says why they
-    are not one whole rollout, and is "" where they are. `is_incomplete`: a file is missing."""
+    """The records of one rollout in the order of the ranks that wrote them, one file a rank; `problem` says
+    why they are not one whole rollout, and is "" where they are. `is_incomplete`: a file is missing."""
 
     number: int
     paths: tuple[Path, ...]
@@ -51,8 +55,8 @@ class Rollout:
 
 
 def rollout_files(directory: Path) -> list[RolloutFile]:
-    """Return every rollout file, in the order of rollouts, numbers of ranks, and ranks; a plain file stands
-    before its compressed twin."""
+    """Return every rollout file, in the order of rollouts, numbers of ranks, and ranks; records stand before
+    their kept sets, and a plain file before its compressed twin."""
     if not isdir(directory):
         return []
     found = []
@@ -60,7 +64,8 @@ def rollout_files(directory: Path) -> list[RolloutFile]:
         if match := _NAME.fullmatch(path.name):
             rank, world = int(match[2] or 0), int(match[3] or 1)
             if rank < world:
-                found.append(RolloutFile(int(match[1]), world, rank, match[4] is not None, path))
+                is_kept, is_compressed = match[5] is not None, match[4] is not None
+                found.append(RolloutFile(int(match[1]), world, rank, is_kept, is_compressed, path))
     return sorted(found)
 
 
@@ -71,7 +76,8 @@ def list_rollouts(directory: Path) -> dict[int, Rollout]:
     rollout. Where none is, or several are, the rollout has a problem.
     """
     found = {}
-    for number, files in groupby(rollout_files(directory), key=lambda file: file.rollout):
+    records = (file for file in rollout_files(directory) if not file.is_kept)
+    for number, files in groupby(records, key=lambda file: file.rollout):
         by_world: dict[int, dict[int, Path]] = {}
         for file in files:
             by_world.setdefault(file.world, {}).setdefault(file.rank, file.path)
@@ -118,7 +124,7 @@ def without_unfinished(rollouts: Mapping[int, Rollout]) -> dict[int, Rollout]:
 
 
 def read_rollouts(
-    directory: Path, *, may_be_unfinished: bool = False
+    directory: Path, *, may_be_unfinished: bool = False, with_sets: bool = False
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """Yield (rollout, its records) in order, from plain and from compressed files, one rollout at a time.
 
@@ -128,17 +134,25 @@ def read_rollouts(
     """
     rollouts = list_rollouts(directory)
     for number, rollout in (without_unfinished(rollouts) if may_be_unfinished else rollouts).items():
-        yield number, read_rollout(rollout)
+        yield number, read_rollout(rollout, with_sets=with_sets)
 
 
-def read_rollout(rollout: Rollout) -> list[dict[str, Any]]:
-    """Return the records of a rollout as one rank would have written them, however many ranks did.
+def read_rollout(rollout: Rollout, *, with_sets: bool = False) -> list[dict[str, Any]]:
+    """Return the records of a rollout as one rank would have written them, however many ranks did;
+    `with_sets` puts the kept sets of the files beside them in.
 
     CoveyError where a file is missing or damaged: it names the rollout and the files.
     """
     if rollout.problem:
         raise CoveyError(rollout.problem)
-    records = [record for path in rollout.paths for record in _read(rollout.number, path)]
+    by_file = {path: list(_read(rollout.number, path)) for path in rollout.paths}
+    if with_sets:
+        for path, own in by_file.items():
+            try:
+                add_sets(path, own)
+            except CoveyError as error:
+                raise _damaged(rollout.number, str(error)) from error
+    records = [record for own in by_file.values() for record in own]
     if len(rollout.paths) > 1:
         records.sort(key=lambda record: (record.get("group", 0), record.get("sibling", 0)))
     return records

@@ -27,7 +27,7 @@ from covey.data.prompts import Field, fields_of
 from covey.errors import ConfigError
 from covey.options.schema import Config
 from covey.plan.problem import problem
-from covey.telemetry.rollouts import list_rollouts
+from covey.telemetry.rollouts import rollout_files
 from covey.texts import Text, capital, joined, packed_in, plural, tr, unpacked_in
 from covey.training.facts import Survey
 from covey.types import Fix, Problem, Prompt
@@ -165,9 +165,8 @@ def _data(config: Config, found: Survey) -> dict[str, Any]:
             _digest_of_file(path / MANIFEST),
         ]
     if config.replay_rollouts is not None:
-        replayed = list_rollouts(Path(config.replay_rollouts)).values()
-        paths = [path for rollout in replayed for path in rollout.paths]
-        values[tr("recorded rollouts")] = [(path.name, path.stat().st_size) for path in paths]
+        replayed = rollout_files(Path(config.replay_rollouts))
+        values[tr("recorded rollouts")] = [(f.path.name, f.path.stat().st_size) for f in replayed]
     for model in found.facts.reward_models:
         values[tr("reward model {name}", name=model.name)] = [
             model.parameters,

@@ -17,6 +17,7 @@ from covey.errors import CheckpointError
 from covey.texts import tr
 from covey.types import (
     AnnotatedSample,
+    KeptSets,
     Metric,
     Outcome,
     Sample,
@@ -25,6 +26,7 @@ from covey.types import (
     TrainSample,
 )
 from covey.types.arrays import constant_bools, each, runs
+from covey.types.episode import held
 
 # Flat tensors of the tokens of all rows, with a number for each trained token or, of two, for every one; and
 # those of annotations, by the fields of an annotated sample.
@@ -34,13 +36,17 @@ _TOKENS = {
     "sampler_logprobs": np.float32,
     "versions": np.int64,
     "token_advantages": np.float32,
+    # Of rows with kept sets: their vocabulary, once a row, and their counts and words.
+    "kept_vocab": np.int32,
+    "kept_counts": np.int32,
+    "kept_words": np.int32,
 }
 _OF_ALL_TOKENS = ("token_ids", "is_trained")
 _ANNOTATIONS = {"old": "old_logprob_N", "ref": "ref_logprob_N", "entropy": "entropy_N"}
 # What every rank knows of the tokens of a row.
 _KNOWN = (
     *("prompt_length", "length", "num_trained", "logprob_sum", "digest"),
-    *("oldest_version", "newest_version"),
+    *("oldest_version", "newest_version", "kept_words", "kept_checksum"),
 )
 
 
@@ -145,14 +151,31 @@ def _values(name: str, row: TrainSample) -> Tensor | None:
         return value
     if name == "versions":
         return torch.tensor(list(each(row.annotated.sample.versions)), dtype=torch.int64)
+    if name.startswith("kept_"):
+        kept = held(row.annotated.sample.tokens).kept
+        value = None if kept is None else getattr(kept, name.removeprefix("kept_"))
+        return None if value is None else torch.tensor(np.atleast_1d(value), dtype=torch.int32)
     array = row.token_advantages if name == "token_advantages" else getattr(row.annotated.sample, name)
     return None if array is None else torch.tensor(array)
 
 
 def _size(name: str, row: TrainSample) -> int:
+    sample = row.annotated.sample
+    known = {"length": sample.length, "num_trained": sample.num_trained, "kept_words": sample.tokens.kept_words}
+    return _size_of(name, {**known, "has_token_advantages": row.token_advantages is not None})
+
+
+def _size_of(name: str, row: Mapping[str, Any]) -> int:
+    """How much of a flat tensor is a row's."""
     if name in _OF_ALL_TOKENS:
-        return row.annotated.sample.length
-    return 0 if name == "token_advantages" and row.token_advantages is None else len(row.loss_mask)
+        size: int = row["length"]
+        return size
+    # Older rows say nothing of kept sets.
+    kept_words = row.get("kept_words", -1)
+    if name.startswith("kept_"):
+        sizes = {"kept_vocab": 1, "kept_counts": row["num_trained"], "kept_words": kept_words}
+        return sizes[name] if kept_words >= 0 else 0
+    return 0 if name == "token_advantages" and not row["has_token_advantages"] else row["num_trained"]
 
 
 def _row_json(row: TrainSample, rank: int) -> dict[str, Any]:
@@ -211,10 +234,7 @@ def _places(rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) ->
     for name in (*_TOKENS, *_ANNOTATIONS):
         if name in _ANNOTATIONS and name not in names:
             continue
-        size = "length" if name in _OF_ALL_TOKENS else "num_trained"
-        sizes = [rows[i][size] for i in order]
-        if name == "token_advantages":
-            sizes = [n if rows[i]["has_token_advantages"] else 0 for n, i in zip(sizes, order, strict=True)]
+        sizes = [_size_of(name, rows[i]) for i in order]
         if sum(sizes) != (_length(name, tensors) if name in names else 0):
             raise CheckpointError(
                 tr("the tensor {name} of the rollout does not match its samples", name=name)
@@ -243,6 +263,12 @@ def _read(place: Mapping[str, range], tensors: Mapping[str, Tensor], *, is_own: 
     return found
 
 
+def _sets(parts: Mapping[str, Tensor]) -> KeptSets:
+    """The kept sets of a row."""
+    counts, words = (parts[name].numpy() for name in ("kept_counts", "kept_words"))
+    return KeptSets(vocab=int(parts["kept_vocab"]), counts=counts, words=words)
+
+
 def _row(values: Mapping[str, Any], parts: Mapping[str, Tensor], *, is_own: bool) -> TrainSample:
     """A row of what is there once, and of the tensors of its tokens where it is this rank's own."""
     tokens: TokenSequence | SequenceSummary
@@ -253,9 +279,10 @@ def _row(values: Mapping[str, Any], parts: Mapping[str, Tensor], *, is_own: bool
             is_trained=parts["is_trained"].numpy(),
             logprobs=parts["sampler_logprobs"].numpy(),
             versions=runs(parts["versions"].tolist()),
+            kept=_sets(parts) if values.get("kept_words", -1) >= 0 else None,
         )
     else:
-        tokens = SequenceSummary(**{name: values[name] for name in _KNOWN})
+        tokens = SequenceSummary(**{name: values[name] for name in _KNOWN if name in values})
     sample = Sample(
         group=values["group"],
         sibling=values["sibling"],

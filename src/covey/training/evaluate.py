@@ -13,6 +13,7 @@ from covey.checkpoint.registry import State
 from covey.comm import Comm
 from covey.data.rows import taken
 from covey.data.text import TextCodec
+from covey.health.outcomes import refuse_lost
 from covey.health.rewards import refuse_no_numbers
 from covey.health.rollout import refuse_other_versions
 from covey.plan.check_eval import pass_sizes
@@ -88,6 +89,7 @@ class Evaluator:
         plan = replace(self.plan, split=f"eval/{prompts.name}")
         with self.publisher.serve(self.comm.activity.step) as engine:
             groups = collect(held_out, engine, self.score, self.codec, plan, self.comm).groups
+        refuse_lost(groups, self.comm.activity.step)
         refuse_no_numbers(groups, self.comm.activity.step)
         refuse_other_versions(groups, self.comm.activity.step)
         return groups

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import fsum
 from statistics import fmean, stdev
 
@@ -37,6 +38,7 @@ def rollout_metrics(
     episodes = [e for g in groups for e in g.group.episodes]
     num_tokens = sum(s.num_trained for s in samples)
     ages = [version - s.tokens.oldest_version for s in samples if s.num_trained]
+    present = [g for g in map(_without_lost, groups) if g.scores]
     return {
         **reward_metrics(groups),
         **length_metrics(episodes),
@@ -44,10 +46,10 @@ def rollout_metrics(
         **id_metrics(episodes, codec),
         **task_metrics(groups, collected.tasks),
         **completion_metrics(
-            [[_said(e) for e in g.group.episodes] for g in groups],
-            [s.extras.get("parsed_by") for g in groups for s in g.scores],
-            [g.group.prompt.id for g in groups],
-            [[s.total for s in g.scores] for g in groups],
+            [[_said(e) for e in g.group.episodes] for g in present],
+            [s.extras.get("parsed_by") for g in present for s in g.scores],
+            [g.group.prompt.id for g in present],
+            [[s.total for s in g.scores] for g in present],
         ),
         "entropy_sampled": _entropy_sampled(samples),
         "policy_age": Metric(value=max(ages, default=0), count=num_tokens),
@@ -98,17 +100,25 @@ def _selection_metrics(collected: Collected, version: int) -> dict[str, Metric]:
 
 
 def length_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
-    """Lengths of completions in tokens of the model, and how many were cut."""
-    lengths = [e.num_trained for e in episodes]
-    ended = [n for n, e in zip(lengths, episodes, strict=True) if e.outcome is Outcome.SCORED]
-    cut = sum(e.outcome is Outcome.TRUNCATED for e in episodes)
+    """Lengths of completions in tokens of the model, and how many were cut; lost ones have no length."""
+    present = [e for e in episodes if e.outcome is not Outcome.INFRASTRUCTURE]
+    lengths = [e.num_trained for e in present]
+    ended = [e.num_trained for e in present if e.outcome is Outcome.SCORED]
     return {
         "completions/mean_length": _mean(lengths),
-        "completions/min_length": Metric(value=min(lengths), count=len(lengths)),
-        "completions/max_length": Metric(value=max(lengths), count=len(lengths)),
+        "completions/min_length": Metric(value=min(lengths, default=None), count=len(lengths)),
+        "completions/max_length": Metric(value=max(lengths, default=None), count=len(lengths)),
         "completions/mean_terminated_length": _mean(ended),
-        "completions/clipped_ratio": Metric(value=cut / len(lengths), count=len(lengths)),
+        "completions/clipped_ratio": _mean([float(e.outcome is Outcome.TRUNCATED) for e in present]),
     }
+
+
+def _without_lost(scored: ScoredGroup) -> ScoredGroup:
+    """The group with those of its episodes that an infrastructure failure has not cost."""
+    pairs = list(zip(scored.group.episodes, scored.scores, strict=True))
+    kept = [(e, s) for e, s in pairs if e.outcome is not Outcome.INFRASTRUCTURE]
+    group = replace(scored.group, episodes=tuple(e for e, _ in kept))
+    return ScoredGroup(group=group, scores=tuple(s for _, s in kept))
 
 
 def outcome_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:

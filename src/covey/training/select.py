@@ -17,7 +17,7 @@ from covey.checkpoint.registry import State
 from covey.data.order import Order
 from covey.data.rows import PromptTable
 from covey.rollout.collect import Collected, Selection
-from covey.rollout.records import groups_of, records_of
+from covey.rollout.records import groups_of, records_of, with_sets_as_text
 from covey.training.source import LiveSource, PromptSupply
 from covey.types import Origin, Prompt, ScoredGroup
 
@@ -180,7 +180,10 @@ class SelectingSource:
         """Where the further prompts go on, and the groups held as records, which ranks tell each other.
         Collective."""
         comm = self._live.comm
-        own = [records_of([group], comm.rank) for _, group in self._replay.held]
+        own = [
+            [with_sets_as_text(record) for record in records_of([group], comm.rank)]
+            for _, group in self._replay.held
+        ]
         every = list(zip(*comm.gather_json(own), strict=True))
         held: Any = [
             [score, sorted(chain.from_iterable(shares), key=itemgetter("sibling"))]

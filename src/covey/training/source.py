@@ -117,7 +117,7 @@ class ReplaySource:
 
     def __init__(self, directory: Path, weights: Mapping[str, float]) -> None:
         self._weights = weights
-        self._rollouts = [records for _, records in read_rollouts(directory)]
+        self._rollouts = [records for _, records in read_rollouts(directory, with_sets=True)]
         found = {record.get("task", "") for records in self._rollouts for record in records}
         self._tasks: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(found - {""}), ())
 

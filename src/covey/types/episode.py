@@ -248,6 +248,16 @@ class TokenSequence(ByValue):
         return int.from_bytes(blake2b(self.completion_ids.tobytes(), digest_size=8).digest(), "little")
 
     @property
+    def kept_words(self) -> int:
+        """Count the words of the kept sets; -1 without sets."""
+        return -1 if self.kept is None else len(self.kept.words)
+
+    @property
+    def kept_checksum(self) -> int:
+        """Return the checksum of the kept sets; 0 without sets."""
+        return 0 if self.kept is None else self.kept.checksum
+
+    @property
     def oldest_version(self) -> int:
         """The policy version of the oldest trained token; -1 without one."""
         return min((version for version, count in self.versions if count), default=-1)
@@ -299,6 +309,8 @@ class SequenceSummary:
     digest: int
     oldest_version: int
     newest_version: int
+    kept_words: int = -1
+    kept_checksum: int = 0
     num_unknown: int = 0
     is_repetitive: bool = False
 
@@ -367,4 +379,6 @@ def summary_of(sequence: TokenSequence | SequenceSummary) -> SequenceSummary:
         digest=sequence.digest,
         oldest_version=sequence.oldest_version,
         newest_version=sequence.newest_version,
+        kept_words=sequence.kept_words,
+        kept_checksum=sequence.kept_checksum,
     )

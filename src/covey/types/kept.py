@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from covey.types.arrays import ByValue, ints, num_true
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from covey.types.arrays import Bools, Ints
 
 _BITS = 32
@@ -78,7 +81,8 @@ class KeptSets(ByValue):
         for count, width, end in zip(self.counts.tolist(), self.widths.tolist(), ends.tolist(), strict=True):
             own = self.words[end - width : end]
             if count > width:
-                own = np.flatnonzero(np.unpackbits(own.astype("<i4").view(np.uint8), bitorder="little"))
+                bits = np.unpackbits(own.astype("<i4").view(np.uint8), bitorder="little")
+                own = ints(np.flatnonzero(bits))
             yield ints(own)
 
     @property
@@ -105,29 +109,56 @@ class KeptSets(ByValue):
         """Count the bytes that the sets take."""
         return int(self.counts.nbytes + self.words.nbytes)
 
+    def split(self, sizes: Sequence[int]) -> list[KeptSets]:
+        """Return parts of these numbers of sets, one behind the other."""
+        import numpy as np
+
+        ends = np.cumsum([0, *sizes])
+        word_ends = np.concatenate([[0], np.cumsum(self.widths)])[ends].tolist()
+        return [
+            KeptSets(vocab=self.vocab, counts=self.counts[start:end], words=self.words[first:last])
+            for start, end, first, last in zip(ends, ends[1:], word_ends, word_ends[1:], strict=False)
+        ]
+
     def part(self, start: int, end: int) -> KeptSets:
         """Return the sets of tokens [start, end)."""
         first, last = int(self.widths[:start].sum()), int(self.widths[:end].sum())
         return KeptSets(vocab=self.vocab, counts=self.counts[start:end], words=self.words[first:last])
 
-    def lacks(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the places of tokens that their own set does not have."""
+    @property
+    def checksum(self) -> int:
+        """Return the CRC-32 of the sets: equal sets have equal ones."""
+        import numpy as np
+
+        counts = crc32(np.ascontiguousarray(self.counts, "<i4").data, self.vocab)
+        return crc32(np.ascontiguousarray(self.words, "<i4").data, counts)
+
+    def lacks(self, token_ids: Sequence[int] | Ints) -> list[int]:
+        """Return the places of tokens that their own set does not have; there is a token for each set."""
         import numpy as np
 
         token_n = np.asarray(token_ids, np.int64)
         if len(token_n) != len(self):
-            raise ValueError(f"{len(token_n)} tokens and {len(self)} kept sets")
-        widths = self.widths.astype(np.int64)
-        is_bitmap, starts = self.counts > widths, np.cumsum(widths) - widths
-        owner = np.repeat(np.arange(len(self)), widths)
-        is_own = self.words == token_n[owner]
-        has = np.bincount(owner[is_own & ~is_bitmap[owner]], minlength=len(self)) > 0
-        own = self.words[starts[is_bitmap] + token_n[is_bitmap] // _BITS]
-        has[is_bitmap] = (own >> (token_n[is_bitmap] % _BITS)) & 1
-        return [int(place) for place in np.flatnonzero(~has)]
+            raise ValueError(f"{len(token_n)} tokens for {len(self)} kept sets")
+        width_n = self.widths.astype(np.int64)
+        start_n = np.cumsum(width_n) - width_n
+        is_map_n = self.counts > width_n
+        has_n = np.zeros(len(self), np.bool_)
+        maps = np.flatnonzero(is_map_n & (token_n >= 0) & (token_n < self.vocab))
+        token = token_n[maps]
+        has_n[maps] = self.words[start_n[maps] + token // _BITS] >> (token % _BITS) & 1
+        lists = np.flatnonzero(~is_map_n & (width_n > 0))
+        # All lists are bisected at once: `first` moves to the last id that is not above the token.
+        token, first, rest = token_n[lists], start_n[lists], width_n[lists]
+        for _ in range(int(rest.max(initial=1)).bit_length()):
+            half = rest // 2
+            first += np.where(self.words[first + half] <= token, half, 0)
+            rest -= half
+        has_n[lists] = self.words[first] == token
+        return np.flatnonzero(~has_n).tolist()
 
 
-def _bitmap(id_k: Ints, widest: int) -> Ints:
+def _bitmap(id_k: np.ndarray[Any, Any], widest: int) -> Ints:
     import numpy as np
 
     bits = np.zeros(widest * _BITS, np.uint8)

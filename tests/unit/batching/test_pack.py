@@ -28,7 +28,16 @@ from covey.batching.shares import step_slices, steps_of
 from covey.errors import GuardStop
 from covey.health.batch import check_batches
 from covey.token_streams import build_stream
-from covey.types import AnnotatedSample, Denominators, Finish, Outcome, Sample, TokenSequence, TrainSample
+from covey.types import (
+    AnnotatedSample,
+    Denominators,
+    Finish,
+    KeptSets,
+    Outcome,
+    Sample,
+    TokenSequence,
+    TrainSample,
+)
 
 
 def rows_of(groups, *, may_skip: bool = True, mask_truncated: bool = False) -> list[TrainSample]:
@@ -281,6 +290,48 @@ def test_equal_rows_that_cancel_by_their_episodes_are_no_signal(by_token, scored
     ]
     assert not _has_signal(rows, None, False, {0: 5, 1: 10})
     assert _has_signal(rows, None, False, {0: 5, 1: 5})
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_tokens_that_filters_left_alone_are_no_signal(by_token, scored_group, pack_plan):
+    def signal(*counts: int) -> tuple[bool, ...]:
+        rows = rows_of([scored_group([1.0, 0.0], lengths=[2, 2])])
+        ids = [list(range(100, 100 + count)) for count in counts]
+
+        def kept(row: TrainSample, sets: list[list[int]]) -> TrainSample:
+            tokens = replace(row.annotated.sample.tokens, kept=KeptSets.of(sets, 300))
+            sample = replace(row.annotated.sample, tokens=tokens)
+            advantages = (row.advantage,) * 2 if by_token else None
+            annotated = replace(row.annotated, sample=sample)
+            return replace(row, annotated=annotated, token_advantages=advantages)
+
+        rows = [kept(rows[0], ids[:2]), kept(rows[1], ids[2:])]
+        (batch,) = pack(rows, pack_plan(completions_per_rank=2), rollout=0)
+        check_batches([batch], rows, pack_plan(completions_per_rank=2), 1)
+        return batch.has_signal
+
+    assert signal(1, 1, 1, 1) == (False,)
+    assert signal(1, 1, 1, 2) == (True,)
+    assert signal(3, 1, 1, 1) == (True,)
+
+
+def test_sets_of_other_tokens_are_named(scored_group, pack_plan):
+    plan = pack_plan(completions_per_rank=2)
+    rows = rows_of([scored_group([1.0, 0.0], lengths=[2, 2])])
+    sets = KeptSets.of([[100, 101], [101]], 300)
+    tokens = replace(rows[0].annotated.sample.tokens, kept=sets)
+    sample = replace(rows[0].annotated.sample, tokens=tokens)
+    rows[0] = replace(rows[0], annotated=replace(rows[0].annotated, sample=sample))
+    (batch,) = pack(rows, plan, rollout=0)
+    (micro,) = batch.micro_batches
+    assert micro.kept is not None and micro.kept.count_N.tolist() == [2, 1, 0, 0]
+    check_batches([batch], rows, plan, 1)
+    swapped = replace(micro.kept, words_K=micro.kept.words_K.flip(0))
+    for planted in (None, swapped, replace(micro.kept, count_N=micro.kept.count_N.flip(0))):
+        wrong = replace(batch, micro_batches=(replace(micro, kept=planted),))
+        with pytest.raises(GuardStop, match="kept sets") as stop:
+            check_batches([wrong], rows, plan, 1)
+        assert stop.value.finding.code == "F110"
 
 
 def test_a_micro_batch_written_out(scored_group, pack_plan):

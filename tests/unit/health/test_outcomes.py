@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from covey.errors import GuardStop
-from covey.health.outcomes import check_outcomes
+from covey.health.outcomes import check_outcomes, refuse_lost
 from covey.telemetry.line import format_line
-from covey.training.measure import outcome_metrics
+from covey.training.measure import length_metrics, outcome_metrics
 from covey.types import Finish, Metric, Outcome, Score, ScoredGroup, StepRecord
 from support.groups import episode, scored
 
@@ -44,6 +44,15 @@ def test_many_lost_episodes_stop_the_run_with_their_causes(num: int, lost: int) 
     assert "sandbox: timeout" in found.seen and "http://one:8000: refused" in found.seen
 
 
+def test_an_evaluation_needs_all_of_its_episodes() -> None:
+    refuse_lost(rollout(64), 3)
+    with pytest.raises(GuardStop) as stopped:
+        refuse_lost(rollout(64, "http://one:8000: refused"), 3)
+    found = stopped.value.finding
+    assert (found.code, found.step) == ("F138", 3)
+    assert "1 of 64" in found.seen and "http://one:8000: refused" in found.seen
+
+
 def test_what_became_of_episodes_is_counted_and_failures_are_in_the_line() -> None:
     members = [e for g in rollout(4, "x", "x") for e in g.group.episodes]
     metrics = outcome_metrics([*members, episode(finish=Finish.LENGTH)])
@@ -58,3 +67,12 @@ def test_what_became_of_episodes_is_counted_and_failures_are_in_the_line() -> No
     assert line(**metrics).endswith("lost 2")
     whole = outcome_metrics([e for g in rollout(4) for e in g.group.episodes])
     assert "lost" not in line(**whole) and "abort" not in line(**whole)
+
+
+def test_lost_episodes_have_no_length() -> None:
+    members = [e for g in rollout(4, "x") for e in g.group.episodes]
+    whole = [e for g in rollout(3 + 1) for e in g.group.episodes][1:]
+    assert length_metrics(members) == length_metrics(whole)
+    assert length_metrics(members)["completions/min_length"].count == 3
+    nothing = length_metrics([e for g in rollout(4, *"xxxx") for e in g.group.episodes])
+    assert {m.value for m in nothing.values()} == {None}

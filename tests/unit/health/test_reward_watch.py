@@ -10,7 +10,7 @@ import pytest
 
 from covey.errors import GuardStop
 from covey.health.rewards import RewardWatch, refuse_no_numbers
-from covey.types import Score, ScoredGroup, ScorePart, Severity, Status
+from covey.types import Outcome, Score, ScoredGroup, ScorePart, Severity, Status
 from support.groups import episode, scored
 
 GOOD = ScorePart(name="judge", value=0.5)
@@ -257,3 +257,17 @@ def test_the_rank_of_a_failure_is_told_though_other_rows_are_not_asked() -> None
         if f.code == "F107"
     )
     assert "failed on 1 of 2 completions, all of them of rank 1" in found.seen
+
+
+def test_a_completion_that_is_lost_was_not_scored() -> None:
+    """Failures are counted among the completions that were scored, and so are values that never differ."""
+    parts = [GOOD, GOOD, replace(GOOD, value=None), ERROR]
+    (made,) = [group(0, *parts)]
+    *others, failed = made.group.episodes
+    others[2] = replace(others[2], outcome=Outcome.INFRASTRUCTURE, sequences=(), failure="gone")
+    lost = replace(made, group=replace(made.group, episodes=(*others, failed)))
+    (said,) = RewardWatch().check([lost], 1)
+    assert "failed on 1 of 3 completions" in said.seen
+    three = replace(lost, group=replace(lost.group, episodes=tuple(others)), scores=lost.scores[:3])
+    (said,) = RewardWatch().check([three], 1)
+    assert said.code == "F108" and "judge is 0.5 for all 2 completions" in said.seen

@@ -243,3 +243,97 @@ def test_hard_prompts_at_a_usual_entropy_are_no_collapse() -> None:
     ]
     assert {f.code for f in found} == {"F211"}
     assert "too hard" in found[0].cause
+
+
+# SmolLM2-135M-Instruct on word problems, 8 completions of 16 tokens a rollout, at 300 times the usual
+# learning rate: in how many the last number is even, and the entropy. At the end it writes "When 500000000".
+EVENS = (1, 4, 2, 1, 4, 2, 3, 5, 7, 7, 6, *[8] * 11)
+ENTROPIES = (
+    *(1.685, 0.394, 3.343, 2.331, 2.846, 2.136, 2.156, 1.95, 1.455, 1.089, 0.69),
+    *(0.518, 0.264, 0.238, 0.283, 0.113, 0.048, 0.143, 0.285, 0.068, 0.14, 0.126),
+)
+ONCE = 8
+"""The only rollout with a right answer, one."""
+
+
+def other_learned(step: int, right: int) -> StepRecord:
+    """A rollout of that run; `right` completions of its rollout ONCE are right."""
+    counts = {"accuracy": right if step == ONCE else 0, "evens": EVENS[step - 1]}
+    parts = {name: (k / 8, (k / 8 * (1 - k / 8)) ** 0.5) for name, k in counts.items()}
+    record = rollout(step, parts, entropy_sampled=ENTROPIES[step - 1], learning_rate=3e-4)
+    groups = {"reward_std": 2, "frac_reward_zero_std": 2}
+    metrics = {n: Metric(value=m.value, count=groups.get(n, 8)) for n, m in record.metrics.items()}
+    return StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics)
+
+
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_collapse_while_another_reward_is_learned_names_the_learning_rate(right: int) -> None:
+    """That one right answer was seen once does not make it a task that is solved."""
+    rules = Rules({"learning_rate": 3e-4, "num_generations": 4, "generation_batch_size": 8})
+    found = {}
+    for step in range(1, 23):
+        for f in rules.check(other_learned(step, right)):
+            found.setdefault(f.code, f)
+    assert found["F229"].step == found["F211"].step == 19
+    assert "0.0003" in found["F229"].cause and "0.0003" in found["F211"].cause
+    assert {"learning_rate": 3e-5} in [dict(f.edits) for f in found["F229"].fixes]
+    assert {"F211", "F229"} <= set(rules.holding())
+
+
+def test_a_task_that_is_solved_stays_solved_at_a_low_entropy() -> None:
+    """The same, but the right answers are learned, too."""
+    rules = Rules({"learning_rate": 3e-4, "num_generations": 4, "generation_batch_size": 8})
+    for step in range(1, 23):
+        record = other_learned(step, 0)
+        rises = {f"rewards/accuracy/{of}": record.metrics[f"rewards/evens/{of}"] for of in ("mean", "std")}
+        total = Metric(value=2 * (record.metrics["reward"].value or 0.0), count=8)
+        metrics = {**record.metrics, **rises, "reward": total}
+        assert rules.check(StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics)) == []
+
+
+# The same model and rate with accuracy alone and 32 completions of 24 tokens a rollout: how many are right,
+# how many have no readable answer, the groups without spread (of 4), and the entropy. At the end it writes
+# "assistant". The entropy rises again, because the moments of the optimizer go on without a gradient.
+RIGHT = (0, 3, 3, 4, 3, 5, *[0] * 16)
+UNREAD = (6, 6, 5, 13, 8, 7, 31, 32, 32, 32, 31, 32, 32, 31, 25, 25, 19, 12, 8, 3, 0, 6)
+FLAT = (4, 2, 2, 2, 3, 2, *[4] * 16)
+LEVELS = (
+    *(1.65, 1.601, 1.439, 2.297, 1.191, 0.825, 0.099, 0.034, 0.069, 0.106, 0.071),
+    *(0.104, 0.092, 0.133, 0.141, 0.152, 0.144, 0.168, 0.158, 0.17, 0.21, 0.144),
+)
+
+
+def broke(step: int) -> StepRecord:
+    right, flat = RIGHT[step - 1] / 32, FLAT[step - 1] / 4
+    spread = (right * (1 - right)) ** 0.5
+    values = {
+        "reward": right,
+        "rewards/accuracy/mean": right,
+        "rewards/accuracy/std": spread,
+        "reward_std": spread * (1 - flat),
+        "frac_reward_zero_std": flat,
+        "entropy_sampled": LEVELS[step - 1],
+        "completions/unparsed_ratio": UNREAD[step - 1] / 32,
+        "learning_rate": 3e-4,
+    }
+    of_groups = ("reward_std", "frac_reward_zero_std")
+    metrics = {n: Metric(value=v, count=4 if n in of_groups else 32) for n, v in values.items()}
+    return StepRecord(step=step, rollout=step, pass_index=0, metrics=metrics)
+
+
+def test_every_sign_of_a_collapse_by_the_learning_rate_advises_the_same_rate() -> None:
+    """Also when the entropy of the newest rollouts is a little above a tenth of its start again."""
+    rules = Rules({"learning_rate": 3e-4, "num_generations": 8, "generation_batch_size": 32})
+    steps = {}
+    for step in range(1, 23):
+        for f in rules.check(broke(step)):
+            steps.setdefault(f.code, step)
+    assert steps["F229"] <= 11
+    assert {"F201", "F211", "F221", "F229"} == set(rules.holding())
+    for code in rules.holding():
+        now = rules.advice(code)
+        assert now is not None
+        assert "0.0003" in now.cause or code == "F201"
+        rates = [fix.edits["learning_rate"] for fix in now.fixes if "learning_rate" in fix.edits]
+        assert rates == [3e-5], code
+        assert "prompts" not in " ".join(str(fix.text) for fix in now.fixes)

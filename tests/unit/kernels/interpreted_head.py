@@ -15,6 +15,7 @@ from covey.kernels.protocol import HeadSpec
 from covey.kernels.torch_.head import TorchHead
 from covey.kernels.torch_.kernels import TorchKernels
 from covey.models.head import token_stats
+from covey.types import KeptSets, KeptTokens
 
 N, U, D, V = 13, 9, 8, 37
 # Some tokens follow one context, of which some are the same token; context 4 predicts nothing.
@@ -30,14 +31,28 @@ def compiler(monkeypatch):
     monkeypatch.setattr(gpu_head, "_WIDTH", 8)
 
 
-def results(kernels, dtype, spec, on_logprob, on_entropy):
+# Of each token one id, a list or a bitmap; some tokens have no set.
+SETS = [[3], [1, 2], range(0, V, 2), [], [5, 7], range(V), [4], [3, 6], [2], [], [8, 9], [3], [1, 30]]
+
+
+def kept_of(target):
+    sets = KeptSets.of(
+        [[*ids, t] if len(ids) else ids for ids, t in zip(SETS, target.tolist(), strict=True)], V
+    )
+    return KeptTokens(
+        vocab=V, count_N=torch.tensor(sets.counts.copy()), words_K=torch.tensor(sets.words.copy())
+    )
+
+
+def results(kernels, dtype, spec, on_logprob, on_entropy, has_sets=False):
     g = torch.Generator().manual_seed(3)
     hidden = torch.randn(U, D, generator=g).to(dtype).requires_grad_()
     weight = torch.randn(V, D, generator=g).to(dtype).requires_grad_()
     target = torch.randint(V, (N,), generator=g).index_fill_(0, torch.tensor([0, 2, 7, 11]), 3)
     temperature = (0.5 + torch.rand(U, generator=g))[CONTEXT]
     context = torch.tensor(CONTEXT)
-    logprob, entropy = token_stats(hidden, weight, None, context, target, temperature, spec, kernels)
+    kept = kept_of(target) if has_sets else None
+    logprob, entropy, _ = token_stats(hidden, weight, None, context, target, temperature, spec, kernels, kept)
     weights = torch.randn(2, N, generator=g)
     loss = (on_logprob * weights[0] * logprob + on_entropy * weights[1] * entropy).sum()
     return logprob.detach(), entropy.detach(), *torch.autograd.grad(loss, (hidden, weight))
@@ -45,10 +60,11 @@ def results(kernels, dtype, spec, on_logprob, on_entropy):
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("losses", [(1, 0), (0, 1), (1, 1)])
-def test_in_float32_it_is_the_blocks_in_torch(block, losses, monkeypatch, assert_close_guarded):
+@pytest.mark.parametrize("has_sets", [False, True])
+def test_in_float32_it_is_the_blocks_in_torch(has_sets, block, losses, monkeypatch, assert_close_guarded):
     monkeypatch.setattr(protocol, "_BLOCK", {"cpu": block})
-    got = results(GpuKernels(), torch.float32, HeadSpec(scale=0.3), *losses)
-    due = results(TorchKernels(), torch.float32, HeadSpec(scale=0.3), *losses)
+    got = results(GpuKernels(), torch.float32, HeadSpec(scale=0.3), *losses, has_sets)
+    due = results(TorchKernels(), torch.float32, HeadSpec(scale=0.3), *losses, has_sets)
     for actual, expected in zip(got, due, strict=True):
         assert_close_guarded(actual, expected, rtol=2e-5)
 
@@ -69,11 +85,11 @@ def test_large_and_broken_logits():
     """Nothing overflows, and what is not finite stays to be seen."""
     hidden, weight = torch.tensor([[100.0]]), torch.tensor([[1.0], [-1.0], [0.99]])
     one = torch.zeros(1, dtype=torch.long)
-    logprob, entropy = token_stats(hidden, weight, None, one, one, torch.ones(1), HeadSpec(), GpuKernels())
+    logprob, entropy, _ = token_stats(hidden, weight, None, one, one, torch.ones(1), HeadSpec(), GpuKernels())
     assert logprob.item() == pytest.approx(-0.313262, abs=1e-5)
     assert entropy.item() == pytest.approx(0.582203, abs=1e-5)
     weight[1] = float("nan")
-    logprob, _ = token_stats(hidden, weight, None, one, one, torch.ones(1), HeadSpec(), GpuKernels())
+    logprob, *_ = token_stats(hidden, weight, None, one, one, torch.ones(1), HeadSpec(), GpuKernels())
     assert logprob.isnan().all()
 
 

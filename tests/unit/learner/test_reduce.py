@@ -37,11 +37,17 @@ PAIRS: Pairs = [([-1.0], [-1.0]), ([], []), ([-3.0, -2.0], [-2.0, -3.0])]
 
 
 def sums(
-    loss: float, entropy: float, tokens: int, silent: Sequence[bool], gaps: Sequence[float], pairs: Pairs
+    loss: float,
+    entropy: float,
+    tokens: int,
+    silent: Sequence[bool],
+    gaps: Sequence[float],
+    pairs: Pairs,
+    num_sets: float = 0.0,
 ) -> _Sums:
     """Of as many passes with signal as `silent` says, and one without that changes nothing."""
     moved = torch.tensor([0, *(not s for s in silent), 0]).cumsum(0)
-    values = {"loss": loss, "entropy": entropy, "kl": 0.5}
+    values = {"loss": loss, "entropy": entropy, "kl": 0.5, "entropy_kept": loss, "num_sets": num_sets}
     return _Sums(
         {name: [torch.tensor(value, dtype=torch.float64)] for name, value in values.items()},
         tokens=tokens,
@@ -90,3 +96,15 @@ def test_two_ranks_in_one_collective(gaps: tuple[list[float], list[float]], larg
 def test_one_process_and_a_rank_without_a_pass() -> None:
     metrics, silent, gap = _reduce(sums(0.5, 1.0, 4, [], [0.25], [([], [])]), LocalComm())
     assert (silent, gap, metrics["entropy"].value) == (0, 0.25, 0.25)
+
+
+def test_the_entropy_within_sets_is_a_mean_over_the_tokens_that_have_one() -> None:
+    """One rank has none of them."""
+    ours, theirs = sums(0.25, 3.0, 10, [], [], [], num_sets=4.0), sums(0.0, 5.0, 22, [], [], [])
+    last = _OfTwo(1)
+    _reduce(theirs, last)
+    metrics, _, _ = _reduce(ours, _OfTwo(0, last.given[0]))
+    assert (metrics["entropy_kept"].value, metrics["entropy_kept"].count) == (0.0625, 4)
+    assert metrics["entropy"].count == 32 and "num_sets" not in metrics
+    metrics, _, _ = _reduce(theirs, _OfTwo(0, last.given[0]))
+    assert "entropy_kept" not in metrics

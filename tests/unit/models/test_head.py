@@ -78,7 +78,7 @@ def test_values_and_gradients(
     weights = [torch.randn(2, N, generator=g) * torch.tensor([[a], [b]]) for a, b in ((1, 0), (0, 1), (1, 1))]
     for on_logprob, on_entropy in weights:
         leaves = [x[k] for k in ("hidden", "weight", "bias") if x[k] is not None]
-        logprob, entropy = token_stats(
+        logprob, entropy, _ = token_stats(
             *(x[k] for k in ("hidden", "weight", "bias", "context", "target", "temperature")),
             spec,
             compiled,
@@ -121,7 +121,7 @@ def test_by_hand(assert_close_guarded):
     # At temperature 1/2 the logits double: probabilities 9/10 and 1/10, entropy ln 10 - 0.9 ln 9.
     hidden = torch.ones(2, 1)
     weight = torch.tensor([[math.log(3)], [0.0]])
-    logprob, entropy = token_stats(
+    logprob, entropy, _ = token_stats(
         *(hidden, weight, None, torch.arange(2), torch.tensor([0, 1])),
         *(torch.tensor([1.0, 0.5]), HeadSpec(), TORCH),
     )
@@ -134,7 +134,7 @@ def test_no_tokens_give_no_values_but_a_gradient():
     x = make(True)
     empty = torch.zeros(0, D, requires_grad=True)
     nothing = torch.zeros(0, dtype=torch.long)
-    logprob, entropy = token_stats(
+    logprob, entropy, _ = token_stats(
         empty, x["weight"], x["bias"], nothing, nothing, torch.zeros(0), HeadSpec(), TORCH
     )
     (logprob.sum() + entropy.sum()).backward()
@@ -146,7 +146,7 @@ def test_no_tokens_give_no_values_but_a_gradient():
 def test_large_logits_stay_finite(assert_close_guarded):
     hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
     weight = torch.tensor([[1.0], [0.0]])
-    logprob, entropy = token_stats(
+    logprob, entropy, _ = token_stats(
         hidden, weight, None, torch.arange(2), torch.tensor([1, 1]), torch.ones(2), HeadSpec(), TORCH
     )
     (logprob + entropy).sum().backward()
@@ -159,7 +159,7 @@ def test_large_logits_stay_finite(assert_close_guarded):
 def test_low_precision_weights_keep_float32_outputs():
     x = make(True)
     low = [x[k].detach().bfloat16().requires_grad_() for k in ("hidden", "weight", "bias")]
-    logprob, entropy = token_stats(*low, x["context"], x["target"], x["temperature"], HeadSpec(), TORCH)
+    logprob, entropy, _ = token_stats(*low, x["context"], x["target"], x["temperature"], HeadSpec(), TORCH)
     (logprob.sum() + entropy.sum()).backward()
     assert logprob.dtype == entropy.dtype == torch.float32
     assert {t.grad.dtype for t in low} == {torch.bfloat16}
@@ -184,7 +184,7 @@ def test_blocks_in_c_are_those_in_torch(
     try:
         for way in (CpuKernels(None), compiled):
             low = [x[k].detach().bfloat16().requires_grad_() for k in ("hidden", "weight")]
-            logprob, entropy = token_stats(
+            logprob, entropy, _ = token_stats(
                 *(*low, None, x["context"], x["target"], x["temperature"], HeadSpec(scale=1.5)),
                 way,
             )
@@ -216,7 +216,7 @@ def test_what_is_not_finite_is_not_hidden(dtype):
     low[1][3, 0] = float("nan")
     low = [leaf.requires_grad_() for leaf in low]
     for way in (TorchKernels(), CpuKernels(None), CpuKernels(library_for("native", None))):
-        logprob, entropy = token_stats(
+        logprob, entropy, _ = token_stats(
             *low, None, x["context"], x["target"], x["temperature"], HeadSpec(), way
         )
         gradients = torch.autograd.grad(logprob.sum() + entropy.sum(), low)

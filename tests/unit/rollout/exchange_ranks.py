@@ -38,7 +38,15 @@ def rollout(world: int) -> MadeRollout:
         return 0 if rank == world - 2 else rank
 
     return made_rollout(
-        GROUPS, SIBLINGS, owner, mean_length=200, several=0.3, failed=0.1, steps=0.2, seed=world
+        GROUPS,
+        SIBLINGS,
+        owner,
+        mean_length=200,
+        several=0.3,
+        failed=0.1,
+        steps=0.2,
+        vocab=300,
+        seed=world,
     )
 
 

@@ -18,7 +18,7 @@ from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.rollout.exchange import SUMMARY, Summaries, exchange
 from covey.rollout.moving import move
-from covey.types import TokenSequence
+from covey.types import KeptSets, TokenSequence
 from support.processes import run_in_processes
 from support.rollout_shares import (
     NUM_PARTS,
@@ -229,9 +229,24 @@ def row_of(row: TokenSequence, what: str) -> TokenSequence:
             return replace(row, versions=tuple((version, count + 1) for version, count in row.versions))
         case "logprobs":
             return replace(row, logprobs=[*row.logprobs[1:], row.logprobs[0] + 0.001])
+    assert row.kept is not None
+    sets = [set(ids.tolist()) for ids in row.kept]
+    match what:
+        case "a set less":
+            return replace(row, kept=row.kept.part(0, len(row.kept) - 1))
+        case "a set without its token":
+            sets[2].remove(int(row.trained_ids[2]))
+        case "a set with another token":
+            sets[1] ^= {(int(row.trained_ids[1]) + 1) % VOCAB}
+        case "no sets":
+            return replace(row, kept=None)
+    if what in SETS:
+        return replace(row, kept=KeptSets.of(sets, VOCAB))
     raise AssertionError(what)
 
 
+VOCAB = 100
+SETS = ("a set less", "a set without its token", "a set with another token", "no sets")
 ROWS = {
     "shorter": ("F110", "tokens, "),
     "token": ("F110", "other tokens of the same number"),
@@ -239,6 +254,13 @@ ROWS = {
     "runs": ("F110", "a mask or versions for another number of trained tokens"),
     "version": ("F110", "tokens of other policy versions"),
     "logprobs": ("F110", "logprobs that add up to "),
+    "a set less": ("F110", " kept sets for "),
+    "a set without its token": (
+        "F110",
+        "kept sets that lack the token which was drawn from them; the first of 1 is that of trained token 2",
+    ),
+    "a set with another token": ("F110", "other kept sets of the same tokens"),
+    "no sets": ("F110", "other kept sets of the same tokens"),
     "lost": ("F122", "rank 1 was to have 8 rows for rank 2, but had 7, 7 of them right"),
     "lost at home": ("F122", "rank 1 was to have 8 rows for rank 1, but had 7, 7 of them right"),
     "one more": ("F122", "rank 1 was to have 7 rows for rank 2, but had 8, 7 of them right"),
@@ -248,7 +270,7 @@ ROWS = {
 @pytest.mark.parametrize("what", ROWS)
 def test_rows_that_are_not_those_of_their_records(what: str) -> None:
     """Rank 1 sends its rows to rank 2; a fault of one row stops all three."""
-    rollout = made()
+    rollout = made(vocab=VOCAB) if what in SETS else made()
 
     def work(comm: CountingComm) -> dict[int, TokenSequence]:
         owner = rollout.owner_R
@@ -272,10 +294,11 @@ def test_rows_that_are_not_those_of_their_records(what: str) -> None:
     assert len({str(stop.finding.seen) for stop in stops}) == 1 and words in str(stops[0].finding.seen)
 
 
-@pytest.mark.parametrize("kept", [1, 7, 9, 30, -1])
-def test_bytes_that_are_not_all_there(kept: int) -> None:
+@pytest.mark.parametrize("vocab", [0, VOCAB])
+@pytest.mark.parametrize("kept", [1, 7, 9, 30, -1, -4, -200])
+def test_bytes_that_are_not_all_there(kept: int, vocab: int) -> None:
     """Rank 1 sends the first of its bytes alone, wherever that cuts them; all three name it."""
-    rollout = made()
+    rollout = made(vocab=vocab)
 
     def work(comm: CountingComm) -> dict[int, TokenSequence]:
         owner, swap = rollout.owner_R, comm.swap_tensors

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from covey.activity import Activity
 from covey.codes import CODES
-from covey.errors import RunFailed
+from covey.errors import EngineLost, RunFailed
 from covey.rollout.engine import Capabilities, Engine, NamedWeights
 from covey.rollout.server.queue import Ask, Queue
 from covey.rollout.server.remote import (
@@ -147,7 +147,7 @@ class ServerEngine:
         self._aborted += [Completion.aborted(number) for number, _ in found]
 
     def results(self) -> Iterator[Completion]:
-        """Sample until nothing is left; RunFailed (F140) where no server is left that could."""
+        """Sample until nothing is left; EngineLost (F140) where no server is left that could."""
         self._ask()
         self._is_reading = True
         try:
@@ -192,7 +192,7 @@ class ServerEngine:
         """Send what waits to the servers that have room for it."""
         in_use = [server for server in self._servers if server.state is State.IN_USE]
         if not in_use and not self._streams and not self._is_asked() and self._queue:
-            raise self._failed("F140", tr("no rollout server is left"))
+            raise EngineLost(self._finding("F140", tr("no rollout server is left")))
         chosen = self._queue.deal(in_use, self._streams)
         for server in in_use:
             self._send(server, chosen.get(server.address, []))
@@ -304,17 +304,17 @@ class ServerEngine:
             server.state = State.OUT
             self._note(server, 0)
 
-    def _note(self, server: RolloutServer, num_moved: int) -> None:
-        count = counted(num_moved, "completion")
-        moved = tr("; {count} moved to others", count=count) if num_moved else ""
+    def _note(self, server: RolloutServer, num_unfinished: int) -> None:
+        count = counted(num_unfinished, "completion")
+        unfinished = tr("; it had not finished {count}", count=count) if num_unfinished else ""
         self._notices.append(
             Finding(
                 code="W180",
                 seen=tr(
-                    "{address} is not used again before the next publish: {said}{moved}",
+                    "{address} is not used again before the next publish: {said}{unfinished}",
                     address=server.address,
                     said=server.said,
-                    moved=moved,
+                    unfinished=unfinished,
                 ),
                 why=CODES["W180"].why,
                 cause="",
@@ -323,31 +323,26 @@ class ServerEngine:
             )
         )
 
-    def _failed(self, code: str, what: str) -> RunFailed:
+    def _finding(self, code: str, what: str) -> Finding:
         said = {server.address: server.said or "nothing" for server in self._servers}
         said_last = joined("; ", [tr("{address}: {said}", address=a, said=s) for a, s in said.items()])
-        return RunFailed(
-            Finding(
-                code=code,
-                seen=tr("{what}. {said_last}", what=what, said_last=said_last),
-                why=CODES[code].why,
-                cause="",
-                fixes=(
-                    Fix(
-                        text=tr(
-                            "start the servers again with `{start}`, then resume from the last checkpoint",
-                            start=self._start,
-                        )
-                    ),
-                ),
-                step=self._activity.step,
-            )
+        again = tr(
+            "start the servers again with `{start}`, then resume from the last checkpoint", start=self._start
+        )
+        return Finding(
+            code=code,
+            seen=tr("{what} ({said_last})", what=what, said_last=said_last),
+            why=CODES[code].why,
+            cause="",
+            fixes=(Fix(text=again),),
+            step=self._activity.step,
         )
 
     # -- publishing
 
     def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
-        """Send the weights to every server that answers; RunFailed (F141) where none takes them.
+        """Send the weights to every server that answers; RunFailed where none takes them (F141), or none was
+        left before (F140).
 
         Servers that were out are asked again. A process that sends nothing takes the version alone.
 
@@ -379,8 +374,10 @@ class ServerEngine:
                 self._notices += server.group.take_notices(self._activity.step)
         self._activity.leave_service()
         if not receipts:
+            if len(was_out) == len(self._servers):
+                raise RunFailed(self._finding("F140", tr("no rollout server is left")))
             said = tr("no rollout server took version {version} of the weights", version=version)
-            raise self._failed("F141", said)
+            raise RunFailed(self._finding("F141", said))
         return Receipt(version=version, members=receipts)
 
     def held_base(self) -> str:

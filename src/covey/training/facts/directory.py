@@ -117,7 +117,7 @@ def _lost_rollout(directory: Path, number: int) -> str:
     if rollout is None:
         return tr("{directory} has no file of rollout {number}", directory=directory, number=number)
     try:
-        is_empty = not read_rollout(rollout)
+        is_empty = not read_rollout(rollout, with_sets=True)
     except CoveyError as error:
         return str(error)
     if is_empty:

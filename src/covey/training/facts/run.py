@@ -221,7 +221,8 @@ def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
         return replace(facts, replay_problem=words)
     wanted = num_processes * config.per_device_train_batch_size * config.steps_per_generation
     try:
-        sizes = {number: len(records) for number, records in read_rollouts(directory)}
+        found = read_rollouts(directory, with_sets=True)
+        sizes = {number: len(records) for number, records in found}
     except CoveyError as error:
         return replace(facts, replay_problem=str(error))
     except (OSError, ValueError) as error:
