@@ -25,7 +25,8 @@ from covey.rollout.server import bucket, group_send
 from covey.rollout.server.call import Caller, Refused
 from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.group import Group, join_group, later
-from covey.rollout.server.wire import DTYPES, WireError, specs_of
+from covey.rollout.server.values import WireError
+from covey.rollout.server.wire import DTYPES, specs_of
 from faults.test_servers import WORDS
 from support.servers import Running, covey, engine_on, policy_of_server, processes, running, status_of
 

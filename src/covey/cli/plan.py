@@ -100,10 +100,11 @@ def _print(
 
 def _is_of_layout(error: ConfigError, planned: Planned, resolved: Resolved) -> bool:
     """Whether the forecast is at fault, and a layout or a ladder was asked for; beside it what is not built
-    yet, options of other tools and servers that do not answer, under which a forecast stands all the same."""
+    yet, options of other tools, filters on an engine that does not record what they keep, and servers that do
+    not answer, under which a forecast stands all the same."""
     later = not_built_yet(resolved.config)
     faults = [problem for problem in error.problems if problem.severity is Severity.ERROR]
     codes = {p.code for p in faults if p.code != "E102" or p.option not in later}
     if planned.machine is not None:
-        return codes <= {"E102", "E211", *OF_SERVERS}
+        return codes <= {"E102", "E120", "E211", *OF_SERVERS}
     return codes <= ({"E211"} if planned.ladder else set())

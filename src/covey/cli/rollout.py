@@ -23,7 +23,7 @@ from covey.plan.check_vllm import OWNED
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
 from covey.rollout.server.token import own_token
-from covey.rollout.server.wire import WireError
+from covey.rollout.server.values import WireError
 from covey.rollout.vllm.settings import VllmSettings
 from covey.texts import joined, tr
 from covey.texts.language import spoken

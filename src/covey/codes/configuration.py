@@ -55,9 +55,10 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "E110",
-        "Temperature that makes sampling greedy",
-        "At temperature 0 sampling is greedy: all completions of a prompt are equal, so their rewards are "
-        "equal, and every advantage is 0. The model learns nothing.",
+        "Greedy sampling",
+        "Where only the most probable token can be drawn (temperature 0, top_k 1, min_p 1), all completions "
+        "of a prompt are equal, so their rewards are equal, and every advantage is 0. The model learns "
+        "nothing.",
     ),
     (
         "E111",
@@ -100,6 +101,12 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "E119",
         "Library with a known fault",
         "This version of the library has a published bug in a function that the run uses.",
+    ),
+    (
+        "E120",
+        "Sampling filters on an engine that does not record the kept tokens",
+        "The loss is over the tokens that top_p, top_k and min_p kept for each draw. Over the whole "
+        "vocabulary, the ratio of new to old probabilities would not be 1 before the first update.",
     ),
     # -- batch
     (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from covey.config.adapters import base_of
 from covey.config.file import read_file
+from covey.config.filters import EVAL_FILTERS, FILTERS, greedy_problem, that_filter
 from covey.config.layers import merge
 from covey.config.objects import is_live
 from covey.config.resolve import Resolved, resolve, to_run
@@ -65,6 +66,11 @@ def eval_options(
     if options.get("eval_strategy", Typed("no", "")).value == "no":
         options["eval_strategy"] = Typed("steps", "covey eval")
     resolved = to_run(resolve(options, 1, all_problems))
+    if resolved.config.eval_temperature <= 0:
+        # The filters of the checkpoint's run are its own affair.
+        on = that_filter({name: typed[name].value for name in (*FILTERS, *EVAL_FILTERS) if name in typed})
+        more = [greedy_problem("eval_temperature", on)] if on else []
+        resolved = replace(resolved, problems=(*resolved.problems, *more))
     if "output_dir" in typed:
         return resolved
     # Where nobody typed it, it stands for the model, of which more is said.

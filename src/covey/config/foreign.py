@@ -29,10 +29,8 @@ _ONE_EACH = tr(
     "When vLLM runs on the training GPUs (--vllm_mode colocate), each process has one engine, or "
     "--vllm_tensor_parallel_size processes share one."
 )
-_WHOLE = tr(
-    "This version samples from the full distribution of the model, because the loss is computed with "
-    "that distribution."
-)
+_DRAWN = tr("Each token of a completion is drawn by itself: beams are no samples from the policy.")
+_SAMPLING = tr("Settings of sampling have options of their own, which the loss knows.")
 _PENALTY = tr(
     "With a penalty the sampler's probabilities are not the model's, so that the loss would train on wrong "
     "ratios. A reward against repetition teaches the model itself: --reward_funcs repetition."
@@ -118,13 +116,10 @@ MOOT: Mapping[str, Moot] = {
     ),
     "load_in_4bit": Moot(_QUANT, ("false",), {"true": ("quant_bits", "4")}),
     "load_in_8bit": Moot(_QUANT, ("false",), {"true": ("quant_bits", "8")}),
-    "top_p": Moot(_WHOLE, ("1", "1.0")),
-    "top_k": Moot(_WHOLE, ("-1", "0")),
-    "min_p": Moot(_WHOLE, ("0", "0.0")),
     "repetition_penalty": Moot(_PENALTY, ("1", "1.0")),
     "presence_penalty": Moot(_PENALTY, ("0", "0.0")),
     "frequency_penalty": Moot(_PENALTY, ("0", "0.0")),
-    "num_beams": Moot(_WHOLE, ("1",)),
+    "num_beams": Moot(_DRAWN, ("1",)),
     "do_sample": Moot(tr("Completions are always sampled; --temperature sets how."), ("true",)),
     "multi_objective_aggregation": Moot(
         tr("Rewards are summed with --reward_weights before they are compared."),
@@ -189,7 +184,7 @@ REFUSED: Mapping[str, str] = {
     **{name: words for name, (words, _) in PARALLEL.items()},
     "device_groups": _GROUPS,
     "colocate_groups": _GROUPS,
-    "generation_kwargs": _WHOLE,
+    "generation_kwargs": _SAMPLING,
     "wandb_project": _OURS,
     "num_completions_to_print": _ROLLOUTS,
     "eval_dataset": tr("Give the data sets for evaluation as --val_dataset FILE ..."),
@@ -258,7 +253,7 @@ INSTEAD: Mapping[str, str] = {
     **{name: instead for name, (_, instead) in PARALLEL.items()},
     "device_groups": tr("--launcher ray --nproc_per_node N"),
     "colocate_groups": tr("--launcher ray --nproc_per_node N"),
-    "generation_kwargs": "--temperature X",
+    "generation_kwargs": tr("--temperature X, --top_p X, --top_k N or --min_p X"),
     "wandb_project": tr("WANDB_PROJECT=NAME in front of covey"),
     "num_completions_to_print": "--log_completions N",
     "eval_dataset": "--val_dataset FILE",

@@ -164,9 +164,12 @@ def _of_options(options: Mapping[str, Any]) -> list[Finding]:
     size, heat, rate = (number(options.get(n)) for n in ("num_generations", "temperature", "learning_rate"))
     if size is not None and size < 2:
         findings.append(_option("E201", tr("num_generations is {size:g}", size=size), {"num_generations": 8}))
-    if (heat is not None and heat <= 0) or number(options.get("top_k")) == 1:
-        seen = tr("temperature is 0") if heat is not None and heat <= 0 else tr("top_k is 1")
-        findings.append(_option("E110", tr("{seen}: sampling is greedy", seen=seen), {"temperature": 1.0}))
+    is_cold = heat is not None and heat <= 0
+    if is_cold or number(options.get("top_k")) == 1:
+        seen, edits = (
+            (tr("temperature is 0"), {"temperature": 1.0}) if is_cold else (tr("top_k is 1"), {"top_k": 0})
+        )
+        findings.append(_option("E110", tr("{seen}: sampling is greedy", seen=seen), edits))
     if rate == 0:
         findings.append(_option("W103", tr("learning_rate is 0"), {"learning_rate": 1e-6}))
     return findings

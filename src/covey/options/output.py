@@ -61,6 +61,40 @@ class EvaluationOptions(Options):
         resume="free",
         read_if=only_with("eval_strategy", "steps", "epoch"),
     )
+    eval_top_p: float = option(
+        ...,
+        "top_p of evaluations. Nothing is filtered at eval_temperature 0.",
+        rule="top_p",
+        gt=0,
+        le=1,
+        why="It is a share of the probability; 1 keeps every token.",
+        usual=1.0,
+        resume="free",
+        read_if=only_with("eval_strategy", "steps", "epoch"),
+    )
+    eval_top_k: int = option(
+        ...,
+        "top_k of evaluations.",
+        rule="top_k",
+        ge=0,
+        also=(-1,),
+        why="It is a number of tokens; 0 or -1 keeps every token.",
+        usual=0,
+        words={"-1": 0},
+        resume="free",
+        read_if=only_with("eval_strategy", "steps", "epoch"),
+    )
+    eval_min_p: float = option(
+        ...,
+        "min_p of evaluations.",
+        rule="min_p",
+        ge=0,
+        le=1,
+        why="It is a share of the largest probability; 0 keeps every token.",
+        usual=0.0,
+        resume="free",
+        read_if=only_with("eval_strategy", "steps", "epoch"),
+    )
     load_best_model_at_end: bool = option(
         False,
         "Keep the best checkpoint, and report it as the result of the run.",

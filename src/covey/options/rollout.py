@@ -115,6 +115,38 @@ class SamplingOptions(Options):
         "Schedule of the temperature from temperature to temperature_end.",
         read_if=only_if_set("temperature_end"),
     )
+    top_p: float = option(
+        1.0,
+        "Sample from the fewest tokens that together have this probability; 1 keeps all. The loss is over "
+        "the tokens that were kept.",
+        gt=0,
+        le=1,
+        why="It is a share of the probability; 1 keeps every token.",
+        trl="1",
+        swift="1",
+    )
+    top_k: int = option(
+        0,
+        "Sample from this many of the most probable tokens and those as probable as the last of them; 0 or "
+        "-1 keeps all.",
+        ge=0,
+        also=(-1,),
+        why="It is a number of tokens; 0 or -1 keeps every token.",
+        trl="0",
+        swift="-1",
+        words={"-1": 0},
+    )
+    min_p: float = option(
+        0.0,
+        "Leave out tokens that have less than this share of the largest probability; 0 keeps all. min_p "
+        "comes first, then top_k, then top_p, all after the temperature.",
+        ge=0,
+        le=1,
+        why="It is a share of the largest probability; 0 keeps every token.",
+        trl="not set",
+        swift="0",
+        words={"none": 0.0},
+    )
     engine: Literal["native", "generate"] = option(
         "native",
         "Engine that samples. native: the built-in engine, which uses the weights in training; generate: "

@@ -15,6 +15,7 @@ from covey.plan.check_data import data_problems
 from covey.plan.check_deepspeed import deepspeed_problems
 from covey.plan.check_effect import effect_problems
 from covey.plan.check_eval import eval_problems
+from covey.plan.check_filters import filter_problems
 from covey.plan.check_layout import layout_problems
 from covey.plan.check_levers import lever_problems
 from covey.plan.check_lora import lora_problems
@@ -72,6 +73,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         # A layout whose parts cannot be together has no forecast.
         *([] if any(p.severity is Severity.ERROR for p in layout) else memory_problems(config, facts, typed)),
         *value_problems(config),
+        *filter_problems(config, facts),
         *algorithm_problems(config, facts.num_processes, typed or ()),
         *eval_problems(config, facts),
         *run_problems(config, facts),

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from covey.config.filters import FILTERS, filters_of, in_words
 from covey.config.quantization import quantization_of
 from covey.config.resolve import not_built_yet
-from covey.options.schema import Config
+from covey.options.schema import FACTS, Config
 from covey.plan.batch import BatchPlan
+from covey.plan.check_filters import unrecorded
 from covey.plan.check_start import reference_words
 from covey.plan.check_vllm import UNTRIED
 from covey.plan.disk import disk_plan, size
@@ -312,11 +314,28 @@ def _ends(config: Config, facts: Facts) -> list[str]:
 
 
 def _sampling(config: Config, facts: Facts) -> list[str]:
+    """How tokens are drawn, where that is from a part of them or not as the model's own settings have it."""
     unused = ", ".join(f"{name} {value:g}" for name, value in facts.unused_sampling)
-    if not unused:
+    filters, at = filters_of(config), f"{config.temperature:g}"
+    if not unused and not filters:
         return []
-    own = tr("from all tokens at temperature {temperature:g}", temperature=config.temperature)
-    return [tr("{own}; ignored from generation_config.json: {unused}", own=own, unused=unused)]
+    lines = [tr("from all tokens at temperature {temperature}", temperature=at)]
+    if filters:
+        own = tr("at temperature {temperature} with {filters}", temperature=at, filters=in_words(filters))
+        kept = tr("kept sets are recorded: the loss is over the tokens that were kept for each draw")
+        lines = [own, kept]
+    if unused:
+        ignored = tr("ignored from generation_config.json: {unused}", unused=unused)
+        lines[0] = tr("{own}; {ignored}", own=lines[0], ignored=ignored)
+        typed = {n: v for n, v in facts.unused_sampling if n in FACTS and _is_of_range(n, v)}
+        if typed and not (unrecorded(config, facts) and typed.keys() & set(FILTERS)):
+            lines.append(tr("to sample as it says: {typed}", typed=flags(typed)))
+    return lines
+
+
+def _is_of_range(name: str, value: float) -> bool:
+    bounds = FACTS[name].bounds
+    return value > 0 and (bounds is None or bounds.accept(value))
 
 
 def _selection(config: Config, batch: BatchPlan) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covey.config.filters import eval_filters_of, in_words
 from covey.options.schema import Config
 from covey.plan.check_pass_rates import histogram
 from covey.plan.disk import size
@@ -155,7 +156,8 @@ def evaluation_lines(config: Config, facts: Facts) -> list[str]:
         ],
     )
     each = counted(config.num_generations_eval, "completion")
-    heat = f"{config.eval_temperature:g}"
+    on = eval_filters_of(config) if config.eval_temperature > 0 else {}
+    heat = f"{config.eval_temperature:g}" + (f", {in_words(on)}" if on else "")
     return [
         tr(
             "{sets}: {start}{when} and at the end; {each} a prompt at temperature {heat}",

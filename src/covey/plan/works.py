@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from covey.config.filters import filters_off
 from covey.config.resolve import not_built_yet
 from covey.options.schema import FACTS, OPTIONS, Config, default_of, group_of
+from covey.plan.check_filters import VLLM, records_sets, unrecorded
 from covey.plan.check_layout import layout_problems
 from covey.plan.checks import checks
 from covey.plan.deepspeed import states_of
@@ -159,6 +161,8 @@ class _Search:
         alone."""
         base = not_built_yet(self.config)
         is_typed = engine == self.facts.layout.engine
+        if unrecorded(self.config, self.facts) if is_typed else not records_sets(VLLM):
+            base |= filters_off(self.config)
         if is_typed:
             found = self._try(base, {}, {}) or self._least_change(base)
             if found is not None:

@@ -94,7 +94,7 @@ def source_for(
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations,
-            sampling=settings.sampling(config, found.codec, config.temperature),
+            sampling=settings.sampling(config, found.codec),
             seed=config.seed,
             weights=scoring.weights,
         ),
@@ -144,7 +144,7 @@ def evaluator_for(
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations_eval,
-            sampling=settings.sampling(config, found.codec, config.eval_temperature),
+            sampling=settings.eval_sampling(config, found.codec),
             seed=config.seed,
             weights=scoring.weights,
         ),

@@ -47,15 +47,27 @@ def compute_dtype(config: Config, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.torch_dtype]
 
 
-def sampling(config: Config, codec: TextCodec, temperature: float) -> SamplingParams:
-    """How completions are drawn at a temperature, of which 0 takes the likeliest token."""
+def sampling(config: Config, codec: TextCodec) -> SamplingParams:
+    """How the completions of training are drawn."""
     words = stop_words(codec, config.stop_words)
     return SamplingParams(
-        temperature=max(temperature, _GREEDY),
+        temperature=max(config.temperature, _GREEDY),
         max_new_tokens=config.max_completion_length,
         stop_token_ids=tuple(dict.fromkeys([*codec.stop_token_ids, *words.token_ids])),
         stop_strings=words.strings,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
     )
+
+
+def eval_sampling(config: Config, codec: TextCodec) -> SamplingParams:
+    """How those of evaluations are drawn. At temperature 0 the most probable token is taken, so there is
+    nothing to filter."""
+    own = replace(sampling(config, codec), temperature=max(config.eval_temperature, _GREEDY))
+    if config.eval_temperature <= 0:
+        return replace(own, top_p=1.0, top_k=0, min_p=0.0)
+    return replace(own, top_p=config.eval_top_p, top_k=config.eval_top_k, min_p=config.eval_min_p)
 
 
 def reward_weights(config: Config) -> list[float]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from covey.comm import LocalComm
 from covey.config.adapters import ADAPTER_CONFIG
 from covey.config.evaluation import has_own_output, is_checkpoint
+from covey.config.filters import evaluated_alone
 from covey.config.objects import live_kind
 from covey.config.output import first_free
 from covey.config.quantization import quantization_of
@@ -45,7 +46,7 @@ from covey.training.facts.evaluation import survey_checked
 from covey.training.facts.objects import Objects
 from covey.training.process import own_device
 from covey.training.scoring import Scoring
-from covey.training.settings import compute_dtype, reward_weights, sampling
+from covey.training.settings import compute_dtype, eval_sampling, reward_weights
 from covey.training.state import Progress
 from covey.types import Metric, MicroBatch
 
@@ -69,7 +70,7 @@ def evaluate_checked(resolved: Resolved, directory: Path, objects: Objects) -> E
 
 def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     """Sample and score every set with the model or adapter of `directory`, as a run would."""
-    config, output = resolved.config, _output_dir(resolved, directory)
+    config, output = evaluated_alone(resolved.config), _output_dir(resolved, directory)
     if (words := unwritable(output)) != "":
         raise ConfigError([unwritable_problem(str(output), words)])
     assert found.codec is not None and found.rewards is not None
@@ -85,7 +86,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations_eval,
-            sampling=sampling(config, found.codec, config.eval_temperature),
+            sampling=eval_sampling(config, found.codec),
             seed=config.seed,
         ),
         comm=comm,

@@ -117,7 +117,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(typed: str, nearest: str, e
         "--padding_free",
         "--gc_collect_after_offload true",
         "--ddp_backend nccl",
-        "--top_k -1",
+        "--num_beams 1",
     ],
 )
 def test_names_that_say_what_is_done_anyway_are_a_note(words: str) -> None:

@@ -25,11 +25,11 @@ from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.call import Refused, address_fault, read_token
 from covey.rollout.server.http import ROUTES
 from covey.rollout.server.token import own_token
+from covey.rollout.server.values import WireError
 from covey.rollout.server.wire import (
     MARKER,
     RUN_HEADER,
     ServerStatus,
-    WireError,
     completion_of,
     request_body,
     requests_of,

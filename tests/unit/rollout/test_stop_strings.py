@@ -19,7 +19,8 @@ from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.server.held import HeldEngine
-from covey.rollout.server.wire import WireError, completion_body, completion_of
+from covey.rollout.server.values import WireError
+from covey.rollout.server.wire import completion_body, completion_of
 from covey.rollout.stop_strings import StopSearch
 from covey.types import Completion, Finish
 from support.engines import sampled

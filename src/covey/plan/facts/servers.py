@@ -40,16 +40,17 @@ class ServerFacts:
 
     `fault` is why nothing is known of it (its address is none, it does not answer, it refuses the token, it
     is neither covey's nor vLLM's), in words in `said`. What a server does not say is empty or 0; `max_len` is
-    0 where its model has no last position, too. `run` names the run that uses it. `rows` is how many
-    completions it decodes side by side; `shares_files` says that weights go to it through a directory that is
-    here too. `vllm` is what is known of a server that `vllm serve` started. `adapter_rank` is
-    the highest rank of an adapter that it applies itself, 0 where it takes whole weights. `group_device` is
-    where a process group brings tensors: "cpu", or a GPU by its UUID.
+    0 where its model has no last position, too. `engine` is native, generate or vllm. `run` names the run
+    that uses it. `rows` is how many completions it decodes side by side; `shares_files` says that weights go
+    to it through a directory that is here too. `vllm` is what is known of a server that `vllm serve` started.
+    `adapter_rank` is the highest rank of an adapter that it applies itself, 0 where it takes whole weights.
+    `group_device` is where a process group brings tensors: "cpu", or a GPU by its UUID.
     """
 
     address: str
     fault: ServerFault = ""
     said: str = ""
+    engine: str = ""
     model: str = ""
     model_type: str = ""
     num_parameters: int = 0

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from covey.rollout.server.wire import JSON_BYTES, LINE_BYTES, RUN_HEADER, ServerStatus, WireError, parsed
+from covey.rollout.server.values import WireError, parsed
+from covey.rollout.server.wire import JSON_BYTES, LINE_BYTES, RUN_HEADER, ServerStatus
 from covey.texts import tr
 
 _PIECE = 1 << 16
@@ -83,12 +84,13 @@ class Caller:
 
 
 class Answer:
-    """An answer that is being read; closing it ends its connection."""
+    """An answer that is being read; closing it ends its connection. A line has at most `line_bytes`."""
 
     def __init__(self, connection: http.client.HTTPConnection, limit_s: float) -> None:
         # What reads the answer takes the socket away from a connection that is to be closed.
         self._socket = connection.sock
         self._connection, self._limit_s = connection, limit_s
+        self.line_bytes = LINE_BYTES
         self.response = connection.getresponse()
 
     def __enter__(self) -> Answer:
@@ -140,7 +142,7 @@ class Answer:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The objects of a stream, one a line, as they come."""
-        while line := self.response.readline(LINE_BYTES):
+        while line := self.response.readline(self.line_bytes):
             body = parsed(line)
             if not isinstance(body, dict):
                 raise WireError(tr("a line that is not a JSON object: {line!r}", line=line[:60]))

@@ -33,7 +33,8 @@ from covey.rollout.server.remote import (
     tell,
 )
 from covey.rollout.server.send import send_weights
-from covey.rollout.server.wire import REQUESTS, WireError, completion_of
+from covey.rollout.server.values import WireError
+from covey.rollout.server.wire import REQUESTS, completion_of
 from covey.texts import counted, joined, tr
 from covey.types import Completion, Finding, Fix, GenerationRequest, Receipt, Severity
 

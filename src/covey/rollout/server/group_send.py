@@ -28,7 +28,8 @@ from covey.rollout.server.group import (
     join_group,
     later,
 )
-from covey.rollout.server.wire import ServerStatus, WireError
+from covey.rollout.server.values import WireError
+from covey.rollout.server.wire import ServerStatus
 from covey.texts import tr
 from covey.types import Finding, Severity
 

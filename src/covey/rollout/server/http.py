@@ -30,15 +30,14 @@ from covey.rollout.server.front import Call, Front, Refusal
 from covey.rollout.server.group import GLOO, NCCL, GroupHost
 from covey.rollout.server.metrics import CONTENT_TYPE
 from covey.rollout.server.unproven import Unproven, is_full
+from covey.rollout.server.values import WireError, parsed
 from covey.rollout.server.wire import (
     ADAPTER,
     HEADER_BYTES,
     JSON_BYTES,
     RUN_HEADER,
     WHOLE,
-    WireError,
     completion_body,
-    parsed,
     requests_of,
     specs_of,
 )
@@ -236,12 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._json("version", "requests")
         if type(body["version"]) is not int:
             raise WireError("version is a whole number")
-        requests = requests_of(
-            body["requests"],
-            vocab=about.vocab,
-            max_len=about.max_len,
-            has_tokenizer=about.has_tokenizer,
-        )
+        requests = requests_of(body["requests"], about)
         call = front.generate(self._run, body["version"], requests)
         try:
             self._stream(call)

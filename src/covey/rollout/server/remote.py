@@ -22,7 +22,9 @@ from covey.rollout.server.bucket import Bucket
 from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
 from covey.rollout.server.group import CLOSING_S
 from covey.rollout.server.group_send import GroupSender
-from covey.rollout.server.wire import WHOLE, ServerStatus, WireError, fingerprints_of, names_of, request_body
+from covey.rollout.server.sampling_wire import kept_bytes
+from covey.rollout.server.values import WireError
+from covey.rollout.server.wire import WHOLE, ServerStatus, fingerprints_of, names_of, request_body
 from covey.texts import tr
 from covey.types import GenerationRequest, Receipt
 
@@ -195,7 +197,10 @@ class Server:
     def sample(self, version: int, requests: Mapping[str, GenerationRequest]) -> Sampling:
         """Sample requests, by their ids."""
         body = {"version": version, "requests": [request_body(request) for request in requests.values()]}
-        return self.caller.open("POST", "/v1/generate", body)
+        answer = self.caller.open("POST", "/v1/generate", body)
+        vocab = 0 if self.status is None else self.status.vocab
+        answer.line_bytes += kept_bytes(requests.values(), vocab)
+        return answer
 
     def abort(self, ids: list[str] | None) -> None:
         """End requests, or all that run for this run."""

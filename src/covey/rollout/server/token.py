@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from covey.rollout.server.call import read_token
-from covey.rollout.server.wire import WireError
+from covey.rollout.server.values import WireError
 from covey.texts import tr
 
 

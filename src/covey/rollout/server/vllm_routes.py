@@ -15,7 +15,7 @@ from typing import Any
 
 from covey.plan.facts import ServerFacts, VllmServeFacts
 from covey.rollout.server.call import Caller, Refused
-from covey.rollout.server.wire import WireError
+from covey.rollout.server.values import WireError
 from covey.texts import tr
 
 _SETTINGS = "/server_info?config_format=json"

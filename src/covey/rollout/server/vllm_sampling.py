@@ -13,7 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from covey.rollout.server.call import FAULTS, Answer, Caller
-from covey.rollout.server.wire import LINE_BYTES, WireError, parsed, tokens_of
+from covey.rollout.server.values import WireError, parsed, tokens_of
+from covey.rollout.server.wire import LINE_BYTES
 from covey.rollout.stop_strings import search_for
 from covey.rollout.vllm.library import is_greedy, seed_of
 from covey.texts import tr
@@ -157,6 +158,7 @@ class VllmSampling:
             "versions": [[self._version, len(tokens)]] if tokens else [],
             "finish": finish,
             "seconds": time.perf_counter() - started,
+            "kept": None,
         }
 
 

@@ -20,9 +20,10 @@ from covey.plan.facts import VllmServeFacts
 from covey.rollout.server.bucket import Bucket
 from covey.rollout.server.call import Caller
 from covey.rollout.server.remote import State
+from covey.rollout.server.values import WireError
 from covey.rollout.server.vllm_routes import asked_label, label, version_of
 from covey.rollout.server.vllm_sampling import Progress, VllmSampling
-from covey.rollout.server.wire import NO_VERSION, WHOLE, ServerStatus, WireError
+from covey.rollout.server.wire import NO_VERSION, WHOLE, ServerStatus
 from covey.texts import counted, tr
 from covey.types import GenerationRequest, Receipt
 

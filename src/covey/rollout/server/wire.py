@@ -5,7 +5,6 @@ Everything that arrives is checked here, since the other side may be broken, ano
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,13 +15,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from covey.plan.check_stop_words import LONGEST_STOP_WORD, MOST_STOP_WORDS
+from covey.rollout.server.sampling_wire import kept_body, kept_of, sampling_of
+from covey.rollout.server.values import WireError, fields_of, is_number, tokens_of
 from covey.rollout.stop_strings import num_until_stop
-from covey.texts import counted, joined, tr
-from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
+from covey.texts import counted, tr
+from covey.types import Completion, Finish, GenerationRequest, TurnId
 from covey.types.arrays import Versions, each, floats, ints, runs
 
-PROTOCOL = 5
+PROTOCOL = 6
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together up to this size; a larger one is sent alone."""
 HEADER_BYTES = 1 << 20
@@ -60,10 +60,6 @@ NO_VERSION = -1
 WHOLE, ADAPTER = "whole", "adapter"
 """What a publish sends: all weights, with or without an adapter's matrices behind them; or the matrices of an
 adapter alone, for the base that the server holds."""
-
-
-class WireError(ValueError):
-    """A message that does not have the form of the protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,50 +135,40 @@ def request_body(request: GenerationRequest) -> dict[str, Any]:
     }
 
 
-def requests_of(body: Any, *, vocab: int, max_len: int, has_tokenizer: bool) -> dict[str, GenerationRequest]:
+def requests_of(body: Any, about: ServerStatus) -> dict[str, GenerationRequest]:
     """The requests of a call by their ids, checked against what the server can sample."""
     if not isinstance(body, list) or not 1 <= len(body) <= REQUESTS:
         raise WireError(f"requests is a list of 1 to {REQUESTS}")
     found: dict[str, GenerationRequest] = {}
     for one in body:
-        rid, request = _request(one, vocab, max_len)
+        rid, request = _request(one, about)
         if rid in found:
             raise WireError(f"the id {rid} is given twice")
-        if request.sampling.stop_strings and not has_tokenizer:
-            raise WireError("stop strings need tokenizer.json in the model directory of this server")
         found[rid] = request
     return found
 
 
-def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationRequest]:
-    given = _fields(body, ("id", "prompt_token_ids", "sampling", "turn", "extends", "may_go_on"))
-    sampling = _fields(given["sampling"], [field.name for field in fields(SamplingParams)])
-    prompt = tokens_of(given["prompt_token_ids"], vocab)
+def _request(body: Any, about: ServerStatus) -> tuple[str, GenerationRequest]:
+    given = fields_of(body, ("id", "prompt_token_ids", "sampling", "turn", "extends", "may_go_on"))
+    prompt = tokens_of(given["prompt_token_ids"], about.vocab)
     if not prompt:
         raise WireError("a prompt has at least one token")
-    temperature, longest = sampling["temperature"], sampling["max_new_tokens"]
     if not isinstance(given["id"], str) or not 1 <= len(given["id"]) <= 256:
         raise WireError("an id is text of 1 to 256 characters")
-    if type(longest) is not int or longest < 1:
-        raise WireError("max_new_tokens is a number above 0")
-    if not _is_number(temperature) or temperature <= 0:
-        raise WireError("temperature is a number above 0")
-    if max_len and len(prompt) + longest > max_len:
+    sampling = sampling_of(
+        given["sampling"], vocab=about.vocab, engine=about.engine, has_tokenizer=about.has_tokenizer
+    )
+    longest = sampling.max_new_tokens
+    if about.max_len and len(prompt) + longest > about.max_len:
         raise WireError(
-            f"a prompt of {len(prompt)} tokens and {longest} new ones are more than the {max_len} "
+            f"a prompt of {len(prompt)} tokens and {longest} new ones are more than the {about.max_len} "
             "that this server's model has positions for"
         )
     if type(given["may_go_on"]) is not bool:
         raise WireError("may_go_on is true or false")
-    params = SamplingParams(
-        temperature=float(temperature),
-        max_new_tokens=longest,
-        stop_token_ids=tokens_of(sampling["stop_token_ids"], None),
-        stop_strings=_strings(sampling["stop_strings"]),
-    )
     request = GenerationRequest(
         prompt_token_ids=prompt,
-        sampling=params,
+        sampling=sampling,
         turn=_turn(given["turn"]),
         extends=None if given["extends"] is None else _turn(given["extends"]),
         may_go_on=given["may_go_on"],
@@ -190,18 +176,9 @@ def _request(body: Any, vocab: int, max_len: int) -> tuple[str, GenerationReques
     return given["id"], request
 
 
-def _strings(body: Any) -> tuple[str, ...]:
-    """Read stop strings from JSON; WireError where they are too many, too long or no text."""
-    if not isinstance(body, list) or len(body) > MOST_STOP_WORDS:
-        raise WireError(f"stop_strings is a list of at most {MOST_STOP_WORDS}")
-    if any(not isinstance(one, str) or not 1 <= len(one) <= LONGEST_STOP_WORD for one in body):
-        raise WireError(f"a stop string is text of 1 to {LONGEST_STOP_WORD} characters")
-    return tuple(body)
-
-
 def _turn(body: Any) -> TurnId:
     """The id of a turn."""
-    given = _fields(body, [field.name for field in fields(TurnId)])
+    given = fields_of(body, [field.name for field in fields(TurnId)])
     split = given.pop("split")
     if not isinstance(split, str) or any(type(number) is not int for number in given.values()):
         raise WireError("the id of a turn is a split and whole numbers")
@@ -217,6 +194,7 @@ def completion_body(rid: str, completion: Completion) -> dict[str, Any]:
         "versions": completion.versions,
         "finish": completion.finish.value,
         "seconds": completion.seconds,
+        "kept": kept_body(completion.kept),
     }
 
 
@@ -231,10 +209,10 @@ def completion_of(
 ) -> Completion:
     """The completion of a request with the id `number`, of versions that rise up to `newest` at most, up to
     the first stop string by this process's tokenizer; WireError where it cannot be one."""
-    given = _fields(body, ("id", "token_ids", "logprobs", "versions", "finish", "seconds"))
+    given = fields_of(body, ("id", "token_ids", "logprobs", "versions", "finish", "seconds", "kept"))
     tokens = tokens_of(given["token_ids"], vocab)
     logprobs, versions = given["logprobs"], _versions(given["versions"])
-    if not isinstance(logprobs, list) or not all(_is_number(one) and one <= 1e-3 for one in logprobs):
+    if not isinstance(logprobs, list) or not all(is_number(one) and one <= 1e-3 for one in logprobs):
         raise WireError(tr("it sent logprobs that are not finite numbers of at most 0"))
     if not len(tokens) == len(logprobs) == sum(count for _, count in versions):
         raise WireError(tr("it sent a completion with fewer or more logprobs or versions than tokens"))
@@ -262,8 +240,9 @@ def completion_of(
                 finish=given["finish"],
             )
         )
-    if not _is_number(given["seconds"]):
+    if not is_number(given["seconds"]):
         raise WireError(tr("it sent seconds that are not a number"))
+    kept = kept_of(given["kept"], tokens, request.sampling, vocab)
     length, finish = _end_of(tokens, Finish(given["finish"]), request, tokenizer)
     return Completion(
         request_id=number,
@@ -272,6 +251,7 @@ def completion_of(
         versions=runs(islice(each(versions), length)),
         finish=finish,
         seconds=float(given["seconds"]),
+        kept=None if kept is None else kept.part(0, length),
     )
 
 
@@ -331,7 +311,7 @@ def specs_of(body: Any, most_bytes: int) -> list[TensorSpec]:
         raise WireError(f"tensors is a list of 1 to {_TENSORS}")
     found, left = [], most_bytes
     for one in body:
-        given = _fields(one, ("name", "dtype", "shape"))
+        given = fields_of(one, ("name", "dtype", "shape"))
         name, dtype, shape = given["name"], given["dtype"], given["shape"]
         if not isinstance(name, str) or not 1 <= len(name) <= _NAME:
             raise WireError(f"a name is text of 1 to {_NAME} characters")
@@ -350,38 +330,3 @@ def specs_of(body: Any, most_bytes: int) -> list[TensorSpec]:
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 40
-
-
-def parsed(data: bytes) -> Any:
-    """JSON; WireError where it is none."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise WireError(tr("it is not JSON: {data!r}", data=data[:60])) from error
-
-
-def _fields(body: Any, names: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(body, Mapping) or set(body) != set(names):
-        raise WireError(
-            tr(
-                "{body!r} does not have exactly the fields {names}",
-                body=str(body)[:60],
-                names=joined(", ", names),
-            )
-        )
-    return dict(body)
-
-
-def tokens_of(body: Any, vocab: int | None) -> tuple[int, ...]:
-    """Token ids, within the vocabulary where one is given."""
-    if not isinstance(body, list) or any(type(one) is not int or one < 0 for one in body):
-        raise WireError(tr("token ids are not a list of whole numbers"))
-    if vocab is not None and body and max(body) >= vocab:
-        raise WireError(
-            tr("the token id {id} is outside the vocabulary of {vocab}", id=max(body), vocab=vocab)
-        )
-    return tuple(body)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)

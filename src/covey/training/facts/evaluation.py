@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey.config.adapters import is_adapter
+from covey.config.filters import evaluated_alone
 from covey.config.resolve import Resolved
 from covey.errors import ConfigError
 from covey.plan.checks import checks
@@ -27,7 +28,7 @@ def survey_checked(resolved: Resolved, directory: Path, objects: Objects = NO_OB
     adapter = directory if is_adapter(str(directory)) else None
     found = survey(resolved.config, 1, objects=objects, adapter=adapter)
     problems = [p for p in resolved.problems if _counts(p) or p.code == _UNREADABLE_OUTPUT]
-    problems += filter(_counts, checks(resolved.config, found.facts))
+    problems += filter(_counts, checks(evaluated_alone(resolved.config), found.facts))
     faults = [p for p in problems if p.severity is Severity.ERROR]
     if faults:
         found.close()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covey.config.filters import FILTERS
 from covey.config.objects import is_live
 from covey.config.quantization import quantization_of, stored_options
 from covey.config.start import adapter_directory
@@ -36,13 +37,7 @@ if TYPE_CHECKING:
 
 QUICKSTART = "quickstart"
 
-_WHOLE_DISTRIBUTION: Mapping[str, tuple[float, ...]] = {
-    "temperature": (),
-    "top_p": (1.0,),
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "repetition_penalty": (1.0,),
-}
+_OFF = {"repetition_penalty": 1.0}
 
 _FAULTS: Mapping[str, ModelFault] = {
     "remote_code": "code",
@@ -276,12 +271,17 @@ def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
 def _unused_sampling(config: Config, directory: Path) -> tuple[tuple[str, float], ...]:
     """What generation_config.json would make of sampling, where that is not what the run does."""
     said = read_json(directory / "generation_config.json")
-    followed = {**_WHOLE_DISTRIBUTION, "temperature": (config.temperature,)}
+    followed = {name: getattr(config, name) for name in ("temperature", *FILTERS)} | _OFF
     return tuple(
         (name, said[name])
-        for name, values in followed.items()
-        if isinstance(said.get(name), int | float) and said[name] not in values
+        for name, value in followed.items()
+        if isinstance(said.get(name), int | float) and not _is_same(said[name], value)
     )
+
+
+def _is_same(said: float, value: float) -> bool:
+    """Whether two settings are one; -1 tokens are all, as 0 are."""
+    return max(said, 0) == value
 
 
 def _with_sizes(facts: Facts, config: Config, directory: Path, shapes: ModelShapes) -> Facts:

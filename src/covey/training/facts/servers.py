@@ -9,8 +9,8 @@ from covey.options.schema import Config
 from covey.plan.facts import Facts, ServerFacts
 from covey.plan.server_line import weights_directory
 from covey.rollout.server.call import FAULTS, Caller, Refused, address_fault, read_token, words_of
+from covey.rollout.server.values import WireError
 from covey.rollout.server.vllm_routes import ask_vllm
-from covey.rollout.server.wire import WireError
 
 _ASK_S = 15.0
 
@@ -49,6 +49,7 @@ def _asked(config: Config, address: str, token: str, limit_s: float) -> ServerFa
         return ServerFacts(address=address, fault="token" if is_token else "silent", said=words_of(error))
     return ServerFacts(
         address=address,
+        engine=status.engine,
         model=status.model,
         model_type=status.model_type,
         num_parameters=status.num_parameters,
