@@ -161,7 +161,11 @@ def _values(name: str, row: TrainSample) -> Tensor | None:
 
 def _size(name: str, row: TrainSample) -> int:
     sample = row.annotated.sample
-    known = {"length": sample.length, "num_trained": sample.num_trained, "kept_words": sample.tokens.kept_words}
+    known = {
+        "length": sample.length,
+        "num_trained": sample.num_trained,
+        "kept_words": sample.tokens.kept_words,
+    }
     return _size_of(name, {**known, "has_token_advantages": row.token_advantages is not None})
 
 
