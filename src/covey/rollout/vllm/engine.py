@@ -61,7 +61,7 @@ class VllmEngine:
             holds_weights=True,
             forgets=settings.sleeps_deeply,
             adapter_rank=settings.highest_rank,
-            spans_ranks=self._comm.world > 1,
+            num_ranks=self._comm.world,
             # One in another process samples on meanwhile, and an adapter stays until its requests end.
             swaps=not settings.own_processes and not settings.lora_rank,
         )
@@ -70,7 +70,8 @@ class VllmEngine:
         self._version = -1
         self._has_weights = settings.has_weights
         self._asleep: set[str] = set()
-        self._next_id = 0
+        # The number of the next request.
+        self.next_id = 0
         self._num_publishes = 0
         self._running: dict[int, Running] = {}
         self._aborted: list[Completion] = []
@@ -141,8 +142,8 @@ class VllmEngine:
         """Hand a request to vLLM; raises what `check` does."""
         self.check(request)
         self._wake(_WEIGHTS, _CACHE)
-        number = self._next_id
-        self._next_id += 1
+        number = self.next_id
+        self.next_id += 1
         self._llm.llm_engine.add_request(
             str(number),
             {"prompt_token_ids": list(request.prompt_token_ids)},
