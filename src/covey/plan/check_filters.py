@@ -107,6 +107,17 @@ def engine_problems(config: Config, facts: Facts) -> list[Problem]:
     return [problem("E120", next(iter(on)), seen, "", fix, whole)]
 
 
+def _without_top_k(config: Config) -> list[str]:
+    """Return the options that vLLM needs in this process: of what filters keep it lists only the top_k most
+    probable tokens."""
+    is_sampled = config.eval_temperature > 0
+    filters = {"top_k": filters_of(config), "eval_top_k": eval_filters_of(config) if is_sampled else {}}
+    if filters["top_k"] and filters["eval_top_k"] and config.eval_top_k == config.top_k:
+        # Evaluations have the filters of training where none is typed for them.
+        del filters["eval_top_k"]
+    return [name for name, on in filters.items() if on and not getattr(config, name)]
+
+
 def _without_sets(config: Config, facts: Facts) -> Iterator[tuple[str, Fix]]:
     """Give the engines of a run that record no sets, each with what to use in its place."""
     if config.rollout_servers:
@@ -117,8 +128,9 @@ def _without_sets(config: Config, facts: Facts) -> Iterator[tuple[str, Fix]]:
                 name = tr("{engine} on {address}", engine=engine, address=server.address)
                 yield name, Fix(text=tr("start a server with covey's own engine: `{line}`", line=line))
     elif config.use_vllm:
-        if not records_sets(VLLM):
-            yield "vLLM", Fix(text=tr("use covey's own engine"), edits={"use_vllm": False})
+        if lacking := _without_top_k(config):
+            text = tr("keep the 50 most probable tokens: what is kept of them vLLM lists")
+            yield tr("vLLM without top_k"), Fix(text=text, edits=dict.fromkeys(lacking, 50))
     elif not records_sets(config.engine):
         own = Fix(text=tr("use covey's own engine"), edits={"engine": "native"})
         yield tr("{engine} of transformers", engine=config.engine), own
