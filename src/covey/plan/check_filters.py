@@ -99,7 +99,8 @@ def engine_problems(config: Config, facts: Facts) -> list[Problem]:
         return []
     engine, fix = found[0]
     seen = tr(
-        "{in_words} is set, but {engine} samples, and covey does not record what is kept there.",
+        "Draws are filtered by {in_words}, but {engine} samples, and covey does not record which tokens it "
+        "keeps.",
         in_words=in_words(on),
         engine=engine,
     )
