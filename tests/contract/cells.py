@@ -158,8 +158,9 @@ def reason_against(cell: Cell) -> str | None:
 
 
 def of_test(kind: Kind) -> list[Cell]:
-    """The cells that `make test` runs: few in which every two choices meet that can meet, one of DoRA, and
-    two of one row a pass, which take longest. Of a variant it is one with all weights and one of LoRA."""
+    """The cells that `make test` runs: few in which every two choices meet that can meet, one of DoRA, two of
+    one row a pass, which take longest, and two of tokens that were drawn from kept sets. Of a variant it is
+    one with all weights, one of LoRA and one of kept sets."""
     names = ("tuner", "rows", "world", "accumulation", "dtype", "layout")
     every = [
         replace(cell, family=family, loss=loss)
@@ -179,9 +180,11 @@ def of_test(kind: Kind) -> list[Cell]:
         Cell(rows="ragged", world=world, accumulation=32),
         Cell(tuner="lora", rows=masked, world=world, accumulation=32, dtype="bfloat16", layout="packed"),
         Cell(tuner="dora", rows="ragged", world=world, accumulation=4, layout="packed"),
+        Cell(rows="filtered", world=world, accumulation=4),
+        Cell(tuner="lora", rows="filtered", world=world, accumulation=4, layout="padded", loss="grpo"),
     ]
     if kind.is_variant:
-        return [more[0], replace(more[1], accumulation=4), *uneven(kind)[:3]]
+        return [more[0], replace(more[1], accumulation=4), more[3], *uneven(kind)[:3]]
     return [*chosen, *more, *uneven(kind)[:-1]]
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from covey.telemetry.kept_files import add_sets
+
 
 def gradient(model: Path, replay: Path, loss_type: str) -> dict[str, Tensor]:
     """The derivative of the loss of the first rollout, by the names that a backend gives.
@@ -21,7 +23,9 @@ def gradient(model: Path, replay: Path, loss_type: str) -> dict[str, Tensor]:
     rows (`grpo`). That of the KL term is 0 there.
     """
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
-    lines = [json.loads(line) for line in (replay / "rollout-000000.jsonl").read_text().splitlines()]
+    path = replay / "rollout-000000.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    add_sets(path, lines)
     rows = [row for row in _with_advantages(lines) if row["status"] == "ok" and row["finish"] == "stop"]
     num_tokens = sum(len(row["completion_ids"]) for row in rows)
     total = torch.zeros((), dtype=torch.float64)
@@ -50,8 +54,14 @@ def _with_advantages(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _logprobs(policy: Any, row: dict[str, Any]) -> Tensor:
-    """Logprobs of a row's completion at the temperature it was sampled at."""
+    """Logprobs of a row's completion at the temperature it was sampled at, within the sets that it was drawn
+    from."""
     ids = torch.tensor([row["prompt_ids"] + row["completion_ids"]])
     logits = policy(input_ids=ids).logits[0, len(row["prompt_ids"]) - 1 : -1] / row["temperature"]
     targets = torch.tensor(row["completion_ids"])
+    if "kept" in row:
+        outside = torch.ones_like(logits, dtype=torch.bool)
+        for place, ids in enumerate(row["kept"]):
+            outside[place, ids.tolist()] = False
+        logits = logits.masked_fill(outside, -torch.inf)
     return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]

@@ -7,9 +7,12 @@ import random
 from pathlib import Path
 from typing import Any, Literal
 
+from covey.telemetry.kept_files import without_sets, write_sets
+from support.models import VOCAB
 from support.runs import record
+from support.steps import random_sets
 
-Rows = Literal["equal", "ragged", "an empty half", "a masked half", "two sequences"]
+Rows = Literal["equal", "ragged", "an empty half", "a masked half", "two sequences", "filtered"]
 
 SIBLINGS = 8
 ROWS_PER_RANK = 32
@@ -26,7 +29,8 @@ def write(directory: Path, rows: Rows, world: int) -> Path:
     Ragged rows are short in the first half of a step and long in the second; one of them failed, one was cut
     off, and one group is all equal. An empty half has groups that are all equal: rows without an advantage. A
     masked one has rows that were cut off. Rows are dealt to ranks by tokens, so both ranks forward half of
-    what is left. Of two sequences every other episode has a second one, with a prompt of its own.
+    what is left. Of two sequences every other episode has a second one, with a prompt of its own. Of filtered
+    rows each token was drawn from a set: alone, from a few, or from most of the vocabulary.
     """
     draw = random.Random(f"{rows} {world}")
     directory.mkdir(parents=True)
@@ -39,7 +43,10 @@ def write(directory: Path, rows: Rows, world: int) -> Path:
             for line in _group(draw, rollout, group, rows, is_special=group // per_rank == special)
         ]
         path = directory / f"rollout-{rollout:06d}.jsonl"
+        lines, kept = without_sets(lines)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        if kept is not None:
+            write_sets(path, kept)
     return directory
 
 
@@ -68,6 +75,9 @@ def _group(
                 reward=None if has_failed else 1.0 if is_flat else reward,
             )
         )
+        if rows == "filtered":
+            seed = 1000 * rollout + 10 * group + sibling
+            lines[-1]["kept"] = random_sets(lines[-1]["completion_ids"], seed, VOCAB)
         if rows == "two sequences" and sibling % 2:
             lines[-1]["sequences"] = [_second(draw, rollout)]
     return lines

@@ -30,6 +30,7 @@ MAIN = [kind for kind in TESTED if not kind.is_variant]
 ORACLES = (
     Cell(rows="ragged", world=2, family="llama", loss="grpo"),
     Cell(rows="a masked half", world=2),
+    Cell(rows="filtered", world=2, family="llama", loss="grpo"),
     Cell(rows="equal", tuner="lora", dtype="bfloat16"),
 )
 
@@ -94,7 +95,7 @@ def test_every_fault_is_named(kind: Kind, trials: dict[Kind, Trial]) -> None:
 # -- the oracle, and the comparisons themselves
 
 
-@pytest.mark.parametrize("cell", ORACLES[:2], ids=str)
+@pytest.mark.parametrize("cell", ORACLES[:3], ids=str)
 def test_the_oracle_has_the_gradient_of_float64(cell: Cell, bench: Bench) -> None:
     expected = plain.gradient(bench.model(cell.family), bench.replay(cell), cell.loss)
     assert distance(bench.oracle(cell.problem).gradients[0], expected) < 2e-6

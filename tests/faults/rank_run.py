@@ -1,8 +1,8 @@
 """`python rank_run.py FAULT PHASE RANK WORDS…`: `covey` in one rank of a run, with a fault planted in one of
 them.
 
-The fault comes when that rank enters a phase for the third time, writes its third rollout, or in the middle
-of its second checkpoint.
+The fault comes when that rank enters a phase for the third time, writes its third rollout, is given its first
+completion, or in the middle of its second checkpoint.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from covey.activity import Activity
 from covey.checkpoint import write
 from covey.cli.main import main
+from covey.rollout import collect
 from covey.telemetry.rollout_log import RolloutLog
 from covey.training import agreement, build, facts, process, together
 from covey.training.facts import Survey
@@ -104,6 +105,8 @@ def plant(fault: str, phase: str) -> None:
         before(build, "backend_for", fault)
     elif phase == "record":
         before(RolloutLog, "write", fault, VISIT)
+    elif phase == "completion":
+        before(collect, "_episode", fault)
     elif phase == "save":
         before(write, "_sealed", fault, SAVE)
     else:

@@ -4,7 +4,6 @@ one."""
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import time
@@ -40,20 +39,6 @@ def run(folder: Path, where: str, fault: str = "none", rank: str = "1", reward: 
     """A run of four steps, which begins at its newest checkpoint."""
     (folder / "mine.py").write_text(reward)
     return run_ranks(exchange_run.__file__, fault, where, rank, "train", *OPTIONS[where], folder=folder)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The run that nothing happens to, with or without evaluations."""
-
-    @functools.cache
-    def of(where: str) -> Path:
-        folder = tmp_path_factory.mktemp("undisturbed")
-        ended = run(folder, where)
-        assert ended.code == 0, ended.said
-        return folder / "run"
-
-    return of
 
 
 def lines(out: Path, name: str) -> list[dict[str, Any]]:

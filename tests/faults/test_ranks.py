@@ -3,7 +3,6 @@ with one message that names it, leaves no process, and goes on from its checkpoi
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable
@@ -73,21 +72,6 @@ def assert_same(actual: Path, expected: Path, step: int) -> None:
     assert_same_tensors(actual, expected, step)
     states = [(run / f"checkpoint-{step}/trainer/state.json").read_text() for run in (actual, expected)]
     assert states[0] == states[1]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The run of a backend that nothing happens to."""
-
-    @functools.cache
-    def of(backend: str) -> Path:
-        folder = tmp_path_factory.mktemp("undisturbed")
-        ended = run(folder, backend)
-        assert ended.code == 0, ended.said
-        assert ended.left == []
-        return folder / "run"
-
-    return of
 
 
 USUAL = {

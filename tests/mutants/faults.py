@@ -450,6 +450,7 @@ def _another_prompt(prefix: Prefix) -> None:
 LORA = {"tuner_type": "lora", "lora_rank": 4}
 TWICE = {"num_iterations": 2}
 KL = {"beta": 0.1}
+FILTERS = {"top_p": 0.9}
 MOVING = {**KL, "sync_ref_model": True, "ref_model_sync_steps": 2}
 MANY = {"per_device_train_batch_size": 32}
 IN_PASSES = {"max_tokens_per_micro_batch": 24}
@@ -579,6 +580,21 @@ MUTANTS = (
         "F110",
         1,
         changed(pack, "build_micros", each(lambda m: replace(m, temperature_N=m.temperature_N * 2))),
+    ),
+    Mutant(
+        "trains on the full softmax of filtered tokens",
+        "F115",
+        1,
+        before(Policy, "_stats", lambda self, hidden, m: (self, hidden, replace(m, kept=None))),
+        FILTERS,
+    ),
+    Mutant("loses the kept sets", "F110", 1, changed(pack, "_kept", lambda out, *a: None), FILTERS),
+    Mutant(
+        "gives tokens each other's kept sets",
+        "F110",
+        1,
+        changed(pack, "_kept", lambda out, *a: replace(out, words_K=out.words_K.flip(0))),
+        FILTERS,
     ),
     Mutant("forwards a row twice", "F111", 1, changed(pack, "micro_batches", _row_twice)),
     Mutant("leaves a row out", "F111", 1, changed(pack, "micro_batches", row_lost)),

@@ -48,6 +48,11 @@ HEALTHY: Mapping[str, Mapping[str, Any]] = {
     "dapo, truncated rows masked": {"loss_type": "dapo", "mask_truncated_completions": True},
     "high temperature": {"temperature": 1.5},
     "low temperature": {"temperature": 0.5},
+    "top-p 0.9": {"top_p": 0.9},
+    "all filters, two passes with KL": {
+        **{"min_p": 0.02, "top_k": 20, "top_p": 0.9},
+        **{"num_iterations": 2, "beta": 0.05},
+    },
     "warm-up and cosine": {"warmup_steps": 50, "lr_scheduler_type": "cosine"},
     "noisy reward": {"reward_funcs": ["noisy"]},
     "generate engine": {"engine": "generate"},

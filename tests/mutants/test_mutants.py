@@ -59,6 +59,16 @@ def test_the_same_run_without_a_fault_is_silent(healthy: Mutant, surveys: Survey
     assert run_with(healthy, surveys, tmp_path / "run").code is None
 
 
+def test_tokens_that_have_no_choice_stop_nothing(surveys: Surveys, tmp_path: Path) -> None:
+    """Twenty steps in which filters leave most tokens alone, so that many passes have no gradient: that all
+    completions of a prompt are the same is said, and no guard sees a fault."""
+    alone = Mutant("none", "", 1, nothing, {"top_p": 0.3, "max_steps": 20})
+    assert run_with(alone, surveys, tmp_path / "run").code in (None, "F211", "F212")
+    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    shares = [record["kept/singletons"] for record in records]
+    assert len(shares) == 20 and min(shares) > 0.8
+
+
 @pytest.mark.parametrize("healthy", faults_publish.HEALTHY, ids=lambda m: m.name)
 def test_an_engine_with_weights_of_its_own_is_silent(
     healthy: Mutant, surveys: Surveys, tmp_path: Path

@@ -1,7 +1,7 @@
 """What each of two ranks does that are one vLLM together; writes what it saw to the file that it is given.
 
-The ranks ask for different requests, fail, stop and drift at different times, and meet in collectives of the
-run in between.
+The first rank asks for completions. The ranks fail, stop and drift at different times, and meet in the run's
+collectives in between.
 """
 
 from __future__ import annotations
@@ -43,18 +43,14 @@ def start(comm: Comm, name: str) -> GroupEngine:
 
 
 def requests_of(rank: int) -> list[GenerationRequest]:
-    """Those of a rank, of which the second one has more; a stop string ends some."""
-    return [
-        request_of(p, 10 * rank + i, stop_strings=("k><think>",))
-        for i, p in enumerate(prompts())
-        if rank or i % 2
-    ]
+    """Those of the first rank, of which a stop string ends some; another one has none."""
+    return [] if rank else [request_of(p, i, stop_strings=("k><think>",)) for i, p in enumerate(prompts())]
 
 
 def largest_gap(
     learner: Learner, asked: list[GenerationRequest], given: Sequence[Completion | Plain]
 ) -> float:
-    return max(learner.gap(*pair) for pair in zip(asked, given, strict=True))
+    return max((learner.gap(*pair) for pair in zip(asked, given, strict=True)), default=0.0)
 
 
 def gathered(learner: Learner) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,31 +78,36 @@ def raised(act: Any) -> dict[str, str]:
 
 
 def samples(engine: GroupEngine, learner: Learner, comm: Comm) -> dict[str, Any]:
-    """Requests of its own on each rank, some of them while the others run, and one that is ended."""
+    """Requests of the first rank, some of them while the others run, and of two long ones one that is
+    ended."""
     asked = requests_of(comm.rank)
     torch.manual_seed(comm.rank)
     torch.rand(7 * comm.rank)
     numbers = [engine.submit(request) for request in asked[:2]]
-    long = request_of([5, 6, 7], 90 + comm.rank, max_new_tokens=60)
-    ends = engine.submit(long)
+    long = [] if comm.rank else [request_of([5, 6, 7], 90 + i, max_new_tokens=60) for i in range(2)]
+    ends = [engine.submit(request) for request in long]
     found = {}
     for completion in engine.results():
         found[completion.request_id] = plain(completion)
         if len(numbers) == 2:
             numbers += [engine.submit(request) for request in asked[2:]]
-            engine.abort([ends, 12345] if comm.rank else [])
+            engine.abort([ends[1], 12345])
     given = [found[number] for number in numbers]
     return {
         "tokens": [list(completion.token_ids) for completion in given],
         "logprobs": [list(completion.logprobs) for completion in given],
         "gap": largest_gap(learner, asked, given),
-        "ended": [found[ends].finish.value, len(found[ends].token_ids), learner.gap(long, found[ends])],
-        "unasked": sorted(found.keys() - {*numbers, ends}),
+        "ended": [
+            [found[number].finish.value, len(found[number].token_ids), learner.gap(request, found[number])]
+            for request, number in zip(long, ends, strict=True)
+        ],
+        "unasked": sorted(found.keys() - {*numbers, *ends}),
     }
 
 
 def publishes(engine: GroupEngine, learner: Learner, comm: Comm) -> dict[str, Any]:
-    """Other weights, then ones that the second rank cannot take, then others."""
+    """Other weights, then ones that the second rank cannot take, then others. Without weights all ranks
+    refuse what the first one asks for."""
     asked = requests_of(comm.rank)
     found: dict[str, Any] = {}
     for version in (1, 2):
@@ -126,7 +127,7 @@ def publishes(engine: GroupEngine, learner: Learner, comm: Comm) -> dict[str, An
     worker.covey_load = breaks if comm.rank else load
     found["failed"] = raised(lambda: engine.publish(gathered(learner), 3))
     found["in step"] = ranks_agree()
-    found["weights"] = raised(lambda: engine.submit(asked[0]))
+    found["weights"] = raised(lambda: sampled(engine, asked[:1]))
     worker.covey_load = load
     found["agrees 4"] = learner.agrees_with(engine.publish(gathered(learner), 4))
     found["gap 4"] = largest_gap(learner, asked, sampled(engine, asked))
@@ -134,19 +135,27 @@ def publishes(engine: GroupEngine, learner: Learner, comm: Comm) -> dict[str, An
 
 
 def stops(engine: GroupEngine, learner: Learner, comm: Comm) -> dict[str, Any]:
-    """A signal that reaches the second rank alone."""
-    activity, given = comm.activity, 0
+    """A signal that reaches the second rank alone, after it has stepped ten times."""
+    activity, given, num_steps = comm.activity, 0, 0
+    step = engine._own.step
+
+    def count() -> list[Completion]:
+        nonlocal num_steps
+        num_steps += 1
+        activity.is_asked_to_stop = bool(comm.rank) and num_steps >= 10
+        return step()
 
     def sample() -> None:
         nonlocal given
-        for i in range(4):
+        for i in () if comm.rank else range(4):
             engine.submit(request_of([5, 6, 7 + i], i, max_new_tokens=200 if i else 4))
         with activity.stoppable_between_steps():
             for _ in engine.results():
                 given += 1
-                activity.is_asked_to_stop = bool(comm.rank)
 
-    found = {"raised": raised(sample), "given": given}
+    engine._own.step = count
+    found = {"raised": raised(sample), "given": given, "steps": num_steps}
+    engine._own.step = step
     activity.is_asked_to_stop = bool(comm.rank)
     # An evaluation goes on to its end.
     asked = requests_of(comm.rank)

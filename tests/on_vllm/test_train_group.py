@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from faults import rank_run
+from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.vllm, pytest.mark.multi]
 
@@ -79,6 +83,9 @@ def test_a_run(
     assert ("2 processes are one vLLM" in " ".join(said.read_text().split())) is (spans == 2)
     expected, found = completions(alone[words]), completions(tmp_path / "out")
     assert found.keys() == expected.keys() and len(found) == 32
+    # The first process of each engine owns what it sampled.
+    sizes = {f.name.split(".")[1]: f.stat().st_size for f in (tmp_path / "out" / "rollouts").glob("*.jsonl")}
+    assert {int(name.split("-")[0]) for name, size in sizes.items() if size} == {*range(0, processes, spans)}
     for key, record in found.items():
         assert record["completion_ids"] == expected[key]["completion_ids"], key
         assert record["sampler_logprobs"] == pytest.approx(expected[key]["sampler_logprobs"], abs=1e-4)
@@ -117,6 +124,22 @@ def test_sigterm_ends_a_rollout_of_all_processes(tmp_path: Path) -> None:
         run.wait()
     assert "dropping this rollout" in said.read_text()
     assert (tmp_path / "out" / "checkpoint-0").is_dir(), said.read_text()
+
+
+@pytest.mark.parametrize(("fault", "code"), [("raise", "F131"), ("kill", "F133")])
+def test_the_first_process_fails_while_the_other_steps_with_it(fault: str, code: str, tmp_path: Path) -> None:
+    """The other one does not wait for it: the run ends with one message, and leaves no process."""
+    words = (
+        "--model quickstart --dataset quickstart --reward_funcs accuracy --max_completion_length 60 "
+        "--per_device_train_batch_size 4 --num_generations 4 --gradient_accumulation_steps 2 "
+        "--learning_rate 1e-3 --use_vllm true --vllm_mode colocate --vllm_enforce_eager true "
+        "--vllm_tensor_parallel_size 2 --max_steps 2 --output_dir out"
+    )
+    given = (fault, "completion", "0", "train", *words.split())
+    ended = run_ranks(rank_run.__file__, *given, folder=tmp_path, limit_s=400)
+    assert ended.code == 1 and ended.seconds < 10 and ended.left == [], ended.said
+    assert re.findall(r"^([EF]\d{3}) ", ended.said, re.MULTILINE) == [code], ended.said
+    assert "rank 0" in ended.said and "rollout" in ended.said
 
 
 def test_an_engine_that_does_not_fit_the_processes(tmp_path: Path) -> None:

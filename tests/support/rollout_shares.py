@@ -118,7 +118,6 @@ def made_rollout(
                 if name not in ("num_unknown", "is_repetitive"):
                     record[name] = getattr(made, name)
             record["num_unknown"], record["is_repetitive"] = episode % 3, episode % 5 == 0
-            record["reward"] = np.nan if is_failed else draw.normal()
             record["outcome"], record["parsed_by"] = is_failed, episode % 3 - 1
             record["has_steps"] = draw.random() < steps
             if record["has_steps"]:

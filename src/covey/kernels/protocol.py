@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from covey.kernels.draws import Drawn, Filters
 from covey.kernels.gpu.recordings import Recordings
 from covey.types import MicroBatch, StreamSegment
 
@@ -320,7 +321,7 @@ class DrawInputs:
     noise.
 
     `shared_n` says whose hidden state each draws from, `lead_b` which row is the first of each state's; None
-    where every row has its own. `stops` are the tokens that end a row.
+    where every row has its own. `stops` are the tokens that end a row. Without `filters` no row has one.
     """
 
     temperature_n: Tensor
@@ -330,6 +331,7 @@ class DrawInputs:
     shared_n: Tensor | None = None
     lead_b: Tensor | None = None
     stops: tuple[int, ...] = ()
+    filters: Filters | None = None
 
 
 class Decoder(Protocol):
@@ -358,11 +360,11 @@ class Decoder(Protocol):
 class Sampler(Protocol):
     """Draws as `covey.rollout.noise.sample` does, to the token."""
 
-    def draw(self, hidden_nE: Tensor, inputs: DrawInputs, /) -> tuple[Tensor, Tensor]:
-        """Ids (n,) and logprobs (n,)."""
+    def draw(self, hidden_nE: Tensor, inputs: DrawInputs, /) -> Drawn:
+        """A token for each row."""
 
     def decode(
         self, tokens_b: Tensor, positions_b: Tensor, layout: StepLayout, inputs: DrawInputs, most: int, /
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Drawn:
         """Feed tokens and draw the next ones, `most` times or until a row draws a token that ends it or
-        another one than a row that shares its state: ids and logprobs, (k, n) each."""
+        another one than a row that shares its state: k tokens for each row, (k, n)."""

@@ -17,7 +17,7 @@ from covey.batching.samples import to_samples
 from covey.batching.shares import PackPlan, Step, steps_of
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
-from covey.rollout.moving import move
+from covey.rollout.moving import check_sets, move
 from covey.types import AnnotatedSample, Sample, ScoredGroup, TrainSample
 from covey.types.arrays import constant_bools
 from covey.types.episode import held
@@ -73,9 +73,11 @@ def annotate_and_credit(
 def at_their_ranks(samples: Sequence[Sample], steps: Sequence[Step], comm: Comm) -> list[Sample]:
     """Return the samples, with tokens where the rank forwards them and the summaries of others. Collective.
 
-    Samples that every rank has stay as they are.
+    Samples that every rank has stay as they are. Raises GuardStop (F110) where kept sets are not those that
+    tokens were drawn from.
     """
     if comm.world == 1:
+        check_sets(((i, held(s.tokens)) for i, s in enumerate(samples) if s.length), comm)
         return list(samples)
     rank_of_R = np.concatenate([step.assignment.rank_of_R for step in steps])
     shared = np.array([s.owner is None for s in samples])

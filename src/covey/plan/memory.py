@@ -26,6 +26,7 @@ from covey.plan.memory_gathered import (
     loading_parts,
     publish_parts,
 )
+from covey.plan.memory_kept import rollout_set_bytes, set_bytes
 from covey.plan.memory_rollout import least_parts, planned_layout, rollout_parts
 from covey.plan.memory_training import (
     annotation_parts,
@@ -61,6 +62,7 @@ PARTS: Mapping[str, str] = {
         *(tr("communication"), tr("copies in CPU memory"), tr("activations"), tr("gradient of the head")),
         *(tr("forward pass"), tr("DDP buckets"), tr("reduce buckets"), tr("reduced layer")),
         *(tr("reward models"), tr("copy while loading")),
+        *(tr("filters of sampling"), tr("kept sets"), tr("kept sets of a pass")),
     )
 }
 """The parts of all phases, as people are told of them."""
@@ -107,7 +109,8 @@ class MemoryPlan:
     without a word. `recompute` says which activations are computed again.
     `host_bytes` are what all processes keep in the machine's memory under the facts' layout, and
     `load_host_bytes` what those of a machine take of it while they load.
-    `rests` says that the engine lets its cache go after each rollout.
+    `rests` says that the engine lets its cache go after each rollout. `set_bytes` are those of a token's kept
+    set at the most, and `rollout_set_bytes` of all sets of a rollout, in the machine's memory.
     """
 
     phases: tuple[Phase, ...]
@@ -118,6 +121,8 @@ class MemoryPlan:
     host_bytes: int = 0
     load_host_bytes: int = 0
     rests: bool = False
+    set_bytes: int = 0
+    rollout_set_bytes: int = 0
 
     @property
     def binding(self) -> Phase:
@@ -151,6 +156,7 @@ class MemoryPlan:
             "host_bytes": self.host_bytes,
             "load_host_bytes": self.load_host_bytes,
             "engine_rests": self.rests,
+            "kept_set_bytes": self.rollout_set_bytes,
         }
 
     def in_words(self) -> list[str]:
@@ -176,9 +182,18 @@ class MemoryPlan:
             tr("the largest phase is {name}: {parts}", name=binding.name, parts=parts),
             *again,
             *rests,
+            *([self._kept()] if self.set_bytes else []),
             *loading,
             self.total_in_words(),
         ]
+
+    def _kept(self) -> str:
+        return tr(
+            "the tokens that filters keep take at most {each} for a sampled token, {size} of the machine's "
+            "memory for a rollout of a process",
+            each=size(self.set_bytes),
+            size=size(self.rollout_set_bytes),
+        )
 
     def _loading(self) -> str:
         return tr(
@@ -208,7 +223,16 @@ def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
         host_bytes=host_bytes_of(config, facts, how),
         load_host_bytes=joining_bytes(facts),
         rests=rests,
+        **_sets(config, facts),
     )
+
+
+def _sets(config: Config, facts: Facts) -> dict[str, int]:
+    """The bytes of kept sets, where the model is known."""
+    model = facts.model_sizes
+    if model is None:
+        return {}
+    return {"set_bytes": set_bytes(config, model), "rollout_set_bytes": rollout_set_bytes(config, model)}
 
 
 def recompute_of(config: Config, facts: Facts) -> Recompute:
@@ -322,17 +346,22 @@ def _phases(
         at_least = least_parts(config, how, model, prompt, layout, parts, samples=phase == "rollout")
         phases.append(Phase(name=phase, parts=parts, at_least=at_least))
 
+    kept_set = set_bytes(config, model)
+    if kept_set and not how.cuda:
+        # With GPUs they are in the machine's memory.
+        held["kept sets"] = rollout_set_bytes(config, model)
     if rollout:
         add("rollout", cache, rollout)
     if (config.engine == "native" and not rests) or layout.engine != "own":
         held |= cache
     gathered = computing_parts(gathering, how)
     fullest = fullest_pass(config, facts, prompt)
+    of_pass = {"kept sets of a pass": kept_set * fullest.trained} if kept_set else {}
     if has_kl(config) or _steps_per_rollout(config) > 1:
-        add("annotate", gathered, annotation_parts(model, fullest, how))
+        add("annotate", gathered, of_pass, annotation_parts(model, fullest, how))
     buckets = bucket_parts(gathering, how, weights.trained) if facts.num_processes > 1 else {}
     update = update_parts(model, fullest, how, weights, layout, adds_up=adds_up)
-    add("update", gathered, buckets, update)
+    add("update", gathered, buckets, of_pass, update)
     add("step", step_parts(config, model, how, held, layout))
     if layout.engine != "own" or not facts.layout.is_here:
         add("publish", publish_parts(gathering, model))

@@ -19,6 +19,7 @@ from covey.plan.activations import (
 )
 from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
+from covey.plan.memory_kept import filtering_bytes
 from covey.plan.memory_vllm import engine_bytes, held_tokens
 from covey.plan.memory_vllm import weight_bytes as copy_bytes
 
@@ -60,6 +61,8 @@ def rollout_parts(
     prefill = min(slots * prompt, max(PREFILL_TOKENS, prompt))
     alone = PassSize(tokens=prefill, trained=0, cells=0, later=False)
     work = {"sampling": max(rows * model.vocabulary * _SAMPLING_BYTES, working_bytes(model, alone, how))}
+    if filtering := filtering_bytes(config, model, cuda=how.cuda):
+        work["filters of sampling"] = rows * filtering
     if not how.full and how.element == FLOAT and not how.packed_bits:
         work["merged weights"] = FLOAT * model.adapted_parameters
     if missing:

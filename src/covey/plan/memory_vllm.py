@@ -43,8 +43,8 @@ def cache_bytes(
     """Return the bytes of a process in which every completion side by side has its place, however long it
     gets.
 
-    A process asks for `rows`, and so do the others of the `spans` that are one vLLM. Each keeps its heads of
-    keys, at least one.
+    One vLLM of `spans` processes samples the `rows` of each of them. Each process keeps its heads of keys, at
+    least one.
     """
     each = completion_bytes(model, element, tokens) // min(spans, model.kv_heads)
     return side_by_side(config, rows * spans) * each

@@ -84,6 +84,7 @@ def summaries_of(own: RankShare, codec: TextCodec, plan: CollectPlan) -> Summari
     steps: dict[int, StepRewards] = {}
     words: dict[int, Any] = {}
     for slot, episode, score in zip(own.slots, own.episodes, own.scores, strict=True):
+        assert len(score.parts) == len(plan.weights), "other ranks add up the parts, one a reward"
         number = len(records)
         if gives_steps(score.parts):
             steps[number] = _steps_of(score)
@@ -93,11 +94,11 @@ def summaries_of(own: RankShare, codec: TextCodec, plan: CollectPlan) -> Summari
         num_rows = len(records) - number
         parts += [[math.nan if p.value is None else p.value for p in score.parts]] * num_rows
         statuses += [[_STATUSES.index(p.status) for p in score.parts]] * num_rows
-    num_parts = len(own.scores[0].parts) if own.scores else len(plan.weights)
+    shape = len(records), len(plan.weights)
     return Summaries(
         rows=np.array(records, SUMMARY),
-        parts_RK=np.array(parts, np.float64).reshape(len(records), num_parts),
-        statuses_RK=np.array(statuses, np.int8).reshape(len(records), num_parts),
+        parts_RK=np.array(parts, np.float64).reshape(shape),
+        statuses_RK=np.array(statuses, np.int8).reshape(shape),
         steps=steps,
         words=words,
     )
@@ -110,7 +111,6 @@ def _records_of(
     record = np.zeros((), SUMMARY)
     record["episode"], record["outcome"] = slot.number, _OUTCOMES.index(episode.outcome)
     record["oldest_version"] = record["newest_version"] = record["kept_words"] = -1
-    record["reward"] = math.nan if score.total is None else score.total
     read = score.extras.get("parsed_by")
     record["parsed_by"] = -1 if read is None else int(read != _PARSED_BY[0])
     record["is_repetitive"] = is_repetitive(episode.trained_ids)
@@ -168,9 +168,6 @@ def _score(row: int, every: Summaries, plan: CollectPlan) -> Score:
     extras: Mapping[str, Any] = (
         {} if record["parsed_by"] < 0 else {"parsed_by": _PARSED_BY[int(record["parsed_by"])]}
     )
-    if not values:
-        reward = float(record["reward"])
-        return Score(total=None if math.isnan(reward) else reward, parts=(), extras=extras)
     parts = [
         ScorePart(
             name=name,

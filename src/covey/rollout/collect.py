@@ -13,7 +13,7 @@ from covey.data.text import TextCodec
 from covey.errors import EngineLost
 from covey.rewards.protocol import Scored
 from covey.rollout.assembly import RankShare, assemble
-from covey.rollout.engine import Engine
+from covey.rollout.engine import Capabilities, Engine
 from covey.rollout.slots import CollectPlan, Slot, slots_of
 from covey.types import (
     Completion,
@@ -78,16 +78,15 @@ class Collected:
 def collect(
     prompts: Sequence[Prompt], engine: Engine, score: Scorer, codec: TextCodec, plan: CollectPlan, comm: Comm
 ) -> Collected:
-    """Sample and score every completion of a rollout; ranks take equal shares. What is not a token or a text
-    is known to all of them then.
+    """Sample and score every completion of a rollout; engines take equal shares (`own_slots`). What is not a
+    token or a text is known to all ranks then.
 
     A completion depends on its noise key alone, so which rank samples it changes nothing. Where nothing is
     left that could sample, those that have not come back are infrastructure failures. Raises Stopped on
     every rank if a signal reached one of them before it had sampled its share for training.
     """
     slots = slots_of(prompts, plan)
-    share = -(-len(slots) // comm.world)
-    mine = slots[comm.rank * share : (comm.rank + 1) * share]
+    mine = own_slots(slots, engine.capabilities, comm)
     share_of_rank: _Share | None = None
     with suppress(Stopped):
         share_of_rank = _sample_share(mine, engine, score, codec, plan, comm.activity)
@@ -99,6 +98,19 @@ def collect(
         rollout_s=share_of_rank.rollout_s,
         reward_s=share_of_rank.reward_s,
     )
+
+
+def own_slots(slots: Sequence[Slot], engine: Capabilities, comm: Comm) -> Sequence[Slot]:
+    """Return the slots that this rank samples, scores and owns: one of as many equal shares as there are
+    engines, or none where it only computes with the rank that asks its engine.
+
+    Of 8 slots and 4 ranks that are 2 engines, rank 0 has the slots 0 to 3 and rank 2 has 4 to 7.
+    """
+    if not engine.is_asked_by(comm.rank):
+        return ()
+    share = -(-len(slots) // (comm.world // engine.num_ranks))
+    first = comm.rank // engine.num_ranks * share
+    return slots[first : first + share]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +135,7 @@ def _sample_share(
     # An evaluation is not stopped: the step that it belongs to has been taken and is recorded with it.
     is_kept = plan.split != "train"
     stoppable = nullcontext if is_kept else activity.stoppable
-    spans = engine.capabilities.spans_ranks and not is_kept
+    spans = engine.capabilities.num_ranks > 1 and not is_kept
     started = time.perf_counter()
     waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
     episodes: dict[int, Episode] = {}

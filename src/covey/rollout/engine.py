@@ -30,8 +30,9 @@ class Capabilities:
     one copy: the first rank publishes to it, and `publish` of the others sends nothing. `forgets`: the copy
     is gone after `rest`, so that the same version has to be published again. `adapter_rank` is the highest
     rank of a LoRA adapter that it applies itself (0: none), beside a base that it has been sent before.
-    `spans_ranks`: several ranks compute each step of it together, so that none of them may leave alone.
-    `swaps`: it takes a publish while requests run.
+    `num_ranks`: so many consecutive ranks compute each step of it together, so that none of them may leave
+    alone; the first of them asks for completions and is given them. `swaps`: it takes a publish while
+    requests run.
     """
 
     logprobs: bool
@@ -41,8 +42,12 @@ class Capabilities:
     forgets: bool = False
     dtype: torch.dtype | None = None
     adapter_rank: int = 0
-    spans_ranks: bool = False
+    num_ranks: int = 1
     swaps: bool = False
+
+    def is_asked_by(self, rank: int) -> bool:
+        """Return whether this rank submits requests: it is the first of those that are one engine."""
+        return rank % self.num_ranks == 0
 
 
 class Engine(Protocol):

@@ -1,4 +1,4 @@
-"""Gives every rank one record of 77 bytes for each row of a rollout; tokens stay with their owner.
+"""Gives every rank one record of 69 bytes for each row of a rollout; tokens stay with their owner.
 
 A row is one sequence of an episode. Ranks collect any episodes they like; after the exchange each of them has
 the records of all, in the same order.
@@ -31,8 +31,6 @@ SUMMARY = np.dtype(
         ("newest_version", "<i8"),
         # The sum of the sampler's logprobs of the trained tokens, in nats.
         ("logprob_sum", "<f8"),
-        # The weighted total of the reward; NaN where there is none.
-        ("reward", "<f8"),
         # Of the tokens behind the prompt: equal completions have equal ones.
         ("digest", "<u8"),
         # The slot of the rollout that the episode fills, counted from 0, group after group.
@@ -61,7 +59,7 @@ SUMMARY = np.dtype(
         ("has_words", "?"),
     ]
 )
-"""The record of a row, 77 bytes."""
+"""The record of a row, 69 bytes."""
 
 T = TypeVar("T")
 
@@ -118,7 +116,7 @@ def exchange(own: Summaries, num_episodes: int, comm: Comm) -> Summaries:
 
     `own` are those of this rank's episodes, in any order; `num_episodes` is how many slots the rollout has on
     all ranks together. Every rank gives rows with the same number of parts. One tensor goes from each rank to
-    each: 77 bytes a row and 9 bytes a part; a second one where any rank has step rewards, and words as JSON
+    each: 69 bytes a row and 9 bytes a part; a second one where any rank has step rewards, and words as JSON
     where any rank has some.
 
     Raises GuardStop (F122) on every rank for an episode that is unknown, one that is there twice or missing,

@@ -25,15 +25,16 @@ from transformers import (
 
 from covey.models.policy import Policy
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
+from covey.rollout.filters import filters_of, kept_sets
 from covey.rollout.noise import row_key, sample, token_table
 from covey.rollout.stop_strings import check_stop_strings, num_until_stop, search_for
-from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
+from covey.types import Completion, Finding, Finish, GenerationRequest, KeptSets, Receipt
 from covey.types.arrays import floats, ints
 
 
 class _Sampler(LogitsProcessor):
-    """Turns each step's logits into a one-hot of the token that covey's noise draws, and keeps its
-    logprob. `count` is called with the number of tokens of each step."""
+    """Turns each step's logits into a one-hot of the token that covey's noise draws, and keeps what was drawn
+    and the sets that filters left. `count` is called with the number of tokens of each step."""
 
     def __init__(
         self, requests: Sequence[GenerationRequest], device: torch.device, count: Callable[[int], None]
@@ -41,19 +42,26 @@ class _Sampler(LogitsProcessor):
         self._count = count
         self._keys_R = torch.tensor([row_key(r.turn) for r in requests], device=device)
         self._temperature_R = torch.tensor([r.sampling.temperature for r in requests], device=device)
+        self._sampling = [r.sampling for r in requests]
+        self._filters = filters_of(self._sampling, device)
         self._table_V: Tensor | None = None
         self.tokens: list[Tensor] = []
         self.logprobs: list[Tensor] = []
+        # One list for each token, of a set for each row.
+        self.kept: list[list[KeptSets | None]] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if self._table_V is None:
             self._table_V = token_table(scores.shape[1], scores.device)
         position_R = torch.full_like(self._keys_R, len(self.tokens))
-        token_R, logprob_R = sample(scores, self._temperature_R, self._keys_R, position_R, self._table_V)
-        self.tokens.append(token_R)
-        self.logprobs.append(logprob_R)
-        self._count(len(token_R))
-        return torch.full_like(scores, float("-inf")).scatter_(1, token_R[:, None], 0.0)
+        by = self._temperature_R, self._keys_R, position_R, self._table_V
+        drawn = sample(scores, *by, filters=self._filters)
+        self.tokens.append(drawn.tokens)
+        self.logprobs.append(drawn.logprobs)
+        kept_R1W = None if drawn.kept is None else drawn.kept[:, None]
+        self.kept.append(kept_sets(self._sampling, kept_R1W, scores.shape[1]))
+        self._count(len(drawn.tokens))
+        return torch.full_like(scores, float("-inf")).scatter_(1, drawn.tokens[:, None], 0.0)
 
 
 class _AtStopStrings(StoppingCriteria):
@@ -157,10 +165,8 @@ class GenerateEngine:
         seconds = time.perf_counter() - started
         tokens = torch.stack(sampler.tokens, dim=1).tolist()
         logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
-        return [
-            self._completion(number, request, ids, values, seconds)
-            for (number, request), ids, values in zip(batch.items(), tokens, logprobs, strict=True)
-        ]
+        rows = zip(batch.items(), tokens, logprobs, zip(*sampler.kept, strict=True), strict=True)
+        return [self._completion(*own, ids, values, sets, seconds) for own, ids, values, sets in rows]
 
     def _count(self, num_tokens: int) -> None:
         self.num_computed += num_tokens
@@ -198,6 +204,7 @@ class GenerateEngine:
         request: GenerationRequest,
         tokens: Sequence[int],
         logprobs: Sequence[float],
+        sets: Sequence[KeptSets | None],
         seconds: float,
     ) -> Completion:
         tokens = tokens[: request.sampling.max_new_tokens]
@@ -205,6 +212,7 @@ class GenerateEngine:
         at_string = num_until_stop(request, self._tokenizer, tokens)
         ends += [] if at_string is None else [at_string]
         length = min(ends, default=len(tokens))
+        kept = [own for own in sets[:length] if own is not None]
         return Completion(
             request_id=number,
             token_ids=ints(tokens[:length]),
@@ -212,4 +220,5 @@ class GenerateEngine:
             versions=((self._version, length),),
             finish=Finish.STOP if ends else Finish.LENGTH,
             seconds=seconds,
+            kept=KeptSets.joined(kept) if kept else None,
         )

@@ -5,7 +5,7 @@ R  rows of the rollout
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -36,8 +36,9 @@ def move(
     one that it is sent to. Rows of no tokens are nowhere. What arrives has one run of the model's tokens
     behind the prompt.
 
-    What arrives is held to what is known of it. Raises GuardStop on every rank: F122 where a rank did not
-    send exactly the rows that were asked of it, F110 where a row is not the one that was reported.
+    What arrives is held to what is known of it, and kept sets to the tokens that were drawn from them. Raises
+    GuardStop on every rank: F122 where a rank did not send exactly the rows that were asked of it, F110 where
+    a row is not the one that was reported.
     """
     has_tokens_R = np.array([sequence.length > 0 for sequence in known], dtype=np.bool_)
 
@@ -57,7 +58,9 @@ def move(
             asked = numbers(rank, comm.rank)
             if rows is None or [number for number, _ in rows] != asked:
                 raise _other_rows(asked, rows, rank, comm)
-            if rank != comm.rank:
+            if rank == comm.rank:
+                check_sets(rows, comm)
+            else:
                 for number, row in rows:
                     _check(number, row, known[number], rank, comm)
             found += rows
@@ -180,6 +183,32 @@ def _other_rows(
     return stop("F122", comm.activity.step, seen, tr("Completions were lost or added after sampling."))
 
 
+def check_sets(rows: Iterable[tuple[int, TokenSequence]], comm: Comm) -> None:
+    """Raise GuardStop (F110) where a row's kept sets are not those that its tokens were drawn from."""
+    for number, row in rows:
+        if what := _wrong_sets(row):
+            seen = tr("row {number} of the rollout has {what}", number=number, what=what)
+            raise stop(
+                "F110", comm.activity.step, seen, tr("The engine recorded the kept sets of other tokens.")
+            )
+
+
+def _wrong_sets(row: TokenSequence) -> str:
+    """What contradicts a row in its kept sets, in words; "" where nothing does."""
+    if row.kept is None:
+        return ""
+    if len(row.kept) != row.num_trained:
+        return tr("{num} kept sets for {num_trained} tokens", num=len(row.kept), num_trained=row.num_trained)
+    if lacking := row.kept.lacks(row.trained_ids):
+        return tr(
+            "kept sets that lack the token which was drawn from them; the first of {num} is that of trained "
+            "token {first}",
+            num=len(lacking),
+            first=lacking[0],
+        )
+    return ""
+
+
 def _check(
     number: int, row: TokenSequence, known: TokenSequence | SequenceSummary, rank: int, comm: Comm
 ) -> None:
@@ -204,15 +233,8 @@ def _check(
             sum=row.logprob_sum,
             planned_sum=known.logprob_sum,
         )
-    elif row.kept is not None and len(row.kept) != row.num_trained:
-        what = tr("{num} kept sets for {num_trained} tokens", num=len(row.kept), num_trained=row.num_trained)
-    elif row.kept is not None and (lacking := row.kept.lacks(row.trained_ids)):
-        what = tr(
-            "kept sets that lack the token which was drawn from them; the first of {num} is that of trained "
-            "token {first}",
-            num=len(lacking),
-            first=lacking[0],
-        )
+    elif words := _wrong_sets(row):
+        what = words
     elif (row.kept_words, row.kept_checksum) != (known.kept_words, known.kept_checksum):
         what = tr("other kept sets of the same tokens")
     else:

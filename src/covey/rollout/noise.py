@@ -14,6 +14,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from covey.kernels.draws import Drawn, Filters
+from covey.rollout.filters import bitmaps, kept_tokens
 from covey.types import TurnId
 
 _MASK_32 = 0xFFFFFFFF
@@ -95,15 +97,28 @@ def sample(
     position_R: Tensor,
     table_V: Tensor,
     ahead: Ahead | None = None,
-) -> tuple[Tensor, Tensor]:
+    filters: Filters | None = None,
+) -> Drawn:
     """Draw one token a row: ids (R,) and their logprobs (R,) in float32 under softmax(logits /
-    temperature).
+    temperature), and the sets that filters leave, within which the logprobs are then.
 
     `ahead` gives the noise of the same keys and positions where it is made ahead. A large vocabulary is drawn
     from in two steps, a block of it by the blocks' masses and then a token of the block: the same
     distribution, for noise of a few hundred numbers a row in place of V.
     """
     scaled_RV = logits_RV.float() / temperature_R[:, None]
+    if filters is None:
+        return Drawn(*_drawn(scaled_RV, key_R, position_R, table_V, ahead))
+    is_kept_RV = kept_tokens(scaled_RV, filters)
+    scaled_RV.masked_fill_(~is_kept_RV, float("-inf"))
+    found = _drawn(scaled_RV, key_R, position_R, table_V, ahead)
+    return Drawn(*found, bitmaps(is_kept_RV, may_wait=filters.may_wait))
+
+
+def _drawn(
+    scaled_RV: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor, ahead: Ahead | None
+) -> tuple[Tensor, Tensor]:
+    """Ids and logprobs of the tokens that are drawn from softmax(scaled)."""
     if scaled_RV.shape[1] <= _BLOCK:
         logprob_RV = scaled_RV.log_softmax(dim=1)
         noise_RV = ahead.next() if ahead is not None else gumbel(key_R, position_R, table_V)

@@ -214,18 +214,22 @@ class Publisher:
     def _run_canary(self, canary: Canary, version: int) -> float:
         """Sample the canary from every engine, and hold it to the learner; returns the largest gap."""
         sampled: dict[str, list[Completion]] = {}
+        # The other ranks of an engine compute with the one that asks it.
+        asked = canary.requests if self._engine.capabilities.is_asked_by(self._comm.rank) else ()
 
         def sample() -> None:
             engines = self._engine.members or {"": self._engine}
             lost: RunFailed | None = None
             for name, engine in engines.items() if self._is_sender else ():
                 try:
-                    sampled[name] = sample_canary(engine, canary.requests)
+                    own = sample_canary(engine, asked)
                 except RunFailed as error:
                     # It took the weights and is gone: it is asked for nothing more, and the others go on.
                     lost = error
                     continue
-                check_sampled_by(self._who(name), {v for c in sampled[name] for v, _ in c.versions}, version)
+                check_sampled_by(self._who(name), {v for c in own for v, _ in c.versions}, version)
+                if own:
+                    sampled[name] = own
             if lost is not None and not sampled:
                 raise lost
 
@@ -246,6 +250,7 @@ class Publisher:
         return gap
 
     def _on_all_ranks(self, act: Callable[[], None]) -> None:
-        """What fails on one rank is raised on all of them; `act` holds no collective."""
+        """What fails on one rank is raised on all of them; `act` holds no collective, but for those in which
+        the ranks of one engine fail together."""
         with failing_together(self._comm):
             act()

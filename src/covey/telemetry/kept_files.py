@@ -1,9 +1,9 @@
 """The tensor file beside the records of a rollout, with the kept sets of its sequences.
 
 `rollout-000012.kept.safetensors` holds `counts` and `words` of all sequences of `rollout-000012.jsonl` that
-have sets, one behind the other in the order of the records, with their vocabulary in its metadata. In a record
-as it is read or written a sequence has its sets under "kept"; in the file of records it has their checksum
-under "kept_checksum".
+have sets, one behind the other in the order of the records, with their vocabulary in its metadata. In a
+record as it is read or written a sequence has its sets under "kept"; in the file of records it has their
+checksum under "kept_checksum".
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def add_sets(path: Path, records: Sequence[dict[str, Any]]) -> None:
     if sum(sizes) != len(kept):
         raise CoveyError(
             tr(
-                "{path} has {num} kept sets, but its records have {num_tokens} tokens that were drawn from one",
+                "{path} has {num} kept sets, but its records have {num_tokens} tokens drawn from one",
                 path=file,
                 num=len(kept),
                 num_tokens=sum(sizes),

@@ -109,6 +109,9 @@ class RolloutBuffer:
     def take_tokens(self, tensors: Mapping[str, Tensor]) -> None:
         """Complete the rows of `load_state` by what there is for each token of those that this rank
         forwards."""
+        if any("logprob_sum" not in row for row in self.saved_rows):
+            # Older versions wrote the versions of a row's tokens beside its other values, as runs.
+            self.saved_rows, tensors = _with_versions(self.saved_rows, tensors)
         saved, places = self.saved_rows, _places(self.saved_rows, tensors)
         self.rows = tuple(_row(row, {}, is_own=False) for row in saved)
         self.rows = tuple(
@@ -161,7 +164,11 @@ def _values(name: str, row: TrainSample) -> Tensor | None:
 
 def _size(name: str, row: TrainSample) -> int:
     sample = row.annotated.sample
-    known = {"length": sample.length, "num_trained": sample.num_trained, "kept_words": sample.tokens.kept_words}
+    known = {
+        "length": sample.length,
+        "num_trained": sample.num_trained,
+        "kept_words": sample.tokens.kept_words,
+    }
     return _size_of(name, {**known, "has_token_advantages": row.token_advantages is not None})
 
 
@@ -199,7 +206,8 @@ def _row_json(row: TrainSample, rank: int) -> dict[str, Any]:
 
 
 def _older(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Rows of an older version as they are written now, and their tokens as flat tensors."""
+    """Rows that have their tokens as lists, as `_with_versions` takes them, and the tokens as flat
+    tensors."""
     newest = max((version for row in rows for version in row["versions"]), default=0)
     now = [
         {
@@ -209,10 +217,7 @@ def _older(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dic
             "sequence": 0,
             "length": len(row["token_ids"]),
             "num_trained": len(row["sampler_logprobs"]),
-            "logprob_sum": sum(row["sampler_logprobs"]),
-            "digest": 0,
-            "oldest_version": min(row["versions"], default=-1),
-            "newest_version": max(row["versions"], default=-1),
+            "versions": runs(row["versions"]),
             "age": newest - min(row["versions"], default=newest),
             "in_loss": all(row["loss_mask"]),
             "has_token_advantages": "token_advantages" in row,
@@ -223,12 +228,33 @@ def _older(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dic
     return now, {name: torch.tensor(np.array(flat[name], dtype=dtype)) for name, dtype in _TOKENS.items()}
 
 
+def _with_versions(
+    rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Rows that have the versions of their tokens as runs, and their tensors, as both are written now."""
+    order = _saved_order(rows)
+    whole = {**tensors}
+    whole["versions"] = torch.tensor([v for i in order for v in each(rows[i]["versions"])], dtype=torch.int64)
+    now = [{**row, "digest": 0} for row in rows]
+    for i, end in zip(order, accumulate(rows[i]["num_trained"] for i in order), strict=True):
+        logprobs = whole["sampler_logprobs"][end - rows[i]["num_trained"] : end].numpy()
+        own = [version for version, _ in rows[i]["versions"]]
+        now[i]["logprob_sum"] = float(logprobs.sum(dtype="float64"))
+        now[i]["oldest_version"], now[i]["newest_version"] = min(own, default=-1), max(own, default=-1)
+    return now, whole
+
+
+def _saved_order(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The numbers of rows in the order in which flat tensors hold them: rank by rank."""
+    return sorted(range(len(rows)), key=lambda i: (rows[i]["rank"], i))
+
+
 def _places(rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> list[dict[str, range]]:
-    """Where each row stands in each of the flat tensors, which hold the rows rank by rank.
+    """Where each row stands in each of the flat tensors.
 
     Raises CheckpointError where a tensor is longer or shorter than its rows together.
     """
-    order = sorted(range(len(rows)), key=lambda i: (rows[i]["rank"], i))
+    order = _saved_order(rows)
     found: list[dict[str, range]] = [{} for _ in rows]
     names = set(tensors)
     for name in (*_TOKENS, *_ANNOTATIONS):

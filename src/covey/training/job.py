@@ -33,6 +33,7 @@ from covey.texts.numbers import told
 from covey.training.buffer import RolloutBuffer
 from covey.training.evaluate import Best, EvalTimes, Evaluator
 from covey.training.guards import Guards
+from covey.training.kept_metrics import kept_metrics
 from covey.training.limits import Limits, Signals
 from covey.training.measure import publish_metrics, rollout_metrics, step_metrics, with_users
 from covey.training.memory import PhaseMemory
@@ -127,6 +128,7 @@ class Job:
         self._record_published()
         metrics = {
             **rollout_metrics(collected, rows, self.progress.step, self.codec),
+            **kept_metrics(collected.groups, self.comm),
             **({} if collected.is_replayed else publish_metrics(self.publisher.last)),
         }
         self._report([*self.watch.check(collected.sampled, self.progress.step), *self._new_fallbacks()])

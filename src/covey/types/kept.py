@@ -59,6 +59,25 @@ class KeptSets(ByValue):
         return cls(vocab=vocab, counts=ints(counts), words=ints(np.concatenate([ints(()), *parts])))
 
     @classmethod
+    def of_bitmaps(cls, bitmap_nW: Any, vocab: int) -> KeptSets:
+        """Build sets from bitmaps (n, W) of int32, which have no bit beyond the vocabulary."""
+        import numpy as np
+
+        num, widest = bitmap_nW.shape
+        at_n, at_w = np.nonzero(bitmap_nW)
+        taken = bitmap_nW[at_n, at_w].astype("<i4", copy=False)
+        bits = np.unpackbits(taken.view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
+        counts = np.bincount(at_n, weights=bits.sum(axis=1), minlength=num).astype(np.int32)
+        is_list = counts <= widest
+        of_list = is_list[at_n]
+        place, bit = np.nonzero(bits[of_list])
+        words = np.empty(int(np.minimum(counts, widest).sum()), np.int32)
+        is_id = np.repeat(is_list, np.minimum(counts, widest))
+        words[is_id] = _BITS * at_w[of_list][place] + bit
+        words[~is_id] = bitmap_nW[~is_list].ravel()
+        return cls(vocab=vocab, counts=ints(counts), words=ints(words))
+
+    @classmethod
     def joined(cls, parts: Sequence[KeptSets]) -> KeptSets:
         """Return the sets of one or several parts one behind the other; all are of one vocabulary."""
         import numpy as np

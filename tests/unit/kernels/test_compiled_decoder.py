@@ -105,8 +105,8 @@ def test_draws_are_those_of_the_noise_in_torch(library, temperature, vocab):
     hidden = torch.randn(rows, 64, generator=generator)
     keys = torch.randint(0, 2**32, (rows,), generator=generator)
     given = torch.full((rows,), temperature), keys, torch.arange(rows), token_table(vocab, hidden.device)
-    expected, expected_logprob = sample(policy.logits(hidden), *given)
-    token, logprob = step.draw(hidden, DrawInputs(*given))
+    expected, expected_logprob, _ = sample(policy.logits(hidden), *given)
+    token, logprob, _ = step.draw(hidden, DrawInputs(*given))
     # Two largest sums of logprob and noise may be closer than float32 tells apart.
     assert int((token != expected).sum()) <= 1
     same = token == expected
@@ -142,7 +142,7 @@ def test_logits_that_are_no_numbers_draw_the_first_token(library, vocab):
     assert step is not None
     hidden = torch.full((3, 64), float("nan"))
     given = torch.ones(3), torch.arange(3), torch.arange(3), token_table(vocab, hidden.device)
-    token, logprob = step.draw(hidden, DrawInputs(*given))
+    token, logprob, _ = step.draw(hidden, DrawInputs(*given))
     assert token.tolist() == [0, 0, 0] and bool(logprob.isnan().all())
 
 

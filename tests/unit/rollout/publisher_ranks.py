@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -58,6 +59,32 @@ def _shared(comm: Comm, backend: DDPBackend) -> str:
     return f"{publisher.last.canary_gap > 0}"
 
 
+class _OfBoth(CopyEngine):
+    """Counts what it is asked for."""
+
+    num_asked = 0
+
+    def submit(self, request):
+        self.num_asked += 1
+        return super().submit(request)
+
+
+def _one_engine(comm: Comm, backend: DDPBackend) -> str:
+    """Both ranks are one engine: each is sent the weights, the first one asks for the canary, and every rank
+    knows the gap."""
+    engine = _OfBoth(backend.policy)
+    engine.capabilities = replace(engine.capabilities, num_ranks=2)
+    publisher = _publisher(engine, backend, comm)
+    with torch.no_grad():
+        for parameter in backend.policy.parameters():
+            parameter.mul_(1.01)
+    with publisher.serve(3):
+        pass
+    assert publisher.last is not None and publisher.last.canary_gap is not None
+    assert publisher.last.num_bytes > 0 and engine.num_publishes == 1
+    return f"{engine.num_asked} asked for, {publisher.last.canary_gap > 0}"
+
+
 def _raised(comm: Comm, backend: DDPBackend, engine: CopyEngine) -> str:
     try:
         with _publisher(engine, backend, comm).serve(1):
@@ -84,11 +111,14 @@ def _breaks_off(comm: Comm, backend: DDPBackend) -> str:
     return _raised(comm, backend, _BreaksOff(backend.policy, is_shared=True, sends=comm.rank == 0))
 
 
+FOUND = (_shared, _one_engine, _one_of_two_servers, _breaks_off)
+
+
 def _main(work: Path) -> None:
     torch.set_num_threads(1)
     with ranks(2) as comm:
         backend = DDPBackend(policy_of("llama"), OPTIMIZER)
-        said = {f.__name__: f(comm, backend) for f in (_shared, _one_of_two_servers, _breaks_off)}
+        said = {f.__name__: f(comm, backend) for f in FOUND}
         (work / f"{comm.rank}.json").write_text(json.dumps(said))
 
 

@@ -27,7 +27,7 @@ def test_draws_are_those_of_sample_and_hold_within_their_margin() -> None:
         key = torch.randint(1 << 32, (rows,), generator=generator)
         position = torch.arange(rows) % 5
         table = token_table(vocab, torch.device("cpu"))
-        token, _ = sample(logprob, torch.ones(rows), key, position, table)
+        token, *_ = sample(logprob, torch.ones(rows), key, position, table)
         drawn, margin = draws(logprob, key, position, table)
         assert torch.equal(drawn, token)
         assert (margin >= 0).all()

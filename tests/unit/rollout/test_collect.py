@@ -13,7 +13,7 @@ from covey.data.rows import prompt_table
 from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
 from covey.rollout import collect as collecting
-from covey.rollout.collect import collect
+from covey.rollout.collect import collect, own_slots
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.slots import CollectPlan
 from covey.types import Origin, SamplingParams, Source
@@ -23,7 +23,7 @@ from support.rollout_shares import on_counting_ranks
 
 @pytest.fixture(scope="module")
 def collected(quickstart_policy, quickstart_codec):
-    """Collect a rollout of five prompts by three siblings on `comm`."""
+    """Collect a rollout of five prompts by three siblings on `comm`, so many of whose ranks are an engine."""
     table = prompt_table(task.training_rows()[:5], quickstart_codec, max_length=None)
     prompts = [table.take(i, Origin(epoch=0, rollout=3)) for i in range(5)]
     plan = CollectPlan(
@@ -38,8 +38,9 @@ def collected(quickstart_policy, quickstart_codec):
     def score(rows):
         return lambda: score_rows(build(["accuracy", "format"]), [1.0, 0.5], rows)
 
-    def run(comm, *, prompts=prompts, plan=plan):
+    def run(comm, *, prompts=prompts, plan=plan, num_ranks=1):
         engine = NativeEngine(quickstart_policy)
+        engine.capabilities = replace(engine.capabilities, num_ranks=num_ranks)
         return collect(prompts, engine, score, quickstart_codec, plan, comm).groups
 
     return run
@@ -72,11 +73,11 @@ def test_one_rank(collected, quickstart_codec):
 
 
 # 15 completions: uneven shares, split groups, ranks without any.
-@pytest.mark.parametrize("world", [2, 4, 20])
-def test_ranks_together_have_what_one_has(world, collected):
+@pytest.mark.parametrize(("world", "num_ranks"), [(2, 1), (4, 1), (20, 1), (2, 2), (4, 2), (40, 2)])
+def test_ranks_together_have_what_one_has(world, num_ranks, collected):
     alone = [e for g in collected(LocalComm()) for e in g.group.episodes]
     scores = [s for g in collected(LocalComm()) for s in g.scores]
-    results, _ = on_counting_ranks(world, collected)
+    results, _ = on_counting_ranks(world, lambda comm: collected(comm, num_ranks=num_ranks))
     owned = []
     for rank, groups in enumerate(results):
         assert [len(g.group.episodes) for g in groups] == [3] * 5
@@ -86,6 +87,7 @@ def test_ranks_together_have_what_one_has(world, collected):
             assert episode.id == expected.id and episode.outcome == expected.outcome
             assert score.total == scores[number].total and score.parts == scores[number].parts
             assert same_but_for_rounding(summary_of(*episode.sequences), summary_of(*expected.sequences))
+            assert episode.owner % num_ranks == 0
             if episode.owner == rank:
                 owned.append(number)
                 assert episode.text == expected.text
@@ -99,6 +101,13 @@ def test_ranks_together_have_what_one_has(world, collected):
     # Ranks among themselves know the same to the last bit.
     known = [[s.summary for s in to_samples(groups)] for groups in results]
     assert all(of_rank == known[0] for of_rank in known)
+
+
+def test_the_first_rank_of_an_engine_has_the_slots_of_all(collected, quickstart_codec):
+    slots = list(range(15))
+    engine = replace(NativeEngine.capabilities, num_ranks=2)
+    of_ranks, _ = on_counting_ranks(4, lambda comm: own_slots(slots, engine, comm))
+    assert [list(own) for own in of_ranks] == [slots[:8], [], slots[8:], []]
 
 
 def same_but_for_rounding(ours, theirs):
@@ -223,27 +232,34 @@ def test_a_signal_waits_for_the_next_step_of_an_engine_of_several_ranks(
     table = prompt_table(task.training_rows()[:1], quickstart_codec, max_length=None)
     prompts = [table.take(0, Origin(epoch=0, rollout=0))]
     sampling = SamplingParams(temperature=1.0, max_new_tokens=4, stop_token_ids=())
-    plan = CollectPlan(num_generations=2, sampling=sampling, seed=11, split=split)
-    comm, seen = LocalComm(), {}
+    weights = {"format": 1.0}
+    plan = CollectPlan(num_generations=2, sampling=sampling, seed=11, split=split, weights=weights)
 
-    class Spanning(NativeEngine):
-        def results(self):
-            seen["sampling"] = comm.activity.may_stop, comm.activity.may_stop_between
-            yield from super().results()
+    def run(comm):
+        seen = {}
 
-    def score(rows):
-        def wait():
-            seen["rewards"] = comm.activity.may_stop, comm.activity.may_stop_between
-            return score_rows(build(["format"]), [1.0], rows)
+        class Spanning(NativeEngine):
+            def results(self):
+                seen["sampling"] = comm.activity.may_stop, comm.activity.may_stop_between
+                yield from super().results()
 
-        return wait
+        def score(rows):
+            def wait():
+                seen["rewards"] = comm.activity.may_stop, comm.activity.may_stop_between
+                return score_rows(build(["format"]), [1.0], rows)
 
-    engine = Spanning(quickstart_policy)
-    engine.capabilities = replace(engine.capabilities, spans_ranks=spans)
-    collect(prompts, engine, score, quickstart_codec, plan, comm)
+            return wait
+
+        engine = Spanning(quickstart_policy)
+        engine.capabilities = replace(engine.capabilities, num_ranks=1 + spans)
+        collect(prompts, engine, score, quickstart_codec, plan, comm)
+        assert not comm.activity.may_stop
+        return seen
+
+    first, second = on_counting_ranks(2, run)[0]
     is_stopped = split == "train"
-    assert seen == {
+    assert first == {
         "sampling": (is_stopped and not spans, is_stopped and spans),
         "rewards": (is_stopped, False),
     }
-    assert not comm.activity.may_stop
+    assert second == ({"sampling": first["sampling"]} if spans else first)

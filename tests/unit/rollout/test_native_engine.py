@@ -11,6 +11,7 @@ import torch
 from covey.kernels import choose
 from covey.kernels.cpu.decoder import CompiledLlama
 from covey.kernels.cpu.kernels import CpuKernels
+from covey.kernels.draws import Drawn
 from covey.kernels.llama.decoder import LlamaDecoder
 from covey.quickstart import task
 from covey.rollout.generate import GenerateEngine
@@ -386,8 +387,8 @@ def one_by_one(self, tokens_b, positions_b, layout, inputs, most):
     """A call for the hidden states of one token a row, and one that draws from them."""
     hidden_bE = self.hidden(tokens_b, positions_b, layout)
     hidden_nE = hidden_bE if inputs.shared_n is None else hidden_bE.index_select(0, inputs.shared_n)
-    token_n, logprob_n = self.draw(hidden_nE, replace(inputs, shared_n=None, lead_b=None))
-    return token_n[None], logprob_n[None]
+    drawn = self.draw(hidden_nE, replace(inputs, shared_n=None, lead_b=None))
+    return Drawn(*(part[None] for part in drawn if part is not None))
 
 
 @pytest.mark.parametrize("look", [2, 5, 16])

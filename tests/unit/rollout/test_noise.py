@@ -73,14 +73,14 @@ def test_draws_do_not_depend_on_the_batch(vocab):
     temperature = 0.5 + torch.rand(33, generator=generator)
     keys, positions = torch.tensor(keys_of(33)), torch.arange(33)
     table = token_table(vocab, CPU)
-    token, logprob = sample(logits, temperature, keys, positions, table)
+    token, logprob, _ = sample(logits, temperature, keys, positions, table)
     order = torch.randperm(33, generator=generator)
-    again, again_logprob = sample(logits[order], temperature[order], keys[order], positions[order], table)
+    again, again_logprob, _ = sample(logits[order], temperature[order], keys[order], positions[order], table)
     assert torch.equal(again, token[order])
     assert torch.equal(again_logprob, logprob[order])
     for i in range(33):
         one = slice(i, i + 1)
-        alone, _ = sample(logits[one], temperature[one], keys[one], positions[one], table)
+        alone, *_ = sample(logits[one], temperature[one], keys[one], positions[one], table)
         assert int(alone) == int(token[i])
 
 
@@ -92,7 +92,7 @@ def test_the_draws_follow_the_softmax(temperature, block, monkeypatch):
     num = 40_000
     keys = torch.tensor(keys_of(num // 8)).repeat_interleave(8)
     positions = torch.arange(8).repeat(num // 8)
-    token, _ = sample(
+    token, *_ = sample(
         logits.expand(num, -1), torch.full((num,), temperature), keys, positions, token_table(8, CPU)
     )
     counts = torch.bincount(token, minlength=8).double()
@@ -112,7 +112,7 @@ def test_logprobs_are_of_the_scaled_softmax(vocab):
     generator = torch.Generator().manual_seed(1)
     logits = 5 * torch.randn(200, vocab, generator=generator)
     temperature = 0.3 + torch.rand(200, generator=generator)
-    token, logprob = sample(
+    token, logprob, _ = sample(
         logits, temperature, torch.tensor(keys_of(200)), torch.zeros(200).long(), token_table(vocab, CPU)
     )
     expected = (
@@ -129,7 +129,7 @@ def test_a_token_that_cannot_be_is_never_drawn_from_any_block():
     logits = torch.full((400, 1300), float("-inf"))
     logits[:, [3, 700, 1290]] = torch.tensor([0.0, 1.0, 2.0])
     keys, zeros = torch.tensor(keys_of(400)), torch.zeros(400).long()
-    token, logprob = sample(logits, torch.ones(400), keys, zeros, token_table(1300, CPU))
+    token, logprob, _ = sample(logits, torch.ones(400), keys, zeros, token_table(1300, CPU))
     share = torch.tensor([0.0, 1.0, 2.0]).softmax(0)
     counts = torch.stack([(token == t).sum() for t in (3, 700, 1290)])
     assert int(counts.sum()) == 400

@@ -272,6 +272,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     run_in_processes(str(Path(__file__).with_name("publisher_ranks.py")), tmp_path)
     first, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first["_shared"] == other["_shared"] == "True"
+    assert first["_one_engine"] == "6 asked for, True" and other["_one_engine"] == "0 asked for, True"
     assert first["_one_of_two_servers"] == other["_one_of_two_servers"]
     assert "to server b: 30 tensors were sent; held with different values" in first["_one_of_two_servers"]
     assert first["_breaks_off"] == "ConnectionResetError: the server is gone"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from covey.kernels.draws import Drawn
 from covey.kernels.gpu.kernels import GpuKernels
 from covey.kernels.gpu.recordings import CudaGraphs, Recordings
 from covey.models.adapter_shapes import LoraSettings
@@ -112,7 +113,7 @@ def test_sizes_are_few(tiny_policy, random_prompts, requests_of, monkeypatch):
     def play(cache, size, inputs, compute):
         seen.add((cache, *size))
         rows = inputs[-1].shape[0]
-        return torch.zeros(rows, 8, dtype=torch.long), torch.zeros(rows, 8)
+        return Drawn(torch.zeros(rows, 8, dtype=torch.long), torch.zeros(rows, 8))
 
     monkeypatch.setattr(recordings, "play", play)
     engine = NativeEngine(policy, stride=8, kernels=GpuKernels(recordings))

@@ -19,6 +19,7 @@ from covey.training.buffer import RolloutBuffer, RolloutTokens
 from covey.training.source import ReplaySource
 from covey.types import (
     AnnotatedSample,
+    KeptSets,
     Origin,
     Outcome,
     Prompt,
@@ -68,6 +69,21 @@ def saved(buffers: Sequence[RolloutBuffer], directory: Path, into: RolloutBuffer
     return into
 
 
+SETS = ((), (0,), (1,), (0, 1))
+KEPT = KeptSets.of([[1, 40], range(50)], 64), KeptSets.of([[3], [4]], 64)
+
+
+def with_sets(rows: list[TrainSample], which: Sequence[int]) -> list[TrainSample]:
+    """The rows, of which these have kept sets, a list and a bitmap, or two lists."""
+    found = list(rows)
+    for number in which:
+        annotated = rows[number].annotated
+        tokens = replace(annotated.sample.tokens, kept=KEPT[number])
+        sample = replace(annotated.sample, tokens=tokens)
+        found[number] = replace(rows[number], annotated=replace(annotated, sample=sample))
+    return found
+
+
 def rows_of_two(steps: tuple[float, ...] | None) -> list[TrainSample]:
     """Two episodes of two tokens, with old logprobs; only the first has advantages of its tokens."""
     sample = Sample(
@@ -92,11 +108,13 @@ def rows_of_two(steps: tuple[float, ...] | None) -> list[TrainSample]:
     return [replace(first, token_advantages=steps), second]
 
 
-def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage(tmp_path):
+@pytest.mark.parametrize("sets", SETS, ids=str)
+def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage(sets, tmp_path):
     plan = replace(plan_of(), completions_per_rank=2)
     buffer = RolloutBuffer(plan)
-    buffer.fill(rows_of_two((0.1, 0.2)), {}, {})
+    buffer.fill(with_sets(rows_of_two((0.1, 0.2)), sets), {}, {})
     again = saved([buffer], tmp_path, RolloutBuffer(plan))
+    assert [i for i, r in enumerate(again.rows) if r.annotated.sample.tokens.kept is not None] == [*sets]
     assert [r.annotated.sample for r in again.rows] == [r.annotated.sample for r in buffer.rows]
     assert again.rows[0].advantages.tolist() == pytest.approx([0.1, 0.2])
     assert again.rows[1].advantages.tolist() == pytest.approx([0.15, 0.15])
@@ -104,14 +122,15 @@ def test_a_checkpoint_in_the_middle_of_a_rollout_keeps_every_tokens_advantage(tm
     assert [r.annotated.old_logprob_N.tolist() for r in again.rows] == [[-0.5, -0.25], [-1.5, -1.25]]
 
 
+@pytest.mark.parametrize("sets", SETS, ids=str)
 @pytest.mark.parametrize("reading", [1, 2])
-def test_each_rank_writes_its_rows_and_any_number_of_ranks_reads_them(reading, tmp_path):
+def test_each_rank_writes_its_rows_and_any_number_of_ranks_reads_them(reading, sets, tmp_path):
     def plan(rank: int, world: int):
         return replace(plan_of(), rank=rank, world=world, completions_per_rank=2 // world)
 
     buffers = [RolloutBuffer(plan(rank, 2)) for rank in (0, 1)]
     for buffer in buffers:
-        rows = rows_of_two((0.1, 0.2))
+        rows = with_sets(rows_of_two((0.1, 0.2)), sets)
         own = buffer.plan.rank
         # A rank has the tokens and the annotations of the row that it forwards.
         known = [r.annotated.sample.summary for r in rows]
@@ -126,6 +145,8 @@ def test_each_rank_writes_its_rows_and_any_number_of_ranks_reads_them(reading, t
         }
         assert tokens == {i: ids for i, ids in enumerate([[9, 1, 2], [9, 3, 4]]) if reading == 1 or i == rank}
         assert [r.annotated.sample.summary for r in again.rows] == known
+        kept = {i: r.annotated.sample.tokens.kept for i, r in enumerate(again.rows) if i in tokens}
+        assert kept == {i: KEPT[i] if i in sets else None for i in tokens}
         old = [r.annotated.old_logprob_N for r in again.rows]
         held = [None if o is None else o.tolist() for o in old]
         expected = [[-0.5, -0.25], [-1.5, -1.25]]
@@ -168,3 +189,11 @@ def test_tokens_that_do_not_match_their_rows_are_refused(tmp_path):
     tensors = {p.name: p.tensor for p in RolloutTokens(buffer).pieces()}
     with pytest.raises(CheckpointError, match="old"):
         again.take_tokens({**tensors, "old": tensors["old"][:-1]})
+    buffer.fill(with_sets(rows_of_two(None), (0, 1)), {}, {})
+    again.load_state(buffer.state())
+    tensors = {p.name: p.tensor for p in RolloutTokens(buffer).pieces()}
+    for name in ("kept_vocab", "kept_counts", "kept_words"):
+        with pytest.raises(CheckpointError, match=name):
+            again.take_tokens({**tensors, name: tensors[name][:-1]})
+        with pytest.raises(CheckpointError, match=name):
+            again.take_tokens({n: t for n, t in tensors.items() if n != name})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,20 +38,24 @@ class Counts:
         self.requests: dict[int, GenerationRequest] = {}
         self.aborted: list[Completion] = []
         self.num_computed = self.digest = 0
+        self.after_step: Callable[[], object] = lambda: None
 
-    def check(self, request: GenerationRequest) -> None:
-        if request.sampling.max_new_tokens > 100:
-            raise ValueError("too long")
+    @property
+    def next_id(self) -> int:
+        return len(self.requests)
 
     def submit(self, request: GenerationRequest) -> int:
-        number = len(self.requests)
+        number = self.next_id
+        if request.media or request.sampling.max_new_tokens > 100:
+            raise ValueError("cannot be sampled")
         self.seen.append(request)
         self.requests[number], self.left[number] = request, request.sampling.max_new_tokens
         return number
 
     def abort(self, ids: Sequence[int]) -> None:
         self.seen.append(("abort", list(ids)))
-        self.aborted += [self._completion(number, Finish.ABORT) for number in ids if number in self.left]
+        ids = [number for number in ids if number in self.left]
+        self.aborted += [self._completion(number, Finish.ABORT) for number in ids]
         self.left = {number: left for number, left in self.left.items() if number not in ids}
 
     @property
@@ -65,6 +70,8 @@ class Counts:
         self.num_computed += len(self.left)
         ended = [number for number, left in self.left.items() if left == 1]
         self.left = {number: left - 1 for number, left in self.left.items() if left > 1}
+        if ended:
+            self.after_step()
         return [self._completion(number, Finish.LENGTH) for number in ended]
 
     def _completion(self, number: int, finish: Finish) -> Completion:
@@ -96,11 +103,11 @@ def raised(found: Sequence[Any]) -> None:
             raise one
 
 
-def test_all_ranks_give_vllm_the_same_in_the_same_order() -> None:
-    """Requests of one that has none, of one that asks for more meanwhile, and of the longest."""
+def test_all_ranks_give_vllm_what_the_first_one_asks_for() -> None:
+    """In its order, what it asks for meanwhile too; and only the first one is given completions."""
 
     def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
-        asked = {engine.submit(request_of(10)): 10} if comm.rank else {}
+        asked = {} if comm.rank else {engine.submit(request_of(10)): 10}
         found = {}
         for completion in engine.results():
             found[completion.request_id] = completion.token_ids[0]
@@ -110,58 +117,79 @@ def test_all_ranks_give_vllm_the_same_in_the_same_order() -> None:
 
     found = engines(work)
     raised(found)
-    assert [one[:2] for one in found] == [(True, 0), (True, 3)]
+    assert [one[:2] for one in found] == [(True, 3), (True, 0)]
     assert found[0][2] == found[1][2]
-    assert request_of(20, 20) in found[0][2], "a request arrives as it was asked"
+    assert request_of(20, 20) in found[1][2], "a request arrives as it was asked"
 
 
-def test_numbers_are_those_of_the_rank() -> None:
+def test_all_ranks_end_what_the_first_one_ends() -> None:
     def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
-        numbers = [engine.submit(request_of(10 * comm.rank + n, 9)) for n in range(3)]
-        # Of both ranks' request with this number the first rank ends its own.
-        engine.abort([1, 77] if comm.rank == 0 else [])
+        numbers = [] if comm.rank else [engine.submit(request_of(n, 9)) for n in range(3)]
+        if comm.rank == 0:
+            engine.abort([numbers[1], 77])
         found = {c.request_id: (c.token_ids[0], c.finish) for c in engine.results()}
         assert sorted(found) == numbers
-        return [found[number] for number in numbers]
+        return [found[number] for number in numbers], own.seen
 
     found = engines(work)
     raised(found)
     kept = Finish.LENGTH
-    assert found[0] == [(0, kept), (1, Finish.ABORT), (2, kept)]
-    assert found[1] == [(10, kept), (11, kept), (12, kept)]
+    assert found[0][0] == [(0, kept), (1, Finish.ABORT), (2, kept)]
+    assert found[1] == ([], found[0][1])
 
 
-def test_a_signal_to_one_rank_ends_all_at_the_same_step() -> None:
+def test_another_rank_asks_for_nothing() -> None:
     def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
-        for n in (2, 50):
-            engine.submit(request_of(n, n))
-        with pytest.raises(Stopped), comm.activity.stoppable_between_steps():
-            for _ in engine.results():
-                comm.activity.is_asked_to_stop = comm.rank == 1
-        steps = own.seen.count("step")
-        # What may not be stopped goes on, and nothing is left of the requests before.
-        engine.submit(request_of(9))
-        return steps, [plain(completion).token_ids for completion in engine.results()]
-
-    assert engines(work) == [(2, [(9,)])] * 2
-
-
-def test_what_cannot_be_asked_is_refused_before_others_know() -> None:
-    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
-        if comm.rank == 0:
-            with pytest.raises(ValueError, match="too long"):
-                engine.submit(request_of(1, 101))
+        if comm.rank:
+            with pytest.raises(AssertionError, match="first rank"):
+                engine.submit(request_of(1))
         return list(engine.results()), own.seen
 
-    assert engines(work) == [([], [])] * 2
+    found = engines(work)
+    raised(found)
+    assert [completions for completions, _ in found] == [[], []]
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_to_one_rank_ends_all_at_the_same_step(signalled: int) -> None:
+    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
+        for n in () if comm.rank else (2, 50):
+            engine.submit(request_of(n, n))
+        own.after_step = lambda: setattr(comm.activity, "is_asked_to_stop", comm.rank == signalled)
+        with pytest.raises(Stopped), comm.activity.stoppable_between_steps():
+            for _ in engine.results():
+                # What is asked for while the signal arrives is not sampled either.
+                engine.submit(request_of(3, 60))
+        steps = own.seen.count("step")
+        # What may not be stopped goes on, and nothing is left of the requests before.
+        if comm.rank == 0:
+            engine.submit(request_of(9))
+        return steps, [plain(completion).token_ids for completion in engine.results()]
+
+    found = engines(work)
+    raised(found)
+    assert found == [(2, [(9,)]), (2, [])]
+
+
+@pytest.mark.parametrize("changes", [{"media": ("an image",)}, {"sampling": request_of(1, 101).sampling}])
+def test_what_cannot_be_sampled_is_refused_on_all_ranks(changes: dict[str, Any]) -> None:
+    """So that none of them waits for one that has failed."""
+
+    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
+        if comm.rank == 0:
+            engine.submit(replace(request_of(1), **changes))
+        return list(engine.results())
+
+    assert [str(error) for error in engines(work)] == ["cannot be sampled"] * 2
 
 
 @pytest.mark.parametrize("name", ["digest", "num_computed"])
 def test_other_tokens_on_one_rank_are_a_stop_of_the_guard(name: str) -> None:
     def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
-        engine.submit(request_of(1))
-        for _ in engine.results():
-            setattr(own, name, 5 + comm.rank)
+        if comm.rank == 0:
+            engine.submit(request_of(1))
+        own.after_step = lambda: setattr(own, name, 5 + comm.rank)
+        return list(engine.results())
 
     for error in engines(work):
         assert isinstance(error, GuardStop) and error.finding.code == "F302"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from covey.health.weights import WeightWatch
 from covey.rollout.collect import Collected
 from covey.training.guards import Guards
 from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
-from covey.types import Batch, Denominators, MicroBatch, Origin, Prompt, Score, ScoredGroup
+from covey.types import Batch, Denominators, KeptSets, MicroBatch, Origin, Prompt, Score, ScoredGroup
 from support.groups import episode, prompt, scored
 from support.owners import Held
 
@@ -27,11 +27,16 @@ CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
 FLAT, LOUD = (1.0, 1.0, 1.0, 1.0), (1.0, 0.0, 0.0, 0.0)
 
 
-def group(asked: Prompt, totals: Sequence[float], version: int = 0) -> ScoredGroup:
+def group(asked: Prompt, totals: Sequence[float], version: int = 0, vocab: int = 0) -> ScoredGroup:
+    """With a `vocab` each token was drawn from half of it."""
     episodes = [
         episode(asked.token_ids, (i,), number=asked.id, sibling=i, origin=asked.origin, version=version)
         for i in range(len(totals))
     ]
+    if vocab:
+        half = KeptSets.of([range(vocab // 2)], vocab)
+        rows = [(replace(e.tokens[0], kept=half),) for e in episodes]
+        episodes = [replace(e, sequences=own) for e, own in zip(episodes, rows, strict=True)]
     return scored(episodes, [Score(total=t, parts=()) for t in totals], asked=asked)
 
 
@@ -46,6 +51,7 @@ class Live:
     """Samples prompts 0, 1, 2, ... for each rollout; the rows of `flat` have no signal."""
 
     flat: set[int]
+    vocab: int = 0
     comm: Comm = field(default_factory=LocalComm)
     asked: list[list[int]] = field(default_factory=list)
     attempts: list[set[int]] = field(default_factory=list)
@@ -57,7 +63,7 @@ class Live:
         assert all(p.origin.rollout == rollout for p in prompts)
         self.asked.append([p.id for p in prompts])
         self.attempts.append({p.origin.attempt for p in prompts})
-        groups = tuple(group(p, FLAT if p.id in self.flat else LOUD, rollout) for p in prompts)
+        groups = tuple(group(p, FLAT if p.id in self.flat else LOUD, rollout, self.vocab) for p in prompts)
         return Collected(groups=groups, rollout_s=1.0, reward_s=0.5)
 
 
@@ -196,16 +202,17 @@ def test_a_draw_is_by_strength_without_replacement_and_of_the_rollout_alone() ->
     assert Replay(8, 11).choose(3, 0) == [] and len(replay.held) == 2
 
 
+@pytest.mark.parametrize("vocab", [0, 10, 1000])
 @pytest.mark.parametrize("held", [0, 4])
-def test_another_process_goes_on_where_the_state_says(held: int) -> None:
+def test_another_process_goes_on_where_the_state_says(held: int, vocab: int) -> None:
     flat = {1, 3, 5, 7}
-    whole, cut = source(Live(flat), 2, held), source(Live(flat), 2, held)
+    whole, cut = source(Live(flat, vocab), 2, held), source(Live(flat, vocab), 2, held)
     for rollout in range(2):
         whole.next(rollout)
         cut.next(rollout)
     state = cut.state()
     stored: JSON = json.loads(json.dumps(state.json))
-    again = source(Live(flat), 2, held)
+    again = source(Live(flat, vocab), 2, held)
     again.load_state(type(state)(json=stored))  # type: ignore[arg-type]
     for rollout in range(2, 5):
         found, expected = again.next(rollout), whole.next(rollout)

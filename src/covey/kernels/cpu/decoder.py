@@ -29,6 +29,7 @@ from covey.kernels.cpu.calls import (
     Weight,
 )
 from covey.kernels.cpu.library import INT, POINTER, address
+from covey.kernels.draws import Drawn
 from covey.kernels.llama.weights import Linear, Llama, llama, weights_of
 from covey.kernels.protocol import Cache, CacheLayout, DrawInputs, SampledModel, Spans, StepLayout
 
@@ -102,15 +103,15 @@ class CompiledLlama:
         self.functions.step(ctypes.byref(model), ctypes.byref(tokens))
         return hidden_nE.to(self.weights.embedding.dtype)
 
-    def draw(self, hidden_nE: Tensor, inputs: DrawInputs) -> tuple[Tensor, Tensor]:
+    def draw(self, hidden_nE: Tensor, inputs: DrawInputs) -> Drawn:
         """As the protocol says."""
         token_1n, logprob_1n, call, _kept = self._draw_call(hidden_nE.float(), inputs, 1)
         self.functions.draw(ctypes.byref(call))
-        return token_1n[0], logprob_1n[0]
+        return Drawn(token_1n[0], logprob_1n[0])
 
     def decode(
         self, tokens_b: Tensor, positions_b: Tensor, layout: StepLayout, inputs: DrawInputs, most: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Drawn:
         """As the protocol says; what `hidden` and `draw` give one by one."""
         spans = layout.spans(positions_b)
         model = self._model(layout.cache)
@@ -120,7 +121,7 @@ class CompiledLlama:
         tokens, _buffers = self._token_call(model, *fed, spans, hidden_bE, layout.longest + most)
         token_kn, logprob_kn, call, _kept = self._draw_call(hidden_bE, inputs, most)
         done = self.functions.decode(*map(ctypes.byref, (model, tokens, call)), INT(most))
-        return token_kn[:done], logprob_kn[:done]
+        return Drawn(token_kn[:done], logprob_kn[:done])
 
     def copy_rows(self, cache: Cache, sources: Sequence[int], targets: Sequence[int], columns: range) -> None:
         """As the protocol says."""

@@ -18,12 +18,13 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from covey.kernels.draws import Drawn
 from covey.kernels.sizes import step_up
 
 # Makes a recording of what a function computes, without computing it; the recording is played by a call.
 Record = Callable[[Callable[[], None]], Callable[[], None]]
-# Computes a stride on tensors that stay: tokens and logprobs, (n, k) each.
-Compute = Callable[[], tuple[Tensor, Tensor]]
+# Computes a stride on tensors that stay: what rows drew, k tokens each.
+Compute = Callable[[], Drawn]
 
 MOST_HELD = 48
 """Recordings that are held at a time. A rollout of 64 rows and 2,048 tokens takes about 25 sizes."""
@@ -107,8 +108,7 @@ def _no_collection() -> Iterator[None]:
 class _Recording:
     inputs: tuple[Tensor, ...]
     play: Callable[[], None]
-    tokens_nk: Tensor
-    logprobs_nk: Tensor
+    drawn: Drawn
 
 
 class Recordings:
@@ -142,9 +142,9 @@ class Recordings:
         size: tuple[int, ...],
         inputs: tuple[Tensor, ...],
         compute: Callable[..., Compute],
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens and logprobs of a stride over the cache of this number; `compute(*tensors)` says how they
-        follow from inputs of this size."""
+    ) -> Drawn:
+        """What rows draw in a stride over the cache of this number; `compute(*tensors)` says how it follows
+        from inputs of this size."""
         key = cache, *size
         held = self._held.get(key)
         if held is None:
@@ -153,35 +153,38 @@ class Recordings:
         for tensor, value in zip(held.inputs, inputs, strict=True):
             tensor.copy_(value)
         held.play()
-        return held.tokens_nk, held.logprobs_nk
+        return held.drawn
 
     def _made(
         self, key: tuple[int, ...], inputs: tuple[Tensor, ...], compute: Callable[..., Compute]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Drawn:
         """Compute a stride plainly, record it and play it: a second time it writes what it wrote before."""
         while len(self._held) >= self._most:
             self._held.popitem(last=False)
         fixed = tuple(tensor.clone() for tensor in inputs)
         steps = compute(*fixed)
-        tokens_nk, logprobs_nk = steps()
-        out = torch.zeros_like(tokens_nk), torch.zeros_like(logprobs_nk)
+        plain = steps()
+        given = [value for value in plain if value is not None]
+        out = Drawn(*map(torch.zeros_like, given))
 
         def all_of_it() -> None:
             for result, value in zip(out, steps(), strict=True):
-                result.copy_(value)
+                if result is not None and value is not None:
+                    result.copy_(value)
 
         try:
             play = self._record(all_of_it)
             play()
         except RuntimeError as error:
             self._give_up((str(error).strip().splitlines() or [type(error).__name__])[0])
-            return tokens_nk, logprobs_nk
-        if not torch.equal(out[0], tokens_nk) or not torch.allclose(out[1], logprobs_nk, atol=_TOLERANCE):
+            return plain
+        is_close = torch.allclose(out.logprobs, plain.logprobs, atol=_TOLERANCE)
+        if not torch.equal(out.tokens, plain.tokens) or not is_close:
             self._give_up("a recording gave other tokens than the steps that it was made of")
-            return tokens_nk, logprobs_nk
-        self._held[key] = _Recording(fixed, play, *out)
+            return plain
+        self._held[key] = _Recording(fixed, play, out)
         self.num_made += 1
-        return tokens_nk, logprobs_nk
+        return plain
 
     def _give_up(self, why: str) -> None:
         self.failure = why

@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from covey.kernels.draws import Drawn
 from covey.kernels.gpu.recordings import Compute, Recordings, recorded_columns, recorded_rows
 from covey.kernels.protocol import Decoder, DrawInputs, Kernels, Sampler
 from covey.models.attention import StreamLayout
@@ -157,13 +158,12 @@ class Decoding:
         last = torch.tensor(starts, device=device) + length_s.to(device) - 1
         self._last_hidden_FD[torch.tensor(slots, device=device)] = hidden_TD[last]
 
-    def first_tokens(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        """Draw the token behind each row's prompt: tokens and logprobs, (n, 1) each."""
+    def first_tokens(self, rows: Sequence[Row]) -> Drawn:
+        """Draw the token behind each row's prompt, (n, 1)."""
         assert self._last_hidden_FD is not None
         device = self._last_hidden_FD.device
         slots = torch.tensor([row.family.slot for row in rows], device=device)
-        token_n, logprob_n = self._draw(self._last_hidden_FD[slots], RowState.of(rows, device))
-        return token_n[:, None], logprob_n[:, None]
+        return _stacked([self._draw(self._last_hidden_FD[slots], RowState.of(rows, device))])
 
     def start_rows(self, first: int, rows: Sequence[Row]) -> None:
         """Give these rows the cache's rows from number `first` on."""
@@ -178,8 +178,8 @@ class Decoding:
         longest = max(len(row.family.prompt) for row in moved), max(len(row.tokens) for row in moved)
         self._made_decoder.copy_rows(self.cache, sources, targets, self.cache.columns(*longest))
 
-    def stride(self) -> tuple[Tensor, Tensor]:
-        """Decode a stride of every row, and wait for nothing: tokens and logprobs, (n, k) each."""
+    def stride(self) -> Drawn:
+        """Decode a stride of every row, and wait for nothing: k tokens for each, (n, k)."""
         rows = self._branches.rows
         own = [len(branch[0].tokens) - 1 for branch in self._branches.held]
         longest, shortest = max(own), min(own)
@@ -204,9 +204,9 @@ class Decoding:
 
     def _stride_of(
         self, arrangement: Families | FlatRows, state: RowState, longest_own: int, shortest_own: int
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens and logprobs, (n, k) each."""
-        sampler = self._made_decoder.sampler
+    ) -> Drawn:
+        """K tokens for each row, (n, k)."""
+        sampler = self._sampler_of(state)
         if sampler is not None:
             fed = self._fed(arrangement, state, longest_own, shortest_own)
             return self._until_something_happens(sampler, state, fed)
@@ -214,10 +214,9 @@ class Decoding:
         for i in range(self._num_tokens):
             fed = self._fed(arrangement, state, longest_own + i, shortest_own + i)
             drawn.append(self._draw(state.spread(self._made_decoder.hidden(*fed)), state))
-        tokens_nk, logprobs_nk = (torch.stack(parts, dim=1) for parts in zip(*drawn, strict=True))
-        return tokens_nk, logprobs_nk
+        return _stacked(drawn)
 
-    def _play(self, recordings: Recordings, longest_own: int) -> tuple[Tensor, Tensor]:
+    def _play(self, recordings: Recordings, longest_own: int) -> Drawn:
         """A stride by a recording: its sizes are a few, whatever the rows have."""
         assert self.cache is not None
         rows, device, shape = self._branches.rows, self._policy.device, self.cache.shape
@@ -230,15 +229,14 @@ class Decoding:
         arrangement, tensors = self._arrangement, self._arrangement.tensors
 
         def compute(*at: Tensor) -> Compute:
-            def steps() -> tuple[Tensor, Tensor]:
+            def steps() -> Drawn:
                 # As if one row were about to fill the columns and another were far behind.
-                rows, given = arrangement.at(at[: len(tensors)]), at[len(tensors) :]
-                state = RowState(given[0], given[1], given[2], given[3])
+                rows, state = arrangement.at(at[: len(tensors)]), RowState.recorded(at[len(tensors) :])
                 return self._stride_of(rows, state, columns - self._num_tokens, -self._num_tokens)
 
             return steps
 
-        size = (*(n for tensor in tensors for n in tensor.shape), columns)
+        size = (*(n for tensor in tensors for n in tensor.shape), columns, len(state.tensors))
         return recordings.play(self.cache.number, size, (*tensors, *state.tensors), compute)
 
     def _forget_what_moved(self, kept: Collection[int]) -> None:
@@ -252,12 +250,12 @@ class Decoding:
 
     def _until_something_happens(
         self, sampler: Sampler, state: RowState, fed: tuple[Tensor, Tensor, DecodeLayout | FlatLayout]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Drawn:
         """The same for as long as nothing happens to a row, up to the token at which something does."""
         most = min(_MOST_IN_A_CALL, *(row.num_left for row in self._branches.rows))
-        token_kn, logprob_kn = sampler.decode(*fed, state.inputs(self._table), most)
-        state.token_n, state.count_n = token_kn[-1], state.count_n + len(token_kn)
-        return token_kn.t(), logprob_kn.t()
+        drawn = sampler.decode(*fed, state.inputs(self._table), most)
+        state.token_n, state.count_n = drawn.tokens[-1], state.count_n + len(drawn.tokens)
+        return Drawn(*(part.transpose(0, 1) for part in drawn if part is not None))
 
     def _fed(
         self, arrangement: Families | FlatRows, state: RowState, longest_own: int, shortest_own: int
@@ -296,15 +294,24 @@ class Decoding:
         slots = [row.family.slot for row in leads]
         return Families.of(length_n, slots, longest, shortest, fixed.slots if fixed else 0, fullest)
 
-    def _draw(self, hidden_nD: Tensor, state: RowState) -> tuple[Tensor, Tensor]:
-        """The next token of some rows and its logprob, (n,) each; `state` goes on to it."""
-        sampler = self._made_decoder.sampler
+    def _sampler_of(self, state: RowState) -> Sampler | None:
+        """What draws the tokens of these rows; None where they are sampled from logits."""
+        return self._made_decoder.sampler if state.filters is None else None
+
+    def _draw(self, hidden_nD: Tensor, state: RowState) -> Drawn:
+        """The next token of some rows, (n,); `state` goes on to it."""
+        sampler = self._sampler_of(state)
         by = state.temperature_n, state.key_n, state.count_n, self._table
         if sampler is not None:
-            token_n, logprob_n = sampler.draw(hidden_nD, DrawInputs(*by))
+            drawn = sampler.draw(hidden_nD, DrawInputs(*by))
         else:
             if state.ahead is None:
                 state.ahead = Ahead(state.key_n, state.count_n, self._table, self._num_tokens)
-            token_n, logprob_n = sample(self._made_decoder.logits(hidden_nD), *by, state.ahead)
-        state.token_n, state.count_n = token_n, state.count_n + 1
-        return token_n, logprob_n
+            drawn = sample(self._made_decoder.logits(hidden_nD), *by, state.ahead, state.filters)
+        state.token_n, state.count_n = drawn.tokens, state.count_n + 1
+        return drawn
+
+
+def _stacked(drawn: Sequence[Drawn]) -> Drawn:
+    """One token for each row after the other, (n, k)."""
+    return Drawn(*(torch.stack(parts, dim=1) for parts in zip(*drawn, strict=True) if parts[0] is not None))

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
+from covey.kernels.draws import Drawn
 from covey.kernels.protocol import Kernels
 from covey.models.policy import Policy
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
+from covey.rollout.filters import kept_sets
 from covey.rollout.native.branches import Branches
 from covey.rollout.native.cache import KVCache
 from covey.rollout.native.caches import Caches, free_bytes
@@ -261,7 +262,7 @@ class NativeEngine:
                 family.running += 1
         if not started:
             return []
-        done = self._take(started, *self._decoding.first_tokens(started))
+        done = self._take(started, self._decoding.first_tokens(started))
         first = len(self._branches.held)
         leads = self._branches.start([row for row in started if not row.has_ended])
         if leads:
@@ -294,18 +295,19 @@ class NativeEngine:
     def _decode(self) -> list[Completion]:
         """Decode a stride of every row; returns what ended with it."""
         rows, num_held = self._rows, len(self._branches.held)
-        done = self._take(rows, *self._decoding.stride())
+        done = self._take(rows, self._decoding.stride())
         if done or num_held < len(rows):
             self._follow(has_ended=bool(done))
         return done
 
-    def _take(self, rows: Sequence[Row], tokens_nk: Tensor, logprobs_nk: Tensor) -> list[Completion]:
+    def _take(self, rows: Sequence[Row], drawn: Drawn) -> list[Completion]:
         """Give `rows` the tokens that were drawn for them; returns what has ended with them."""
-        self.num_computed += len(rows) * tokens_nk.shape[1]
-        all_tokens, all_logprobs = tokens_nk[: len(rows)].tolist(), logprobs_nk[: len(rows)].tolist()
+        self.num_computed += len(rows) * drawn.tokens.shape[1]
+        tokens_nk, logprobs_nk = drawn.tokens[: len(rows)].tolist(), drawn.logprobs[: len(rows)].tolist()
+        kept_n = kept_sets([row.request.sampling for row in rows], drawn.kept, self._policy.vocab)
         done = []
-        for row, tokens, logprobs in zip(rows, all_tokens, all_logprobs, strict=True):
-            finish = row.take(tokens, logprobs, self._version)
+        for row, tokens, logprobs, kept in zip(rows, tokens_nk, logprobs_nk, kept_n, strict=True):
+            finish = row.take(tokens, logprobs, self._version, kept)
             if finish is not None:
                 done.append(self._completion(row, finish))
         return done
@@ -338,6 +340,7 @@ class NativeEngine:
             versions=row.versions,
             finish=finish,
             seconds=time.perf_counter() - row.started,
+            kept=row.kept,
         )
 
     def _follow(self, *, has_ended: bool) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey.kernels.draws import Filters
 from covey.kernels.protocol import DrawInputs
+from covey.rollout.filters import filters_of
 from covey.rollout.native.kept import Copied, KeptRow
 from covey.rollout.noise import Ahead
 from covey.rollout.stop_strings import StopSearch
-from covey.types import Finish, GenerationRequest
+from covey.types import Finish, GenerationRequest, KeptSets
 from covey.types.arrays import Versions
 
 
@@ -53,6 +55,7 @@ class Row:
     search: StopSearch | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    _kept: list[KeptSets] = field(default_factory=list)
     _versions: list[list[int]] = field(default_factory=list)
     has_ended: bool = False
 
@@ -61,8 +64,11 @@ class Row:
         """Tokens that it may still get."""
         return self.request.sampling.max_new_tokens - len(self.tokens)
 
-    def take(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> Finish | None:
-        """Keep what weights of a version drew, up to the row's end; says why it ended if it did."""
+    def take(
+        self, tokens: Sequence[int], logprobs: Sequence[float], version: int, kept: KeptSets | None = None
+    ) -> Finish | None:
+        """Keep what weights of a version drew, up to the row's end; says why it ended if it did. `kept` are
+        the sets that filters left."""
         sampling, before, finish = self.request.sampling, len(self.tokens), None
         stops, search = sampling.stop_token_ids, self.search
         for token, logprob in zip(tokens, logprobs, strict=True):
@@ -74,10 +80,17 @@ class Row:
                 finish = Finish.LENGTH
             if finish is not None:
                 break
+        if kept is not None:
+            self._kept.append(kept.part(0, len(self.tokens) - before))
         if not self._versions or self._versions[-1][0] != version:
             self._versions.append([version, 0])
         self._versions[-1][1] += len(self.tokens) - before
         return finish
+
+    @property
+    def kept(self) -> KeptSets | None:
+        """The sets that its tokens were drawn from; None without filters."""
+        return KeptSets.joined(self._kept) if self._kept else None
 
     @property
     def versions(self) -> Versions:
@@ -91,7 +104,8 @@ class RowState:
     there are, temperature and noise key. It follows the rows without the host.
 
     Where rows share what is computed, `lead_b` are the numbers of those whose tokens are fed and `shared_n`
-    says whose hidden state each row draws from. `stops` are the tokens that end some row.
+    says whose hidden state each row draws from. `stops` are the tokens that end some row. `filters` are None
+    where no row has any.
     """
 
     token_n: Tensor
@@ -99,14 +113,23 @@ class RowState:
     temperature_n: Tensor
     key_n: Tensor
     stops: frozenset[int] = frozenset()
+    filters: Filters | None = None
     ahead: Ahead | None = None
     lead_b: Tensor | None = None
     shared_n: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """In the order of the fields; the noise ahead follows from them."""
-        return self.token_n, self.count_n, self.temperature_n, self.key_n
+        """In the order of the fields, and those of the filters; the noise ahead follows from them."""
+        own = self.token_n, self.count_n, self.temperature_n, self.key_n
+        return own if self.filters is None else (*own, *self.filters.tensors)
+
+    @classmethod
+    def recorded(cls, tensors: Sequence[Tensor]) -> RowState:
+        """That of such tensors, in a recording."""
+        token_n, count_n, temperature_n, key_n, *filters = tensors
+        own = Filters.of(filters, may_wait=False) if filters else None
+        return cls(token_n, count_n, temperature_n, key_n, filters=own)
 
     @property
     def fed(self) -> tuple[Tensor, Tensor]:
@@ -122,18 +145,19 @@ class RowState:
     def inputs(self, table_V: Tensor) -> DrawInputs:
         """What a sampler draws by; `table_V` is the noise's share of each token."""
         own = self.temperature_n, self.key_n, self.count_n, table_V
-        return DrawInputs(*own, self.shared_n, self.lead_b, tuple(self.stops))
+        return DrawInputs(*own, self.shared_n, self.lead_b, tuple(self.stops), self.filters)
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: torch.device, spare: int = 0) -> RowState:
         """With `spare` rows behind them that nobody reads."""
-        more = [0] * spare
+        more, sampling = [0] * spare, [row.request.sampling for row in rows]
         return cls(
             torch.tensor([row.tokens[-1] if row.tokens else 0 for row in rows] + more, device=device),
             torch.tensor([len(row.tokens) for row in rows] + [1] * spare, device=device),
-            torch.tensor([row.request.sampling.temperature for row in rows] + [1.0] * spare, device=device),
+            torch.tensor([own.temperature for own in sampling] + [1.0] * spare, device=device),
             torch.tensor([row.key for row in rows] + more, device=device),
-            frozenset[int]().union(*{row.request.sampling.stop_token_ids for row in rows}),
+            frozenset[int]().union(*{own.stop_token_ids for own in sampling}),
+            filters_of(sampling, device, spare),
         )
 
 

@@ -61,7 +61,7 @@ class VllmEngine:
             holds_weights=True,
             forgets=settings.sleeps_deeply,
             adapter_rank=settings.highest_rank,
-            spans_ranks=self._comm.world > 1,
+            num_ranks=self._comm.world,
             # One in another process samples on meanwhile, and an adapter stays until its requests end.
             swaps=not settings.own_processes and not settings.lora_rank,
         )
@@ -70,7 +70,8 @@ class VllmEngine:
         self._version = -1
         self._has_weights = settings.has_weights
         self._asleep: set[str] = set()
-        self._next_id = 0
+        # The number of the next request.
+        self.next_id = 0
         self._num_publishes = 0
         self._running: dict[int, Running] = {}
         self._aborted: list[Completion] = []
@@ -122,6 +123,8 @@ class VllmEngine:
             raise ValueError(tr("A prompt has no tokens."))
         if request.media:
             raise ValueError("this engine takes no images, audio or video")
+        if request.sampling.has_filters and not request.sampling.top_k:
+            raise ValueError(tr("vLLM lists the tokens that filters keep only with --top_k."))
         if prompt + new > self._settings.max_model_len:
             raise ValueError(
                 tr(
@@ -141,16 +144,20 @@ class VllmEngine:
         """Hand a request to vLLM; raises what `check` does."""
         self.check(request)
         self._wake(_WEIGHTS, _CACHE)
-        number = self._next_id
-        self._next_id += 1
+        number = self.next_id
+        self.next_id += 1
+        sampling, vocab = request.sampling, 0
+        if sampling.has_filters and not library.is_greedy(sampling.temperature):
+            vocab = self._llm.llm_engine.model_config.get_vocab_size()
+        listed = library.num_listed(sampling, vocab)
         self._llm.llm_engine.add_request(
             str(number),
             {"prompt_token_ids": list(request.prompt_token_ids)},
-            library.sampling_params(request),
+            library.sampling_params(request, listed),
             lora_request=self._adapter,
         )
         search = search_for(request, self._tokenizer)
-        self._running[number] = Running(request, time.perf_counter(), search)
+        self._running[number] = Running(request, time.perf_counter(), search, listed, vocab)
         return number
 
     def results(self) -> Iterator[Completion]:

@@ -1,15 +1,15 @@
 """One vLLM over several ranks: each computes a part of every layer, so all of them take every step together.
 
-What a rank is asked for it keeps until `results`. Before each step the ranks tell each other, as bytes of one
-tensor, what is new with them: requests, aborts, and whether a signal asked for the end. All of them then give
-vLLM the same, in the order of the ranks, so that its scheduler decides the same in each of them. Nothing that
-one of them alone sees, a clock or a signal, decides anything.
+The first rank alone is asked for completions. Before each step it tells the others, as bytes of one tensor,
+what is new: requests and aborts. Every rank tells whether a signal asked for the end. All of them then give
+vLLM the same in the same order, so that its scheduler decides the same in each of them. Nothing that one of
+them alone sees, a clock or a signal, decides anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from covey.activity import Stopped, ranks_word
@@ -33,8 +33,8 @@ from covey.types import (
 class GroupEngine:
     """This rank's part of a vLLM that the ranks of `comm` are together; `own` is on the same ranks.
 
-    All ranks call `results`, `publish`, `rest` and `close` equally often and in the same order; each submits
-    requests of its own and is given their completions.
+    All ranks call `results`, `publish`, `rest` and `close` equally often and in the same order. The first one
+    submits requests and is given their completions; the others only step with it.
     """
 
     name = VllmEngine.name
@@ -44,12 +44,9 @@ class GroupEngine:
     def __init__(self, own: VllmEngine, comm: Comm) -> None:
         self.capabilities = own.capabilities
         self._own, self._comm = own, comm
-        self._next_id = 0
         # What the other ranks have not been told yet.
-        self._new: dict[int, GenerationRequest] = {}
+        self._new: list[GenerationRequest] = []
         self._aborts: list[int] = []
-        # vLLM's number of each running request, by the rank that it is of and its number there.
-        self._running: dict[tuple[int, int], int] = {}
 
     def in_words(self) -> str:
         """What it is, in words."""
@@ -58,62 +55,51 @@ class GroupEngine:
     # -- sampling
 
     def submit(self, request: GenerationRequest) -> int:
-        """Take a request. Raises what `VllmEngine.check` does."""
-        self._own.check(request)
-        number = self._next_id
-        self._next_id += 1
-        self._new[number] = request
-        return number
+        """Take a request on the first rank. What `VllmEngine.check` refuses is raised by `results`, on all
+        ranks."""
+        assert self._comm.rank == 0, "the first rank asks for all completions"
+        self._new.append(request)
+        return self._own.next_id + len(self._new) - 1
 
     def abort(self, ids: Sequence[int]) -> None:
         """End requests before the next step; they keep what has been sampled."""
         self._aborts += ids
 
     def results(self) -> Iterator[Completion]:
-        """Step with the other ranks until none of them has anything left. Collective over the ranks.
+        """Step with the other ranks until nothing is left, giving what ends to the first one. Collective over
+        the ranks.
 
-        Raises Stopped on all of them where a signal asked one of them to end what may end between steps, and
-        GuardStop (F302) where they did not sample the same.
+        Raises on all of them: Stopped where a signal asked one of them to end what may end between steps,
+        GuardStop (F302) where they did not sample the same, and what `VllmEngine.check` raises.
         """
         while True:
             self._exchange()
             if not self._own.is_busy:
                 return
-            yield from self._of_this_rank(self._own.step())
+            ended = self._own.step()
+            if self._comm.rank == 0:
+                yield from ended
 
     def _exchange(self) -> None:
-        """Give vLLM what is new on all ranks, in their order."""
+        """Give vLLM what is new on the first rank, or end all requests where a signal reached a rank."""
         every = self._comm.gather_json(
             {
-                "requests": [(number, _told(request)) for number, request in self._new.items()],
+                "requests": [_told(request) for request in self._new],
                 "aborts": self._aborts,
                 "stops": self._comm.activity.has_to_stop,
                 "sampled": [self._own.num_computed, self._own.digest],
             }
         )
-        self._new, self._aborts = {}, []
+        self._new, self._aborts = [], []
         self._check_same([told["sampled"] for told in every])
         if any(told["stops"] for told in every):
-            self._own.abort(list(self._running.values()))
-            self._of_this_rank(self._own.step() if self._own.is_busy else [])
+            self._own.abort(range(self._own.next_id))
+            if self._own.is_busy:
+                self._own.step()
             raise Stopped
-        for rank, told in enumerate(every):
-            for number, request in told["requests"]:
-                self._running[rank, number] = self._own.submit(_request_of(request))
-            known = [owner for number in told["aborts"] if (owner := (rank, number)) in self._running]
-            if known:
-                self._own.abort([self._running[owner] for owner in known])
-
-    def _of_this_rank(self, completions: Sequence[Completion]) -> list[Completion]:
-        """Return the completions that this rank asked for, with its own request ids."""
-        owners = {given: owner for owner, given in self._running.items()}
-        found = []
-        for completion in completions:
-            rank, number = owner = owners[completion.request_id]
-            del self._running[owner]
-            if rank == self._comm.rank:
-                found.append(replace(completion, request_id=number))
-        return found
+        for request in every[0]["requests"]:
+            self._own.submit(_request_of(request))
+        self._own.abort(every[0]["aborts"])
 
     def _check_same(self, sampled: Sequence[Sequence[int]]) -> None:
         """Raise GuardStop where ranks have sampled other tokens: their steps have nothing in common then."""
@@ -171,6 +157,7 @@ def _told(request: GenerationRequest) -> dict[str, Any]:
         "sampling": asdict(request.sampling),
         "turn": asdict(request.turn),
         "extends": None if request.extends is None else asdict(request.extends),
+        "media": request.media,
         "may_go_on": request.may_go_on,
     }
 
@@ -185,5 +172,6 @@ def _request_of(told: Mapping[str, Any]) -> GenerationRequest:
         sampling=SamplingParams(**sampling),
         turn=TurnId(**told["turn"]),
         extends=None if told["extends"] is None else TurnId(**told["extends"]),
+        media=tuple(told["media"]),
         may_go_on=told["may_go_on"],
     )

@@ -31,6 +31,7 @@ class VllmSettings:
     has_weights      whether it reads the weights of `model`; else it waits for the first publish
     sleep_level      0, 1 or 2: what it gives back at rest
     lora_rank        the highest rank of published adapters; 0 where there are none
+    max_logprobs     tokens that it may list with each sampled one; 0 is vLLM's own number
     extra            further arguments of `vllm.LLM`
     """
 
@@ -51,6 +52,7 @@ class VllmSettings:
     prefix_caching: bool = True
     sleep_level: int = 0
     lora_rank: int = 0
+    max_logprobs: int = 0
     trust_remote_code: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -114,4 +116,6 @@ def arguments_of(settings: VllmSettings) -> dict[str, Any]:
         arguments["async_scheduling"] = False
     if settings.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": settings.highest_rank, "max_loras": 1}
+    if settings.max_logprobs:
+        arguments["max_logprobs"] = settings.max_logprobs
     return arguments | dict(settings.extra)
