@@ -220,3 +220,13 @@ def test_settings_of_the_model_that_sampling_does_not_follow(tmp_path: Path) -> 
     assert line == "sampling  at temperature 0.7 with top_p 0.8, top_k 20"
     file.write_text("{}")
     assert not [line for line in plan_of(*flags(options))["lines"] if line.startswith("sampling")]
+
+
+def test_a_line_with_filters(place: Path) -> None:
+    """As ms-swift's examples write them, on the native engine: planned, and what is off is off."""
+    line = LINE.format(model="model", file="train.jsonl")
+    plan = plan_of(*shlex.split(f"{line} --top_p 0.9 --top_k 50"))
+    assert (plan["options"]["top_p"], plan["options"]["top_k"]) == (0.9, 50)
+    assert any("at temperature 0.9 with top_p 0.9, top_k 50" in text for text in plan["lines"])
+    off = plan_of(*shlex.split(f"{line} --top_p 1.0 --top_k -1 --min_p 0"))
+    assert not any(text.startswith("sampling") for text in off["lines"])

@@ -186,12 +186,13 @@ def test_filters_of_a_greedy_evaluation(evaluation: Evaluation, capsys: pytest.C
 
 def test_filters_of_the_run_in_a_greedy_evaluation(blind: Evaluation) -> None:
     """Nothing stands against them, and no engine has to record what they keep."""
-    directory = checkpoint(options="evaluation:\n  eval_temperature: 0\n  eval_top_k: 5\n")
+    directory = checkpoint(options="evaluation:\n  eval_temperature: 0\n")
     file = directory.parent / "config.yaml"
-    file.write_text(file.read_text().replace("sampling:", "sampling:\n  top_p: 0.9\n  engine: generate"))
+    text = file.read_text().replace("sampling:", "sampling:\n  top_p: 0.9")
+    file.write_text(text.replace("output:", "vllm:\n  use_vllm: true\noutput:"))
     resolved = evaluated(blind, str(directory))
     config = resolved.config
-    assert (config.top_p, config.eval_top_p, config.eval_top_k, config.eval_temperature) == (0.9, 0.9, 5, 0)
+    assert (config.top_p, config.eval_top_p, config.eval_temperature) == (0.9, 0.9, 0)
     assert resolved.problems == ()
     assert filter_problems(evaluated_alone(config), GOOD) == []
     config = evaluated(blind, str(directory), "--eval_temperature", "1").config

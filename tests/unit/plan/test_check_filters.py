@@ -27,21 +27,16 @@ CASES = (
     Case(
         code="E120",
         option="top_p",
-        words="top_p 0.9, top_k 50, min_p 0.05, but generate of transformers samples",
-        options={**ALL, "engine": "generate"},
-    ),
-    Case(
-        code="E120",
-        option="eval_top_k",
-        words="top_k 5, but generate of transformers samples",
-        options={**VAL, "eval_top_k": 5, "engine": "generate"},
-    ),
-    Case(
-        code="E120",
-        option="top_k",
-        words="top_k 50, but vLLM samples",
+        words="by top_p 0.9, min_p 0.05, but vLLM with top_k 0 samples",
         facts=facts(cuda=False),
-        options={"top_k": 50, "use_vllm": True},
+        options={"top_p": 0.9, "min_p": 0.05, "use_vllm": True},
+    ),
+    Case(
+        code="E120",
+        option="eval_top_p",
+        words="by top_p 0.5, but vLLM with eval_top_k 0 samples",
+        facts=facts(cuda=False, embedding_rows=50),
+        options={**VAL, "eval_top_p": 0.5, "use_vllm": True},
     ),
 )
 
@@ -58,12 +53,14 @@ def test_what_is_seen(case: Case) -> None:
         ALL,
         {**ALL, "temperature_end": 0.5},
         {"top_k": 320},
-        {"top_p": 1.0, "top_k": -1, "min_p": None, "engine": "generate"},
+        {"top_p": 1.0, "top_k": -1, "min_p": None, "use_vllm": True},
+        {**ALL, "engine": "generate"},
+        {**ALL, **VAL, "use_vllm": True},
         # Evaluations follow training, take the most probable token, or there are none.
         {**VAL, **ALL, "eval_temperature": 0.0},
         {**VAL, **ALL, "eval_top_p": 1.0, "eval_top_k": 1},
         {"eval_top_k": 1000, "eval_strategy": "no"},
-        {"replay_rollouts": "runs/b/rollouts", "engine": "generate", **ALL},
+        {"replay_rollouts": "runs/b/rollouts", "use_vllm": True, "top_p": 0.5},
     ],
 )
 def test_what_is_right(options: dict[str, Any]) -> None:
@@ -90,7 +87,8 @@ def test_servers_by_their_engine() -> None:
     serve = ServerFacts(address="http://b:8000", vllm=VllmServeFacts(version="0.32.0", takes_weights=True))
     silent = ServerFacts(address="http://b:8000", fault="silent", said="nothing")
     assert on_servers(native, silent, top_p=0.9) == []
-    assert on_servers(native, vllm) == []
+    generate = ServerFacts(address="http://c:8000", engine="generate")
+    assert on_servers(native, generate, top_p=0.9) == on_servers(native, vllm) == []
     for other in (vllm, serve):
         (problem,) = on_servers(native, other, top_p=0.9, use_vllm=True, vllm_mode="server")
         assert "vllm on http://b:8000 samples" in problem.seen

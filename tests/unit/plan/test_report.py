@@ -138,7 +138,8 @@ def test_sampling() -> None:
         "to sample as it says: --temperature 0.7 --top_p 0.8 --top_k 20",
     ]
     # An engine that does not record sets is not asked for them.
-    assert len(section("sampling", own, engine="generate")) == 1
+    alone = facts(unused_sampling=(("top_p", 0.8),), cuda=False)
+    assert len(section("sampling", alone)) == 2 and len(section("sampling", alone, use_vllm=True)) == 1
     assert section("sampling", facts(unused_sampling=(("repetition_penalty", 1.1),)))[1:] == []
     assert section("sampling", facts(unused_sampling=(("temperature", 0.0),)))[1:] == []
 

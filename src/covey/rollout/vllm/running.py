@@ -56,8 +56,8 @@ class Running:
         if len(kept) >= self.listed < self.vocab:
             raise RuntimeError(
                 tr(
-                    "vLLM kept at least {number} tokens with top_k {top_k}, because so many are equally probable, "
-                    "and does not list more of them. Use another --top_k, or --use_vllm false.",
+                    "vLLM kept at least {number} tokens with top_k {top_k}, because so many are equally "
+                    "probable, and does not list more of them. Use another --top_k, or --use_vllm false.",
                     number=len(kept),
                     top_k=self.request.sampling.top_k,
                 )
