@@ -47,7 +47,17 @@ CASES = (
     Case(name="vllm_without_a_server", words=words("--vllm_mode server")),
     Case(name="load_in_4bit", words=words("--load_in_4bit true")),
     Case(name="deepspeed", words=words("--deepspeed zero3 --fsdp full_shard")),
-    Case(name="top_p", words=words("--top_p 0.9 --top_k 50")),
+    Case(name="filters_on_vllm", words=words("--top_p 0.9 --min_p 0.1 --use_vllm true")),
+    Case(name="filters_on_servers_with_vllm", words=words("--top_p 0.9 --top_k 50 --vllm_mode server")),
+    Case(name="filters_not_numbers", words=words("--top_p nan --top_k 0.5")),
+    Case(name="filters_out_of_range", words=words("--top_p 0 --top_k -3 --min_p 1.5")),
+    Case(name="filters_beyond_the_model", words=words("--top_p 1.2 --top_k 100000")),
+    Case(name="filters_that_keep_one_token", words=words("--top_k 1 --min_p 1")),
+    Case(name="filters_at_temperature_zero", words=words("--temperature 0 --min_p 0.1 --top_p 0.9")),
+    Case(
+        name="filters_of_a_greedy_evaluation",
+        words="eval quickstart --dataset sums.jsonl --reward_funcs accuracy --temperature 0 --min_p 0.1",
+    ),
     Case(
         name="another_method",
         words=words("--rlhf_type dpo").replace("train", "rlhf", 1),

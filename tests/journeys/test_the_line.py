@@ -202,7 +202,11 @@ def test_settings_of_the_model_that_sampling_does_not_follow(tmp_path: Path) -> 
     own = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.0, "do_sample": True}
     file.write_text(json.dumps({**json.loads(file.read_text()), **own}))
     options = small("quickstart", "run", model=str(model))
-    (line,) = [line for line in plan_of(*flags(options))["lines"] if line.startswith("sampling")]
+    lines = plan_of(*flags(options))["lines"]
+    (line,) = [line for line in lines if line.startswith("sampling")]
+    assert lines[lines.index(line) + 1].strip() == (
+        "to sample as it says: --temperature 0.7 --top_p 0.8 --top_k 20"
+    )
     assert line == (
         "sampling  from all tokens at temperature 1; ignored from generation_config.json: "
         "temperature 0.7, top_p 0.8, top_k 20"
@@ -210,5 +214,19 @@ def test_settings_of_the_model_that_sampling_does_not_follow(tmp_path: Path) -> 
     options["temperature"] = 0.7
     (line,) = [line for line in plan_of(*flags(options))["lines"] if line.startswith("sampling")]
     assert line.endswith("generation_config.json: top_p 0.8, top_k 20")
+    # What is proposed leaves nothing to propose.
+    followed = plan_of(*flags({**options, "top_p": 0.8, "top_k": 20}))["lines"]
+    (line,) = [line for line in followed if line.startswith("sampling")]
+    assert line == "sampling  at temperature 0.7 with top_p 0.8, top_k 20"
     file.write_text("{}")
     assert not [line for line in plan_of(*flags(options))["lines"] if line.startswith("sampling")]
+
+
+def test_a_line_with_filters(place: Path) -> None:
+    """As ms-swift's examples write them, on the native engine: planned, and what is off is off."""
+    line = LINE.format(model="model", file="train.jsonl")
+    plan = plan_of(*shlex.split(f"{line} --top_p 0.9 --top_k 50"))
+    assert (plan["options"]["top_p"], plan["options"]["top_k"]) == (0.9, 50)
+    assert any("at temperature 0.9 with top_p 0.9, top_k 50" in text for text in plan["lines"])
+    off = plan_of(*shlex.split(f"{line} --top_p 1.0 --top_k -1 --min_p 0"))
+    assert not any(text.startswith("sampling") for text in off["lines"])

@@ -1,8 +1,9 @@
-"""Sampling filters: values at which sampling is greedy, and engines that do not record what filters keep."""
+"""Sampling filters: values at which sampling is greedy, and engines that do not record what they keep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from covey.config.filters import (
     eval_filters_of,
@@ -19,23 +20,20 @@ from covey.plan.server_line import start_line
 from covey.texts import tr
 from covey.types import Fix, Problem
 
-VLLM = "vllm"
+_SERVERS_WITH_SETS = ("native", "generate")
+# Of top_p 0.9 rarely more than so many tokens are kept.
+_TOP_K = 100
 
 
-def records_sets(engine: str) -> bool:
-    """Return whether an engine, by the name that a rollout server has for it, records the tokens that filters
-    keep. Whatever refuses filters on an engine asks here."""
-    return engine == "native"
+def server_records_sets(engine: str) -> bool:
+    """Return whether a rollout server with this engine says which tokens filters kept. vLLM lists them only
+    where it is started to list as many, which `covey rollout` and `vllm serve` do not do."""
+    return engine in _SERVERS_WITH_SETS
 
 
 def filter_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what is wrong with filters beyond their ranges, and with their engine."""
     return [*_single(config), *_greedy(config), *_beyond(config, facts), *engine_problems(config, facts)]
-
-
-def unrecorded(config: Config, facts: Facts) -> str:
-    """Return the name of the engine that samples where it does not record what filters keep; else nothing."""
-    return next((name for name, _ in _without_sets(config, facts)), "")
 
 
 def _single(config: Config) -> list[Problem]:
@@ -89,48 +87,45 @@ def _beyond(config: Config, facts: Facts) -> list[Problem]:
 
 
 def engine_problems(config: Config, facts: Facts) -> list[Problem]:
-    """Return E120 where filters are set and the engine does not record what they keep."""
+    """Return E120 where filters are set and the engine does not record what they keep. Whatever is refused
+    because of an engine is refused here."""
     # A replay samples in evaluations alone, and these filter nothing at temperature 0.
     on = {} if config.replay_rollouts is not None else filters_of(config)
-    if config.eval_temperature > 0:
-        on |= filters_of_their_own(config) if on else eval_filters_of(config)
-    found = list(_without_sets(config, facts)) if on else []
+    own = eval_filters_of(config) if config.eval_temperature > 0 else {}
+    shown = on | (filters_of_their_own(config) if on and own else own)
+    found = list(_without_sets(config, facts, on, own)) if shown else []
     if not found:
         return []
-    engine, fix = found[0]
+    engine, fixes = found[0]
     seen = tr(
-        "{in_words} is set, but {engine} samples, and covey does not record what is kept there.",
-        in_words=in_words(on),
+        "Draws are filtered by {in_words}, but {engine} samples, and covey does not record which tokens it "
+        "keeps.",
+        in_words=in_words(shown),
         engine=engine,
     )
-    whole = Fix(text=tr("sample from all tokens"), edits=off(on))
-    return [problem("E120", next(iter(on)), seen, "", fix, whole)]
+    whole = Fix(text=tr("sample from all tokens"), edits=off(shown))
+    return [problem("E120", next(iter(shown)), seen, "", *fixes, whole)]
 
 
-def _without_top_k(config: Config) -> list[str]:
-    """Return the options that vLLM needs in this process: of what filters keep it lists only the top_k most
-    probable tokens."""
-    is_sampled = config.eval_temperature > 0
-    filters = {"top_k": filters_of(config), "eval_top_k": eval_filters_of(config) if is_sampled else {}}
-    if filters["top_k"] and filters["eval_top_k"] and config.eval_top_k == config.top_k:
-        # Evaluations have the filters of training where none is typed for them.
-        del filters["eval_top_k"]
-    return [name for name, on in filters.items() if on and not getattr(config, name)]
-
-
-def _without_sets(config: Config, facts: Facts) -> Iterator[tuple[str, Fix]]:
-    """Give the engines of a run that record no sets, each with what to use in its place."""
+def _without_sets(
+    config: Config, facts: Facts, on: Mapping[str, Any], own: Mapping[str, Any]
+) -> Iterator[tuple[str, list[Fix]]]:
+    """Give what samples without recording the sets of the filters of training and of evaluations, each with
+    what to do."""
+    native = Fix(text=tr("use covey's own engine"), edits={"use_vllm": False})
     if config.rollout_servers:
         for server in facts.servers or ():
-            engine = VLLM if server.vllm is not None else server.engine
-            if not server.fault and not records_sets(engine):
+            engine = "vllm" if server.vllm is not None else server.engine
+            if not server.fault and not server_records_sets(engine):
                 line = start_line(config.model_copy(update={"use_vllm": False}), server.address, facts)
                 name = tr("{engine} on {address}", engine=engine, address=server.address)
-                yield name, Fix(text=tr("start a server with covey's own engine: `{line}`", line=line))
+                yield name, [Fix(text=tr("start a server with covey's own engine: `{line}`", line=line))]
+    elif config.use_vllm and config.vllm_mode == "server":
+        yield tr("a server with vLLM"), [native]
     elif config.use_vllm:
-        if lacking := _without_top_k(config):
-            text = tr("keep the 50 most probable tokens: what is kept of them vLLM lists")
-            yield tr("vLLM without top_k"), Fix(text=text, edits=dict.fromkeys(lacking, 50))
-    elif not records_sets(config.engine):
-        own = Fix(text=tr("use covey's own engine"), edits={"engine": "native"})
-        yield tr("{engine} of transformers", engine=config.engine), own
+        both = {"top_k": on, "eval_top_k": own}
+        if lacking := [name for name, filters in both.items() if filters and name not in filters]:
+            most = min(_TOP_K, facts.embedding_rows or _TOP_K)
+            words = tr("vLLM lists the tokens that may be kept with it")
+            listed = Fix(text=words, edits=dict.fromkeys(lacking, most))
+            yield tr("vLLM with {top_k} 0", top_k=lacking[0]), [native, listed]

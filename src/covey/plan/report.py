@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from covey.config.filters import FILTERS, filters_of, in_words
+from covey.config.filters import filters_of, in_words
 from covey.config.quantization import quantization_of
 from covey.config.resolve import not_built_yet
 from covey.options.schema import FACTS, Config
 from covey.plan.batch import BatchPlan
-from covey.plan.check_filters import unrecorded
+from covey.plan.check_filters import engine_problems
 from covey.plan.check_start import reference_words
 from covey.plan.check_vllm import UNTRIED
 from covey.plan.disk import disk_plan, size
@@ -328,7 +328,7 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
         ignored = tr("ignored from generation_config.json: {unused}", unused=unused)
         lines[0] = tr("{own}; {ignored}", own=lines[0], ignored=ignored)
         typed = {n: v for n, v in facts.unused_sampling if n in FACTS and _is_of_range(n, v)}
-        if typed and not (unrecorded(config, facts) and typed.keys() & set(FILTERS)):
+        if typed and not engine_problems(config.model_copy(update=typed), facts):
             lines.append(tr("to sample as it says: {typed}", typed=flags(typed)))
     return lines
 

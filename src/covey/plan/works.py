@@ -17,7 +17,7 @@ from typing import Any
 from covey.config.filters import filters_off
 from covey.config.resolve import not_built_yet
 from covey.options.schema import FACTS, OPTIONS, Config, default_of, group_of
-from covey.plan.check_filters import VLLM, records_sets, unrecorded
+from covey.plan.check_filters import engine_problems
 from covey.plan.check_layout import layout_problems
 from covey.plan.checks import checks
 from covey.plan.deepspeed import states_of
@@ -161,7 +161,8 @@ class _Search:
         alone."""
         base = not_built_yet(self.config)
         is_typed = engine == self.facts.layout.engine
-        if unrecorded(self.config, self.facts) if is_typed else not records_sets(VLLM):
+        vllm: Edits = {} if is_typed else {"use_vllm": True, "vllm_mode": engine, "rollout_servers": []}
+        if engine_problems(self.config.model_copy(update=vllm), self.facts):
             base |= filters_off(self.config)
         if is_typed:
             found = self._try(base, {}, {}) or self._least_change(base)

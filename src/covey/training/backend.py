@@ -15,7 +15,6 @@ from torch import nn
 from covey.comm import Comm
 from covey.config.quantization import quantization_of
 from covey.config.start import adapter_directory, reference_adapter
-from covey.errors import ConfigError
 from covey.learner.backends.base import Backend
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.deepspeed import ZeroEngine, partition
@@ -32,7 +31,6 @@ from covey.models.load import choose_liger, choose_stream, load_adapted, load_po
 from covey.models.lora import load_adapter
 from covey.models.policy import Policy
 from covey.options.schema import Config
-from covey.plan.check_filters import engine_problems
 from covey.plan.deepspeed import engine_settings
 from covey.plan.facts import Facts
 from covey.plan.memory import engine_rests, recompute_of, reduces_each
@@ -235,8 +233,5 @@ def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm, tokeniz
         return colocated(config, facts, policy, comm, tokenizer)
     # A model that cannot run as a stream keeps state that the native engine's cache does not know.
     if config.engine == "generate" or policy.stream == "padded":
-        if problems := engine_problems(config.model_copy(update={"engine": "generate"}), facts):
-            # The native engine, the first fix, cannot run this model, as the load has found.
-            raise ConfigError([replace(p, fixes=p.fixes[1:]) for p in problems])
         return GenerateEngine(policy, tokenizer=tokenizer)
     return NativeEngine(policy, rests=engine_rests(config, facts), tokenizer=tokenizer)

@@ -9,9 +9,12 @@ import pytest
 
 from covey.cli.main import main
 from covey.config import Resolved
+from covey.config.filters import evaluated_alone
+from covey.plan.check_filters import filter_problems
 from covey.plan.facts import Facts
 from covey.quickstart.task import MODEL_DIR
 from covey.types import Metric
+from support.checks import GOOD
 from support.verbs import Survey, codes_in, stand_in
 
 WORDS = ["--val_dataset", "v.jsonl", "--reward_funcs", "accuracy"]
@@ -171,6 +174,30 @@ TASK = [str(MODEL_DIR), "--val_dataset", "quickstart#8", "--reward_funcs", "accu
 def test_greedy_completions_are_no_fault_of_an_evaluation(evaluation: Evaluation) -> None:
     assert evaluated(evaluation, *TASK, "--eval_temperature", "0").config.eval_temperature == 0
     assert evaluated(evaluation, *TASK, "--temperature", "0").config.eval_temperature == 0
+
+
+def test_filters_of_a_greedy_evaluation(evaluation: Evaluation, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the run are its own affair; typed ones are named, with what to type."""
+    for words in (["--temperature", "0", "--min_p", "0.1"], ["--eval_temperature", "0", "--eval_top_k", "5"]):
+        assert main(["eval", *TASK, *words]) == 2
+        assert "E111" in capsys.readouterr().err
+        assert evaluated(evaluation, *TASK, *words, "--eval_temperature", "1.0").config.eval_temperature == 1
+
+
+def test_filters_of_the_run_in_a_greedy_evaluation(blind: Evaluation) -> None:
+    """Nothing stands against them, and no engine has to record what they keep."""
+    directory = checkpoint(options="evaluation:\n  eval_temperature: 0\n")
+    file = directory.parent / "config.yaml"
+    text = file.read_text().replace("sampling:", "sampling:\n  top_p: 0.9")
+    file.write_text(text.replace("output:", "vllm:\n  use_vllm: true\noutput:"))
+    resolved = evaluated(blind, str(directory))
+    config = resolved.config
+    assert (config.top_p, config.eval_top_p, config.eval_temperature) == (0.9, 0.9, 0)
+    assert resolved.problems == ()
+    assert filter_problems(evaluated_alone(config), GOOD) == []
+    config = evaluated(blind, str(directory), "--eval_temperature", "1").config
+    (problem,) = filter_problems(evaluated_alone(config), GOOD)
+    assert (problem.code, problem.option) == ("E120", "eval_top_p")
 
 
 def test_batch_and_learning_rate_are_no_business_of_an_evaluation(evaluation: Evaluation) -> None:

@@ -87,3 +87,41 @@ def test_on_24_gb_each_no_own_engine_fits(capsys: pytest.CaptureFixture[str]) ->
     assert found["edits"]["vllm_tensor_parallel_size"] in (4, 8)
     code, other, codes = planned(capsys, again(found["command"], machine))
     assert (code, codes) == (0, []) and other["memory"]["needed_bytes"] < 0.9 * 24e9
+
+
+# Of ms-swift's examples (vllm_72b_4gpu.sh), with the model and the data of the tests.
+FOUR = ["--plan_gpus", "4", "--plan_gpu_memory", "80GiB"]
+SCRIPT = (
+    "rlhf --rlhf_type grpo --model big --train_type lora --use_vllm true --vllm_mode colocate "
+    "--vllm_gpu_memory_utilization 0.55 --vllm_max_model_len 2048 --vllm_tensor_parallel_size 4 "
+    "--dataset quickstart#512 --torch_dtype bfloat16 --num_train_epochs 1 --max_length 2048 "
+    "--per_device_train_batch_size 1 --per_device_eval_batch_size 1 --gradient_accumulation_steps 1 "
+    "--eval_steps 1000 --save_steps 1000 --learning_rate 1e-6 --save_total_limit 2 --logging_steps 5 "
+    "--output_dir output --warmup_ratio 0.05 --dataloader_num_workers 4 --max_completion_length 1024 "
+    "--reward_funcs accuracy --num_generations 4 --deepspeed zero3_offload --temperature 1.0 {filters} "
+    "--log_completions true --async_generate false --move_model_batches 16 --offload_optimizer true "
+    "--offload_model true --sleep_level 1"
+)
+
+
+def test_a_script_with_top_k_on_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its filters are taken as they stand, and off values mean off."""
+    words = shlex.split(SCRIPT.format(filters="--top_p 1.0 --top_k 80"))
+    code, plan, codes = planned(capsys, [*words, *FOUR])
+    assert (code, codes) == (0, [])
+    options = plan["options"]
+    assert (options["top_p"], options["top_k"], options["eval_top_k"]) == (1.0, 80, 80)
+    assert any("at temperature 1 with top_k 80" in line for line in plan["lines"])
+
+
+def test_a_script_with_top_p_alone_on_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    """multi_gpu_mp_colocate.sh sets it: refused with what to type, with which it is planned."""
+    words = shlex.split(SCRIPT.format(filters="--top_p 0.85"))
+    assert main(["plan", *words, *FOUR]) == 2
+    error = capsys.readouterr().err
+    assert [c for c in codes_in(error) if c.startswith("E")] == ["E120"] and "--top_k 100" in error
+    code, _, codes = planned(capsys, [*words, "--top_k", "100", *FOUR])
+    assert (code, codes) == (0, [])
+    code, plan, codes = planned(capsys, [*words, "--top_k", "-1", "--top_p", "1.0", *FOUR])
+    assert (code, codes) == (0, [])
+    assert not any(line.startswith("sampling") for line in plan["lines"])

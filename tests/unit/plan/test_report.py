@@ -123,6 +123,27 @@ def test_streams_and_replays_count_no_rows() -> None:
     ]
 
 
+def test_sampling() -> None:
+    assert section("sampling") == [] and section("sampling", top_k=-1) == []
+    assert section("sampling", top_p=0.9, top_k=50, min_p=0.05, temperature=0.7) == [
+        "at temperature 0.7 with top_p 0.9, top_k 50, min_p 0.05",
+        "kept sets are recorded: the loss is over the tokens that were kept for each draw",
+    ]
+    own = facts(
+        unused_sampling=(("temperature", 0.7), ("top_p", 0.8), ("top_k", 20), ("repetition_penalty", 1.1))
+    )
+    assert section("sampling", own) == [
+        "from all tokens at temperature 1; ignored from generation_config.json: temperature 0.7, top_p 0.8, "
+        "top_k 20, repetition_penalty 1.1",
+        "to sample as it says: --temperature 0.7 --top_p 0.8 --top_k 20",
+    ]
+    # An engine that does not record sets is not asked for them.
+    alone = facts(unused_sampling=(("top_p", 0.8),), cuda=False)
+    assert len(section("sampling", alone)) == 2 and len(section("sampling", alone, use_vllm=True)) == 1
+    assert section("sampling", facts(unused_sampling=(("repetition_penalty", 1.1),)))[1:] == []
+    assert section("sampling", facts(unused_sampling=(("temperature", 0.0),)))[1:] == []
+
+
 def test_rewards() -> None:
     options = {"reward_funcs": ["accuracy", "format", "r.py:f"], "reward_weights": [1, 0.25, 2]}
     assert section("rewards", facts(reward_notes=("r.py:f runs here",)), **options) == [
@@ -146,6 +167,16 @@ SETS = facts(eval_sets=(EvalSet(name="gsm8k", num_prompts=1_319), EvalSet(name="
             {"eval_steps": 20, "eval_on_start": False, "num_generations_eval": 4, "eval_temperature": 0.6},
             "gsm8k (1,319 prompts), math (1 prompt): every 20 steps and at the end; 4 completions a prompt "
             "at temperature 0.6",
+        ),
+        (
+            {"eval_strategy": "epoch", "temperature": 0.9, "top_p": 0.8, "eval_top_k": 20},
+            "gsm8k (1,319 prompts), math (1 prompt): before the first step, after each epoch and at the "
+            "end; 1 completion a prompt at temperature 0.9, top_p 0.8, top_k 20",
+        ),
+        (
+            {"eval_temperature": 0.0, "top_p": 0.8},
+            "gsm8k (1,319 prompts), math (1 prompt): before the first step, every 100 steps and at the end; "
+            "1 completion a prompt at temperature 0",
         ),
         (
             {"eval_strategy": "epoch", "temperature": 0.9},

@@ -36,7 +36,7 @@ from covey.rollout.server.wire import (
 )
 from covey.types import Finish, GenerationRequest, SamplingParams, TurnId
 from support.engines import Plain, sampled
-from support.servers import TOKEN, Running, engine_on, policy_of_server, running
+from support.servers import TOKEN, Running, engine_on, policy_of_server, running, status_of
 
 
 @pytest.fixture(scope="module")
@@ -356,7 +356,10 @@ def test_without_such_a_directory_no_file_is_read(server: Running) -> None:
         caller.post("/v1/publish/files", {"transfer": "x", "file": "x"})
 
 
-SAMPLING = {"temperature": 1, "max_new_tokens": 4, "stop_token_ids": [], "stop_strings": []}
+SAMPLING = {
+    **{"temperature": 1, "max_new_tokens": 4, "stop_token_ids": [], "stop_strings": []},
+    **{"top_p": 1, "top_k": 0, "min_p": 0},
+}
 
 
 @pytest.mark.parametrize(
@@ -376,16 +379,25 @@ SAMPLING = {"temperature": 1, "max_new_tokens": 4, "stop_token_ids": [], "stop_s
         ({"sampling": SAMPLING | {"stop_strings": ["a"] * 100}}, "a list of at most"),
         ({"sampling": SAMPLING | {"stop_strings": ["a", ""]}}, "text of 1 to"),
         ({"sampling": SAMPLING | {"stop_strings": [["a"]]}}, "text of 1 to"),
+        ({"sampling": SAMPLING | {"top_p": 0}}, "top_p is a number above 0"),
+        ({"sampling": SAMPLING | {"top_p": 1.01}}, "top_p is a number above 0"),
+        ({"sampling": SAMPLING | {"top_k": 321}}, "top_k is a number from 0 to the 320"),
+        ({"sampling": SAMPLING | {"top_k": -1}}, "top_k is a number from 0 to the 320"),
+        ({"sampling": SAMPLING | {"top_k": 2.0}}, "top_k is a number from 0 to the 320"),
+        ({"sampling": SAMPLING | {"min_p": float("nan")}}, "min_p is a number from 0 to 1"),
         ({"turn": {"seed": 1}}, "exactly the fields"),
         ({"extends": {"seed": 1}}, "exactly the fields"),
         ({"may_go_on": 1}, "true or false"),
     ],
 )
-def test_requests_are_checked(requests: list[GenerationRequest], change: dict[str, Any], words: str) -> None:
+def test_requests_are_checked(
+    policies: list[Policy], requests: list[GenerationRequest], change: dict[str, Any], words: str
+) -> None:
+    about = status_of(policies[0], has_tokenizer=True)
     body = json.loads(json.dumps(request_body(requests[0])))
-    assert requests_of([body], vocab=320, max_len=2048, has_tokenizer=True) == {body["id"]: requests[0]}
+    assert requests_of([body], about) == {body["id"]: requests[0]}
     with pytest.raises(WireError, match=words):
-        requests_of([{**body, **change}], vocab=320, max_len=2048, has_tokenizer=True)
+        requests_of([{**body, **change}], about)
 
 
 @pytest.mark.parametrize(
@@ -413,7 +425,7 @@ def test_completions_are_checked(
 ) -> None:
     body = {
         **{"id": "x", "token_ids": [3], "logprobs": [-1.0], "versions": [[0, 1]]},
-        **{"finish": "length", "seconds": 0.1},
+        **{"finish": "length", "seconds": 0.1, "kept": None},
     }
     found = completion_of(body, 7, requests[0], vocab=320, newest=0)
     assert found.request_id == 7 and found.finish is Finish.LENGTH

@@ -18,7 +18,7 @@ from covey.rollout.server.queue import Queue
 from covey.rollout.server.wire import request_body, requests_of
 from covey.types import GenerationRequest, SamplingParams, TurnId
 from support.engines import Plain, plain, sampled
-from support.servers import Running, engine_on, policy_of_server, running
+from support.servers import Running, engine_on, policy_of_server, running, status_of
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +164,12 @@ def test_a_server_that_fails_to_take_weights_ends_what_it_runs(
     engine.close()
 
 
-def test_a_request_arrives_as_it_was_asked() -> None:
+def test_a_request_arrives_as_it_was_asked(policies: list[Policy]) -> None:
     request = replace(request_of(9), turn=replace(request_of(9).turn, turn=3), extends=request_of(9).turn)
     body = json.loads(json.dumps(request_body(request)))
     assert body["id"] == "1/train/0/0/9/0/3"
-    assert requests_of([body], vocab=320, max_len=2048, has_tokenizer=False) == {body["id"]: request}
+    about = status_of(policies[0])
+    assert requests_of([body], about) == {body["id"]: request}
 
 
 def test_media_are_refused() -> None:
