@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from covey.kernels.kept import KeptBlock, KeptDerivatives, KeptStats
 from covey.kernels.products import copy_into
 from covey.kernels.protocol import (
     Derivatives,
@@ -26,7 +27,6 @@ from covey.kernels.protocol import (
     Kernels,
     Products,
 )
-from covey.models.kept import KeptBlock, KeptDerivatives, KeptStats
 from covey.types import KeptTokens, TokenStats
 
 

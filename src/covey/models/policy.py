@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from covey.kernels.choose import choose_kernels
+from covey.kernels.kept import select
 from covey.kernels.protocol import HeadSpec, Kernels, Layout
 from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME
 from covey.models.dropout import dropouts
 from covey.models.head import head_spec, token_stats
-from covey.models.kept import select
 from covey.models.layouts import AttentionKind, stream_layout
 from covey.models.prefix import Prefix
 from covey.plan.recompute import Recompute

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from covey.models.kept import joined, select
+from covey.kernels.kept import joined, select
 from covey.types import MicroBatch, SharedPrompt
 
 

@@ -9,10 +9,10 @@ import torch
 
 from covey.kernels import protocol
 from covey.kernels.cpu.kernels import CpuKernels
+from covey.kernels.kept import ids_of, joined, select, split
 from covey.kernels.protocol import HeadSpec
 from covey.kernels.torch_.kernels import TorchKernels
 from covey.models.head import token_stats
-from covey.models.kept import ids_of, joined, select, split
 from covey.types import KeptSets, KeptTokens
 from support.processors import library_for, processors
 
