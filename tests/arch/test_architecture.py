@@ -211,12 +211,12 @@ def test_parameters_belong_to_the_backend() -> None:
 
 
 def test_nothing_outside_the_seam_knows_which_kernels_there_are() -> None:
-    """The rest of covey asks for kernels by `choose`, and speaks of them in the words of `protocol`.
+    """The rest of covey asks for kernels by `choose`, and speaks in the words of `protocol` and `draws`.
 
     The engine plays recordings, an attention of transformers may go on from what torch computes, and the
     head copies blocks: what they import is torch's alone.
     """
-    plain = ("protocol", "choose", "compiler", "products", "upload", "torch_.", "gpu.recordings")
+    plain = ("protocol", "draws", "choose", "compiler", "products", "upload", "torch_.", "gpu.recordings")
     for file in FILES:
         if part_of(file) == "kernels":
             continue

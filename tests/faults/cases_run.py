@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from covey.telemetry.kept_files import write_sets
 from covey.training.facts import run
+from covey.types import KeptSets
 from faults.case import SUMS, Case, words
 
 
@@ -30,6 +32,15 @@ def _small_disk(patch: pytest.MonkeyPatch, here: Path) -> None:
 def _little_memory(patch: pytest.MonkeyPatch, here: Path) -> None:
     """A machine with 10 MB to have."""
     patch.setattr(run, "free_memory", lambda **_: 10**7)
+
+
+# A record as far as its kept sets go: two tokens were drawn.
+FILTERED = '{"completion_ids": [5, 7], "trained_mask": [1, 1], "kept_checksum": 0}\n'
+
+
+def _other_sets(here: Path) -> None:
+    """The second set lacks the token 7."""
+    write_sets(here / "rollouts/rollout-000000.jsonl", KeptSets.of([[5], [6, 8]], 300))
 
 
 def _no_wandb(patch: pytest.MonkeyPatch, here: Path) -> None:
@@ -92,6 +103,17 @@ CASES = (
             "rollouts/rollout-000000.0-of-2.jsonl": "{}\n",
             "rollouts/rollout-000000.1-of-2.jsonl": '{}\n{"group": 4, "sib',
         },
+    ),
+    Case(
+        name="replay_without_kept_sets",
+        words=words("--replay_rollouts rollouts"),
+        files={"rollouts/rollout-000000.jsonl": FILTERED},
+    ),
+    Case(
+        name="replay_of_kept_sets_of_other_tokens",
+        words=words("--replay_rollouts rollouts"),
+        files={"rollouts/rollout-000000.jsonl": FILTERED},
+        make=_other_sets,
     ),
     Case(
         name="everything_at_once",

@@ -22,11 +22,14 @@ from covey.learner import annotate
 from covey.rollout import assembly, collect
 from covey.rollout.assembly import RankShare
 from covey.rollout.exchange import Summaries
-from covey.types import Outcome, ScoredGroup, TokenSequence
+from covey.types import KeptSets, Outcome, ScoredGroup, TokenSequence
 
 # The steps taken when the fault comes, and the phases that it may come in.
 _ROLLOUT = 3, ("reward", "annotate")
-TIMES = {"rollout": _ROLLOUT, "selection": _ROLLOUT, "evaluation": (2, ("evaluate",))}
+TIMES = {
+    **dict.fromkeys(("rollout", "selection", "filters"), _ROLLOUT),
+    "evaluation": (2, ("evaluate",)),
+}
 AWAY = "the sandbox of this rank is away"
 
 
@@ -117,6 +120,45 @@ def other_rows(held: Mapping[int, TokenSequence], leaving: list[int]) -> Mapping
     }
 
 
+def without_token(row: TokenSequence) -> TokenSequence:
+    """The row, whose first kept set lacks the token that was drawn from it."""
+    assert row.kept is not None
+    first, *others = (set(ids.tolist()) for ids in row.kept)
+    changed = first - {int(row.trained_ids[0])} | {int(row.trained_ids[0]) ^ 1}
+    return replace(row, kept=KeptSets.of([changed, *others], row.kept.vocab))
+
+
+def a_set_less(row: TokenSequence) -> TokenSequence:
+    """The row without its last kept set."""
+    assert row.kept is not None
+    return replace(row, kept=row.kept.part(0, len(row.kept) - 1))
+
+
+def other_sets(
+    change: Callable[[TokenSequence], TokenSequence],
+) -> Callable[..., Mapping[int, TokenSequence]]:
+    """The rows that leave have other kept sets."""
+
+    def happen(held: Mapping[int, TokenSequence], leaving: list[int]) -> Mapping[int, TokenSequence]:
+        assert leaving, "no row leaves this rank"
+        return {number: change(row) if number in leaving else row for number, row in held.items()}
+
+    return happen
+
+
+def recorded(change: Callable[[TokenSequence], TokenSequence]) -> Callable[[RankShare], RankShare]:
+    """The engine of this rank records other kept sets."""
+
+    def happen(own: RankShare) -> RankShare:
+        changed = [replace(e, sequences=tuple(map(change, e.tokens))) for e in own.episodes]
+        return replace(own, episodes=changed)
+
+    return happen
+
+
+SETS = {"a set without its token": without_token, "a set less": a_set_less}
+
+
 def leave_in(collective: str, leave: Callable[[], None], where: str) -> None:
     """Be gone in a collective, behind its sizes."""
     real = GroupComm._send_and_receive
@@ -147,6 +189,10 @@ def plant(fault: str, where: str) -> None:
         collect_otherwise(lost, where)
     elif fault == "other rows":
         at_the_move(other_rows, where)
+    elif fault in SETS:
+        at_the_move(other_sets(SETS[fault]), where)
+    elif fault.startswith("recorded "):
+        collect_otherwise(recorded(SETS[fault.removeprefix("recorded ")]), where)
     elif fault == "killed before the move":
         at_the_move(killed, where)
     elif fault == "killed in the exchange":

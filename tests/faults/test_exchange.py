@@ -27,8 +27,21 @@ MOVING = [*WORDS[: WORDS.index("--beta")], "--beta", "0", *WORDS[WORDS.index("--
 EVALUATED = ["--val_dataset", "quickstart#8", "--eval_steps", "2", "--eval_on_start", "no"]
 # What was drawn and held of a rollout that is refused is drawn and held again.
 SELECTED = ["--dynamic_sample", "true", "--max_resample_times", "2", "--replay_buffer_size", "4"]
-OPTIONS = {"rollout": MOVING, "selection": [*MOVING, *SELECTED], "evaluation": [*MOVING, *EVALUATED]}
-GUARDS = {"unknown": "F122", "twice": "F122", "missing": "F122", "other rows": "F110", "lost": "F138"}
+FILTERED = ["--top_p", "0.8", "--min_p", "0.001"]
+OPTIONS = {
+    "rollout": MOVING,
+    "selection": [*MOVING, *SELECTED],
+    "evaluation": [*MOVING, *EVALUATED],
+    "filters": [*MOVING, *FILTERED],
+}
+OF_ROWS = {"unknown": "F122", "twice": "F122", "missing": "F122", "other rows": "F110", "lost": "F138"}
+OF_SETS = {
+    "a set without its token": "sent something else for it: other kept sets of the same tokens",
+    "a set less": "sent something else for it: other kept sets of the same tokens",
+    "recorded a set without its token": "of the rollout has kept sets that lack the token",
+    "recorded a set less": "kept sets for ",
+}
+GUARDS = {**OF_ROWS, **dict.fromkeys(OF_SETS, "F110")}
 GONE = (
     *("killed before the move", "killed in the exchange", "exits in the exchange"),
     "killed in the move",
@@ -72,8 +85,10 @@ def cases(usual: set[tuple[str, str]], *every: tuple[str, str]) -> list[Any]:
         {
             *(("unknown", "rollout"), ("other rows", "selection"), ("lost", "rollout")),
             ("missing", "evaluation"),
+            *(("a set without its token", "filters"), ("recorded a set less", "filters")),
         },
-        *((fault, "rollout") for fault in GUARDS),
+        *((fault, "rollout") for fault in OF_ROWS),
+        *((fault, "filters") for fault in OF_SETS),
         *(("other rows", "selection"), ("lost", "selection")),
         *(("twice", "evaluation"), ("missing", "evaluation")),
     ),
@@ -88,6 +103,8 @@ def test_what_contradicts_itself_stops_all(
     said = " ".join(ended.said.split())
     if fault in ("unknown", "twice", "other rows"):
         assert re.search(r"rank(s 0,)? 1\b", said.partition(GUARDS[fault])[2])
+    if fault in OF_SETS:
+        assert OF_SETS[fault] in said
     if fault == "lost":
         assert f"× {exchange_run.AWAY}" in said
     again = run(tmp_path, where)

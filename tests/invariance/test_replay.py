@@ -32,7 +32,9 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"num_iterations": 2, "beta": 0.05}], ids=["plain", "kl and two passes"]
+    "changes",
+    [{}, {"num_iterations": 2, "beta": 0.05}, {"top_p": 0.7, "top_k": 40, "num_iterations": 2}],
+    ids=["plain", "kl and two passes", "filters"],
 )
 def test_replay_is_the_same_run(changes: dict[str, Any], tmp_path: Path) -> None:
     sampled = train_and_watch(opts(tmp_path / "sampled", **changes))

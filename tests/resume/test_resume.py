@@ -114,6 +114,15 @@ CASES = {
         "per_device_train_batch_size": 32,
         "num_iterations": 2,
     },
+    # Kept sets of the rows being trained on, and of the groups that are held.
+    "middle of a rollout under filters": {"num_iterations": 2, "beta": 0.02, "top_p": 0.7},
+    "groups replaced under filters": {
+        **SELECTED,
+        "per_device_train_batch_size": 32,
+        "num_iterations": 2,
+        "top_k": 20,
+        "min_p": 0.01,
+    },
 }
 
 

@@ -85,6 +85,7 @@ def part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tenso
     ("before", "after", "changes", "bound"),
     [
         pytest.param(1, 2, MIDDLE, 1e-5, id="one to two, in the middle of a rollout"),
+        pytest.param(2, 1, {**MIDDLE, "top_p": 0.7}, 1e-5, id="two to one, under filters"),
         pytest.param(2, 1, LOW, 2e-2, id="two to one, in bfloat16"),
         pytest.param(2, 1, MIDDLE, 1e-5, marks=pytest.mark.slow, id="two to one"),
     ],

@@ -65,8 +65,10 @@ def entropy_gone(h: History) -> EntropyGone | None:
         return None
     size, flat = int(limit("entropy_gone_values")), _without_signal(h)
     since = [v.value for v in series.last if flat and v.step >= flat[-1].step]
-    windows = [since[i : i + size] for i in range(len(since) - size + 1)] or [list(series.last.numbers(size))]
-    now = min(fmean(values) for values in windows)
+    now = min(
+        (fmean(since[i : i + size]) for i in range(len(since) - size + 1)),
+        default=fmean(series.last.numbers(size)),
+    )
     return (
         EntropyGone(begin=series.begin, now=now) if now < limit("entropy_gone_share") * series.begin else None
     )

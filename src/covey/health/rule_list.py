@@ -236,7 +236,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="F229",
         check=collapse.collapsed,
-        when=f"F211 holds and the entropy is below {_p('entropy_gone_share')} of its start",
+        when=f"F211 holds, and in {_n('entropy_gone_values')} rollouts in a row, with no signal since, the "
+        f"entropy was below {_p('entropy_gone_share')} of its start",
     ),
     Rule(
         code="F233",

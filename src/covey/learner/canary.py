@@ -103,12 +103,17 @@ def _sample(number: int, request: GenerationRequest, completion: Completion) -> 
 
 
 def _with_vocabulary(micro: MicroBatch, vocab: int) -> MicroBatch:
-    """The same pass with every token of the vocabulary behind its own targets, in place of the first ones."""
+    """The same pass with every token of the vocabulary behind its own targets, in place of the first ones;
+    the logprobs of those are within the whole vocabulary."""
     num = min(int(micro.target_N.shape[0]), max(1, _CELLS // vocab))
 
     def extended(values_N: Tensor) -> Tensor:
         return torch.cat([values_N, values_N[:num].repeat_interleave(vocab)])
 
+    kept = micro.kept
+    if kept is not None:
+        none_X = kept.count_N.new_zeros(num * vocab)
+        kept = replace(kept, count_N=torch.cat([kept.count_N, none_X]))
     every_V = torch.arange(vocab, device=micro.target_N.device)
     return replace(
         micro,
@@ -118,4 +123,5 @@ def _with_vocabulary(micro: MicroBatch, vocab: int) -> MicroBatch:
         temperature_N=extended(micro.temperature_N),
         sampler_logprob_N=extended(micro.sampler_logprob_N),
         advantage_N=extended(micro.advantage_N),
+        kept=kept,
     )

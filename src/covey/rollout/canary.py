@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from covey.rollout.engine import Engine
+from covey.rollout.filters import filters_of
 from covey.rollout.noise import draws, row_key, token_table
 from covey.texts import tr
 from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
@@ -141,7 +142,7 @@ class Comparison:
     def _wrong_token(self, completions: Sequence[Completion], bound: float) -> str:
         """The first token that the learner does not draw with the same noise, in words."""
         places = [
-            (row, row_key(self._requests[number].turn), position, token)
+            (row, row_key(self._requests[number].turn), position, token, number)
             for number, completion in enumerate(completions)
             for tokens in [_tokens(completion)]
             for position, token in enumerate(tokens)
@@ -149,9 +150,11 @@ class Comparison:
         ]
         if not places:
             return ""
-        row_R, key_R, position_R, token_R = (torch.tensor(values) for values in zip(*places, strict=True))
+        *found, numbers = zip(*places, strict=True)
+        row_R, key_R, position_R, token_R = map(torch.tensor, found)
+        filters = filters_of([self._requests[number].sampling for number in numbers], row_R.device)
         table_V = token_table(self._view.logprob_RV.shape[1], row_R.device)
-        drawn_R, margin_R = draws(self._view.logprob_RV[row_R], key_R, position_R, table_V)
+        drawn_R, margin_R = draws(self._view.logprob_RV[row_R], key_R, position_R, table_V, filters)
         wrong = ((drawn_R != token_R) & (margin_R > 2 * bound)).nonzero()
         if not wrong.numel():
             return ""

@@ -12,6 +12,7 @@ Axes: R rows, V vocabulary, W the int32 of a bitmap over the vocabulary, P token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -71,6 +72,30 @@ def kept_tokens(scaled_RV: Tensor, filters: Filters) -> Tensor:
     return is_kept_RV
 
 
+def border_margins(scaled_RV: Tensor, is_kept_RV: Tensor, filters: Filters) -> Tensor:
+    """Return how far each set is from another one (R,) float64: logits that are all wrong by less than half
+    of it give the same set. Infinite for a row without filters."""
+    sorted_RV = scaled_RV.double().sort(dim=1, descending=True).values
+    num_R1, vocab = is_kept_RV.sum(dim=1, keepdim=True), scaled_RV.shape[1]
+    least_R1 = sorted_RV[:, :1] + filters.min_p_n.double().log()[:, None]
+    at_min_p_R = (sorted_RV - least_R1).abs().nan_to_num(nan=math.inf).amin(dim=1)
+    gap_RV = sorted_RV - torch.nn.functional.pad(sorted_RV[:, 1:], (0, 1), value=-math.inf)
+    last_R1 = (filters.top_k_n.clamp(min=1, max=vocab) - 1)[:, None]
+    at_top_k_R = gap_RV.gather(1, last_R1)[:, 0].masked_fill(filters.top_k_n <= 0, math.inf)
+    is_left_RV = (sorted_RV >= least_R1) & (
+        (sorted_RV >= sorted_RV.gather(1, last_R1)) | (filters.top_k_n <= 0)[:, None]
+    )
+    end_RV = (sorted_RV - sorted_RV[:, :1]).exp().masked_fill(~is_left_RV, 0).cumsum(dim=1)
+    before_R1 = torch.nn.functional.pad(end_RV, (1, 0)).gather(1, num_R1 - 1)
+    share_R2 = torch.cat([before_R1, end_RV.gather(1, num_R1 - 1)], dim=1) / end_RV[:, -1:]
+    to_share_R = (share_R2.logit() - filters.top_p_n.logit()[:, None]).abs().amin(dim=1)
+    to_next_R = gap_RV.gather(1, num_R1 - 1)[:, 0].masked_fill(
+        num_R1[:, 0] == is_left_RV.sum(dim=1), math.inf
+    )
+    at_top_p_R = torch.minimum(to_share_R, to_next_R).masked_fill(filters.top_p_n >= 1, math.inf)
+    return torch.stack([at_min_p_R, at_top_k_R, at_top_p_R]).amin(dim=0)
+
+
 def bitmaps(is_kept_RV: Tensor, *, may_wait: bool) -> Tensor:
     """Return sets as int32 (R, W): bit b of number w stands for id 32 w + b."""
     rows, vocab = is_kept_RV.shape
@@ -109,7 +134,7 @@ def _by_sorting_all(scaled_RV: Tensor, filters: Filters) -> Tensor:
     top_R1, vocab = sorted_RV[:, :1], scaled_RV.shape[1]
     last_R = filters.top_k_n.masked_fill(filters.top_k_n <= 0, vocab).clamp(max=vocab) - 1
     floor_R1 = _floor(top_R1, sorted_RV.gather(1, last_R[:, None]), filters)
-    is_left_RV = (sorted_RV >= floor_R1) & (sorted_RV > float("-inf"))
+    is_left_RV = (sorted_RV >= floor_R1) & (sorted_RV > -math.inf)
     mass_RV = _masses(scaled_RV, top_R1).gather(1, id_RV).masked_fill_(~is_left_RV, 0)
     end_RV = mass_RV.cumsum(dim=1)
     is_left_RV &= end_RV - mass_RV < _bound(end_RV[:, -1:], filters.top_p_n)
@@ -121,14 +146,14 @@ def _by_sorting_few(scaled_RV: Tensor, filters: Filters) -> Tensor:
     """The same sets, of rows that all have filters: what is sorted is little more than what is left."""
     vocab = scaled_RV.shape[1]
     top_R1 = scaled_RV.amax(dim=1, keepdim=True)
-    kth_R1 = torch.full_like(top_R1, float("-inf"))
+    kth_R1 = torch.full_like(top_R1, -math.inf)
     is_cut_R = (filters.top_k_n > 0) & (filters.top_k_n < vocab)
     if bool(is_cut_R.any()):
         most = int(filters.top_k_n[is_cut_R].max())
         place_R1 = filters.top_k_n.masked_fill(~is_cut_R, 1)[:, None] - 1
         kth_R1 = scaled_RV.topk(most, dim=1).values.gather(1, place_R1).where(is_cut_R[:, None], kth_R1)
     floor_R1 = _floor(top_R1, kth_R1, filters)
-    is_kept_RV = (scaled_RV >= floor_R1) & (scaled_RV > float("-inf"))
+    is_kept_RV = (scaled_RV >= floor_R1) & (scaled_RV > -math.inf)
     row_r = ((filters.top_p_n < 1) & top_R1[:, 0].isfinite()).nonzero()[:, 0]
     if len(row_r):
         mass_rV = _masses(scaled_RV[row_r], top_R1[row_r]).masked_fill_(~is_kept_RV[row_r], 0)

@@ -58,11 +58,10 @@ def move(
             asked = numbers(rank, comm.rank)
             if rows is None or [number for number, _ in rows] != asked:
                 raise _other_rows(asked, rows, rank, comm)
-            if rank == comm.rank:
-                check_sets(rows, comm)
-            else:
+            if rank != comm.rank:
                 for number, row in rows:
                     _check(number, row, known[number], rank, comm)
+            check_sets(rows, comm)
             found += rows
     except GuardStop as raised:
         error = raised
@@ -233,8 +232,6 @@ def _check(
             sum=row.logprob_sum,
             planned_sum=known.logprob_sum,
         )
-    elif words := _wrong_sets(row):
-        what = words
     elif (row.kept_words, row.kept_checksum) != (known.kept_words, known.kept_checksum):
         what = tr("other kept sets of the same tokens")
     else:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.kernels.draws import Drawn, Filters
-from covey.rollout.filters import bitmaps, kept_tokens
+from covey.rollout.filters import bitmaps, border_margins, kept_tokens
 from covey.types import TurnId
 
 _MASK_32 = 0xFFFFFFFF
@@ -131,9 +131,21 @@ def _drawn(
     return token_R1[:, 0], scaled_RV.gather(1, token_R1)[:, 0] - mass_RB.logsumexp(dim=1)
 
 
-def draws(logprob_RV: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor) -> tuple[Tensor, Tensor]:
+def draws(
+    logprob_RV: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor, filters: Filters | None = None
+) -> tuple[Tensor, Tensor]:
     """The tokens (R,) that `sample` draws from these logprobs, and by how much (R,): logprobs that are all
-    wrong by less than half of it give the same token."""
+    wrong by less than half of it give the same token. Behind filters it is how far the set is from another
+    one, where that is less."""
+    if filters is None:
+        return _draws(logprob_RV, key_R, position_R, table_V)
+    is_kept_RV = kept_tokens(logprob_RV, filters)
+    kept_RV = logprob_RV.masked_fill(~is_kept_RV, float("-inf"))
+    token_R, margin_R = _draws(kept_RV, key_R, position_R, table_V)
+    return token_R, torch.minimum(margin_R, border_margins(logprob_RV, is_kept_RV, filters).float())
+
+
+def _draws(logprob_RV: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor) -> tuple[Tensor, Tensor]:
     if logprob_RV.shape[1] <= _BLOCK:
         best = (logprob_RV + gumbel(key_R, position_R, table_V)).topk(2, dim=1)
         return best.indices[:, 0], best.values[:, 0] - best.values[:, 1]

@@ -9,6 +9,7 @@ checksum under "kept_checksum".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ def add_sets(path: Path, records: Sequence[dict[str, Any]]) -> None:
     if not sequences:
         return
     file = kept_path(path)
+    if not isfile(file):
+        raise CoveyError(tr("{path}, which holds the kept sets of its tokens, is missing", path=file))
     try:
         kept = _mapped(file)
     except (OSError, DamagedFileError) as error:

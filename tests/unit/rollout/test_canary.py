@@ -158,3 +158,20 @@ def test_a_canary_that_loses_a_completion_is_refused() -> None:
     engine.results = lambda: (c for c in real() if c.request_id != 1)
     with pytest.raises(ValueError, match="1 of 6 test completions"):
         sample_canary(engine, canary_requests(VOCAB))
+
+
+def test_requests_with_filters_are_held_to_what_their_noise_draws_behind_them() -> None:
+    policy = policy_of("llama")
+    canary = canary_of(policy)
+    requests = tuple(replace(r, sampling=replace(r.sampling, top_k=4)) for r in canary.requests)
+    plain = sample_canary(CopyEngine(policy), canary.requests)
+    done = sample_canary(CopyEngine(policy), requests)
+    assert any(
+        one.token_ids.tolist() != other.token_ids.tolist() for one, other in zip(plain, done, strict=True)
+    )
+    whole = canary.view([(r, replace(c, kept=None)) for r, c in zip(requests, done, strict=True)])
+    canary = replace(canary, requests=requests, view=lambda pairs: whole)
+    found = Comparison(canary, [done]).of(done, has_keys=True, bound=1e-4)
+    assert found.wrong_token == ""
+    without = Comparison(replace(canary, requests=canary_requests(VOCAB)), [done])
+    assert without.of(done, has_keys=True, bound=1e-4).wrong_token != ""

@@ -72,6 +72,19 @@ def test_one_rank(collected, quickstart_codec):
     assert len({s.total for g in groups for s in g.scores}) > 1
 
 
+def test_rows_to_train_on_have_kept_sets_and_those_of_an_evaluation_none(collected, quickstart_codec):
+    stop = quickstart_codec.stop_token_ids
+    sampling = SamplingParams(temperature=1.0, max_new_tokens=16, stop_token_ids=stop, top_p=0.7)
+    for split in ("train", "eval/held out"):
+        plan = CollectPlan(num_generations=2, sampling=sampling, seed=11, split=split)
+        groups = collected(LocalComm(), plan=replace(plan, weights={"accuracy": 1.0, "format": 0.5}))
+        rows = [row for g in groups for e in g.group.episodes for row in e.tokens]
+        assert len(rows) == 10
+        for row in rows:
+            assert (row.kept is not None) == (split == "train")
+            assert row.kept is None or row.kept.lacks(row.trained_ids) == []
+
+
 # 15 completions: uneven shares, split groups, ranks without any.
 @pytest.mark.parametrize(("world", "num_ranks"), [(2, 1), (4, 1), (20, 1), (2, 2), (4, 2), (40, 2)])
 def test_ranks_together_have_what_one_has(world, num_ranks, collected):

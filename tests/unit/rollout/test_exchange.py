@@ -19,6 +19,7 @@ from covey.errors import GuardStop
 from covey.rollout.exchange import SUMMARY, Summaries, exchange
 from covey.rollout.moving import move
 from covey.types import KeptSets, TokenSequence
+from covey.types.episode import summary_of
 from support.processes import run_in_processes
 from support.rollout_shares import (
     NUM_PARTS,
@@ -254,13 +255,7 @@ ROWS = {
     "runs": ("F110", "a mask or versions for another number of trained tokens"),
     "version": ("F110", "tokens of other policy versions"),
     "logprobs": ("F110", "logprobs that add up to "),
-    "a set less": ("F110", " kept sets for "),
-    "a set without its token": (
-        "F110",
-        "kept sets that lack the token which was drawn from them; the first of 1 is that of trained token 2",
-    ),
-    "a set with another token": ("F110", "other kept sets of the same tokens"),
-    "no sets": ("F110", "other kept sets of the same tokens"),
+    **dict.fromkeys(SETS, ("F110", "other kept sets of the same tokens")),
     "lost": ("F122", "rank 1 was to have 8 rows for rank 2, but had 7, 7 of them right"),
     "lost at home": ("F122", "rank 1 was to have 8 rows for rank 1, but had 7, 7 of them right"),
     "one more": ("F122", "rank 1 was to have 7 rows for rank 2, but had 8, 7 of them right"),
@@ -292,6 +287,36 @@ def test_rows_that_are_not_those_of_their_records(what: str) -> None:
     code, words = ROWS[what]
     assert {stop.finding.code for stop in stops} == {code}
     assert len({str(stop.finding.seen) for stop in stops}) == 1 and words in str(stops[0].finding.seen)
+
+
+RECORDED = {
+    "a set less": "kept sets for ",
+    "a set without its token": (
+        "kept sets that lack the token which was drawn from them; the first of 1 is that of trained token 2"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RECORDED)
+@pytest.mark.parametrize("moves", [True, False])
+def test_sets_of_other_tokens_are_named_wherever_the_row_goes(what: str, moves: bool) -> None:
+    """The engine of rank 1 records them, so that every rank knows the row with these sets."""
+    rollout = made(vocab=VOCAB)
+    spoilt = np.flatnonzero(rollout.owner_R == 1).tolist()[3]
+    row = row_of(rollout.tokens[spoilt], what)
+    known = [summary_of(row) if n == spoilt else k for n, k in enumerate(rollout.known)]
+
+    def work(comm: CountingComm) -> dict[int, TokenSequence]:
+        owner = rollout.owner_R
+        held = {n: rollout.tokens[n] for n in np.flatnonzero(owner == comm.rank).tolist()}
+        if comm.rank == 1:
+            held[spoilt] = row
+        return move(held, known, owner, np.where(owner == 1, 2, owner) if moves else owner, comm)
+
+    stops, _ = on_counting_ranks(3, work)
+    assert {stop.finding.code for stop in stops} == {"F110"}
+    (seen,) = {str(stop.finding.seen) for stop in stops}
+    assert f"row {spoilt} of the rollout has " in seen and RECORDED[what] in seen
 
 
 @pytest.mark.parametrize("vocab", [0, VOCAB])

@@ -12,7 +12,7 @@ import torch
 from covey.kernels.draws import Filters
 from covey.rollout import filters as filters_module
 from covey.rollout.filters import bitmaps, kept_tokens
-from covey.rollout.noise import sample, token_table
+from covey.rollout.noise import draws, sample, token_table
 from covey.types import KeptSets
 from support.filters import kept_slowly
 
@@ -207,3 +207,45 @@ def test_a_row_without_filters_draws_the_same_bits_beside_rows_with_them(vocab, 
     one = replace(filters_of([SETTINGS[6]] * len(logit_RV)), may_wait=may_wait)
     certain = sample(logit_RV, *given, filters=one)
     assert bool((certain.logprobs == 0).all()) and torch.equal(certain.tokens, logit_RV.argmax(dim=1))
+
+
+# -- margins
+
+
+@pytest.mark.parametrize("vocab", [7, 300, 1300])
+def test_what_the_noise_draws_behind_filters_holds_within_its_margin(vocab):
+    generator = torch.Generator().manual_seed(3)
+    settings = [*SETTINGS] * 20
+    rows = len(settings)
+    logprob_RV = random_logits(rows, vocab).log_softmax(dim=1)
+    given = torch.arange(rows) * 2654435761 % 2**32, torch.arange(rows) % 5, token_table(vocab, CPU)
+    filters = filters_of(settings)
+    expected = sample(logprob_RV, torch.ones(rows), *given, filters=filters)
+    drawn_R, margin_R = draws(logprob_RV, *given, filters)
+    assert torch.equal(drawn_R, expected.tokens) and bool((margin_R >= 0).all())
+    plain_R, plain_margin_R = draws(logprob_RV, *given)
+    off = slice(None, None, len(SETTINGS))
+    assert torch.equal(drawn_R[off], plain_R[off]) and torch.equal(margin_R[off], plain_margin_R[off])
+    # float32 itself moves logprobs by less than a ten thousandth.
+    half_R1 = (0.499 * margin_R - 1e-4).clamp(min=0)[:, None]
+    assert float((half_R1 > 0).float().mean()) > 0.3
+    own = half_R1[:, 0] > 0
+    for kind in range(6):
+        noise_RV = torch.rand(rows, vocab, generator=generator).mul_(2).sub_(1)
+        if kind % 2:
+            # What is left against the rest moves the masses at the border most.
+            noise_RV = (
+                noise_RV.sign() if kind == 1 else torch.where(kept_tokens(logprob_RV, filters), -1.0, 1.0)
+            )
+        moved_RV = logprob_RV + half_R1 * noise_RV
+        assert torch.equal(draws(moved_RV, *given, filters)[0][own], drawn_R[own])
+        assert torch.equal(kept_tokens(moved_RV, filters)[own], kept_tokens(logprob_RV, filters)[own])
+
+
+def test_a_set_whose_border_is_a_tie_has_no_margin():
+    logprob_RV = torch.tensor([[2.0, 1.0, 1.0, 0.0], [3.0, 2.0, 1.0, 0.0]]).log_softmax(dim=1)
+    given = torch.tensor([5, 5]), torch.tensor([0, 0]), token_table(4, CPU)
+    for setting in ((1.0, 2, 0.0), (0.6, 0, 0.0), (1.0, 0, math.exp(-1))):
+        margin_R = draws(logprob_RV, *given, filters_of([setting] * 2))[1]
+        assert float(margin_R[0]) == pytest.approx(0.0, abs=1e-6)
+    assert float(draws(logprob_RV, *given, filters_of([(1.0, 2, 0.0)] * 2))[1][1]) > 0.1

@@ -139,7 +139,7 @@ def cut(path: Path) -> None:
 
 
 WRONG = {
-    "missing": (Path.unlink, "rollout-000003.kept.safetensors cannot be read: "),
+    "missing": (Path.unlink, "kept.safetensors, which holds the kept sets of its tokens, is missing"),
     "torn": (cut, "bytes long, but its header describes"),
     "empty": (lambda path: path.write_bytes(b""), "has no header"),
     "of a token less": (
