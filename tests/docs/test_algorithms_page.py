@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from covey.config.filters import FILTERS
 from covey.config.reference import markdown
 from covey.config.values import kind_of
 from covey.options.schema import FACTS, OPTIONS, group_of
@@ -18,6 +19,7 @@ NAMES += [
     for part in ("end", "schedule")
     if option == "temperature"
 ]
+NAMES += FILTERS
 
 
 def sections() -> dict[str, dict[str, list[str]]]:
