@@ -26,7 +26,7 @@ from covey.plan.memory_gathered import (
     loading_parts,
     publish_parts,
 )
-from covey.plan.memory_kept import rollout_set_bytes, set_bytes
+from covey.plan.memory_kept import pass_set_parts, rollout_set_bytes, rollout_set_parts, set_bytes
 from covey.plan.memory_rollout import least_parts, planned_layout, rollout_parts
 from covey.plan.memory_training import (
     annotation_parts,
@@ -346,22 +346,19 @@ def _phases(
         at_least = least_parts(config, how, model, prompt, layout, parts, samples=phase == "rollout")
         phases.append(Phase(name=phase, parts=parts, at_least=at_least))
 
-    kept_set = set_bytes(config, model)
-    if kept_set and not how.cuda:
-        # With GPUs they are in the machine's memory.
-        held["kept sets"] = rollout_set_bytes(config, model)
+    held |= rollout_set_parts(config, model, cuda=how.cuda)
     if rollout:
         add("rollout", cache, rollout)
     if (config.engine == "native" and not rests) or layout.engine != "own":
         held |= cache
     gathered = computing_parts(gathering, how)
     fullest = fullest_pass(config, facts, prompt)
-    of_pass = {"kept sets of a pass": kept_set * fullest.trained} if kept_set else {}
+    sets = pass_set_parts(config, model, fullest.trained)
     if has_kl(config) or _steps_per_rollout(config) > 1:
-        add("annotate", gathered, of_pass, annotation_parts(model, fullest, how))
+        add("annotate", gathered, sets, annotation_parts(model, fullest, how))
     buckets = bucket_parts(gathering, how, weights.trained) if facts.num_processes > 1 else {}
     update = update_parts(model, fullest, how, weights, layout, adds_up=adds_up)
-    add("update", gathered, buckets, of_pass, update)
+    add("update", gathered, buckets, sets, update)
     add("step", step_parts(config, model, how, held, layout))
     if layout.engine != "own" or not facts.layout.is_here:
         add("publish", publish_parts(gathering, model))

@@ -29,6 +29,18 @@ def rollout_set_bytes(config: Config, model: ModelSizes) -> int:
     return completions * config.max_completion_length * set_bytes(config, model)
 
 
+def rollout_set_parts(config: Config, model: ModelSizes, *, cuda: bool) -> dict[str, int]:
+    """Return what a process holds of a rollout's kept sets: with GPUs they are in the machine's memory."""
+    num_bytes = rollout_set_bytes(config, model)
+    return {"kept sets": num_bytes} if num_bytes and not cuda else {}
+
+
+def pass_set_parts(config: Config, model: ModelSizes, trained: int) -> dict[str, int]:
+    """Return what a forward pass of `trained` tokens holds of their kept sets."""
+    num_bytes = trained * set_bytes(config, model)
+    return {"kept sets of a pass": num_bytes} if num_bytes else {}
+
+
 def filtering_bytes(config: Config, model: ModelSizes, *, cuda: bool) -> int:
     """Return what an engine filters a row with, and the bitmaps that it records it in."""
     if not filters_of(config):
