@@ -26,7 +26,7 @@ from covey.plan.memory_gathered import (
     loading_parts,
     publish_parts,
 )
-from covey.plan.memory_kept import kept_set_parts, pass_set_parts, rollout_set_bytes, set_bytes
+from covey.plan.memory_kept import pass_set_parts, rollout_set_bytes, rollout_set_parts, set_bytes
 from covey.plan.memory_rollout import least_parts, planned_layout, rollout_parts
 from covey.plan.memory_training import (
     annotation_parts,
@@ -346,19 +346,19 @@ def _phases(
         at_least = least_parts(config, how, model, prompt, layout, parts, samples=phase == "rollout")
         phases.append(Phase(name=phase, parts=parts, at_least=at_least))
 
-    held |= kept_set_parts(config, model, cuda=how.cuda)
+    held |= rollout_set_parts(config, model, cuda=how.cuda)
     if rollout:
         add("rollout", cache, rollout)
     if (config.engine == "native" and not rests) or layout.engine != "own":
         held |= cache
     gathered = computing_parts(gathering, how)
     fullest = fullest_pass(config, facts, prompt)
-    of_pass = pass_set_parts(config, model, fullest.trained)
+    sets = pass_set_parts(config, model, fullest.trained)
     if has_kl(config) or _steps_per_rollout(config) > 1:
-        add("annotate", gathered, of_pass, annotation_parts(model, fullest, how))
+        add("annotate", gathered, sets, annotation_parts(model, fullest, how))
     buckets = bucket_parts(gathering, how, weights.trained) if facts.num_processes > 1 else {}
     update = update_parts(model, fullest, how, weights, layout, adds_up=adds_up)
-    add("update", gathered, buckets, of_pass, update)
+    add("update", gathered, buckets, sets, update)
     add("step", step_parts(config, model, how, held, layout))
     if layout.engine != "own" or not facts.layout.is_here:
         add("publish", publish_parts(gathering, model))

@@ -29,16 +29,15 @@ def rollout_set_bytes(config: Config, model: ModelSizes) -> int:
     return completions * config.max_completion_length * set_bytes(config, model)
 
 
-def kept_set_parts(config: Config, model: ModelSizes, *, cuda: bool) -> dict[str, int]:
-    """Return the part of a process's memory that the kept sets of a rollout take where it computes; with GPUs
-    they are in the machine's memory."""
-    num_bytes = 0 if cuda else rollout_set_bytes(config, model)
-    return {"kept sets": num_bytes} if num_bytes else {}
+def rollout_set_parts(config: Config, model: ModelSizes, *, cuda: bool) -> dict[str, int]:
+    """Return what a process holds of a rollout's kept sets: with GPUs they are in the machine's memory."""
+    num_bytes = rollout_set_bytes(config, model)
+    return {"kept sets": num_bytes} if num_bytes and not cuda else {}
 
 
-def pass_set_parts(config: Config, model: ModelSizes, num_tokens: int) -> dict[str, int]:
-    """Return the part that the kept sets of a forward pass over so many trained tokens take."""
-    num_bytes = set_bytes(config, model) * num_tokens
+def pass_set_parts(config: Config, model: ModelSizes, trained: int) -> dict[str, int]:
+    """Return what a forward pass of `trained` tokens holds of their kept sets."""
+    num_bytes = trained * set_bytes(config, model)
     return {"kept sets of a pass": num_bytes} if num_bytes else {}
 
 
