@@ -189,9 +189,9 @@ class MemoryPlan:
 
     def _kept(self) -> str:
         return tr(
-            "the tokens that filters keep take at most {each} for a sampled token, {size} of the machine's "
-            "memory for a rollout of a process",
-            each=size(self.set_bytes),
+            "the tokens that filters keep take at most {each:,} bytes for a sampled token, {size} of the "
+            "machine's memory for a rollout of a process",
+            each=self.set_bytes,
             size=size(self.rollout_set_bytes),
         )
 

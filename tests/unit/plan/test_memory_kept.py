@@ -75,6 +75,6 @@ def test_without_filters_nothing_is_counted_or_said() -> None:
     assert parts(found) == {} and found.set_bytes == 0 and found.as_dict()["kept_set_bytes"] == 0
     assert not any("filters keep" in line for line in found.in_words())
     assert [line for line in plan(top_k=3).in_words() if "filters keep" in line] == [
-        "the tokens that filters keep take at most 0.016 kB for a sampled token, 0.384 kB of the machine's "
+        "the tokens that filters keep take at most 16 bytes for a sampled token, 0.384 kB of the machine's "
         "memory for a rollout of a process"
     ]
