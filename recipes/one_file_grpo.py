@@ -266,7 +266,7 @@ def parse(argv):
     add("--num_generations", type=int, default=8, help="G")
     add("--rows_per_forward", type=int, default=64, help="M: fewer need less memory and learn the same")
     add("--max_completion_length", type=int, default=32, help="C at most")
-    add("--temperature", type=float, default=1.0, help="higher for more variety")
+    add("--temperature", type=float, default=1.0, help="higher for more variety; no top_p, as in the loss")
     add("--num_iterations", type=int, default=1, help="optimizer steps on each rollout")
     add("--loss_type", choices=["dapo", "grpo"], default="dapo", help="what counts alike")
     add("--epsilon", type=float, default=0.2, help="clip the ratio below 1 - this")

@@ -96,6 +96,13 @@ def test_options_come_first_among_the_causes(make: RunMaker) -> None:
     assert found.verdict == "not learning"
 
 
+def test_top_k_of_1_is_greedy_whatever_the_temperature(make: RunMaker) -> None:
+    flat = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "grad_norm": 0.0}
+    found = report(make.covey(30, flat, options={"temperature": 1.0, "top_k": 1}))
+    assert codes(found) == ["E110", "F211"]
+    assert dict(found.sightings[0].finding.fixes[0].edits) == {"top_k": 0}
+
+
 def test_a_sign_that_is_over_is_told_and_no_more(make: RunMaker) -> None:
     found = report(make.covey(60, {"grad_norm": lambda s: 50.0 if 30 <= s < 34 else 0.7}))
     assert (found.verdict, found.exit_code, codes(found)) == ("healthy", 0, ["F210"])
