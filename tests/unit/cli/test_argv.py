@@ -183,7 +183,7 @@ def test_what_means_the_same_is_taken() -> None:
     assert typed("--streaming --no_streaming") == {"streaming": False}
     assert typed("\u2013\u2013max_steps 5 \u2014seed 7") == {"max_steps": 5, "seed": 7}
     assert typed("--gradient_checkpointing --seed 7") == {"gradient_checkpointing": "true", "seed": 7}
-    assert typed("--fp16 no --top_p 1.00 --push_to_hub off") == {}
+    assert typed("--fp16 no --repetition_penalty 1.00 --push_to_hub off") == {}
     many = ",".join(f"model.layers.{n}.self_attn.q_proj" for n in range(40))
     assert len(typed(f"--target_modules {many}")["target_modules"]) == 40
     assert typed("--dataset ~nobody-at-all/a,b") == {"dataset": ["~nobody-at-all/a", "b"]}
