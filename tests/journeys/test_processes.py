@@ -69,7 +69,9 @@ def test_two_processes_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         }
         for name, value in theirs.items():
             if isinstance(value, float) and name not in ("calls", "update_ratio"):
-                assert ours[name] == pytest.approx(value, rel=1e-3, abs=1e-7), name
+                # The largest gap between engine and learner is a few units of rounding.
+                least = 1e-5 if name == "sampling/logprob_max_gap" else 1e-7
+                assert ours[name] == pytest.approx(value, rel=1e-3, abs=least), name
     assert_same_records(tmp_path / "two", tmp_path / "one")
     ours, theirs = (tensors(tmp_path / n / "checkpoint-3") for n in ("two", "one"))
     for name, tensor in theirs.items():
