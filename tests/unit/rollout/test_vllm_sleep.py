@@ -59,7 +59,7 @@ def engine_of(level: int, **changes: Any) -> tuple[VllmEngine, StandIn]:
 
 @pytest.fixture(autouse=True)
 def _without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "sampling_params", lambda request: None)
+    monkeypatch.setattr(library, "sampling_params", lambda request, listed: None)
 
 
 def request() -> GenerationRequest:
