@@ -75,7 +75,7 @@ class RunFailed(CoveyError):
 
 
 class EngineLost(RunFailed):
-    """Nothing is left that could sample: what has not come back of the requests is lost."""
+    """Says that no engine is left to sample: completions that it has not returned are lost."""
 
 
 class CheckpointError(CoveyError, ValueError):

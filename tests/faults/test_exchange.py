@@ -36,10 +36,10 @@ OPTIONS = {
 }
 OF_ROWS = {"unknown": "F122", "twice": "F122", "missing": "F122", "other rows": "F110", "lost": "F138"}
 OF_SETS = {
-    "a set without its token": "sent something else for it: other kept sets of the same tokens",
-    "a set less": "sent something else for it: other kept sets of the same tokens",
-    "recorded a set without its token": "of the rollout has kept sets that lack the token",
-    "recorded a set less": "kept sets for ",
+    "a set without its token": "sent something else for it: the same tokens, but other records",
+    "a set less": "sent something else for it: the same tokens, but other records",
+    "recorded a set without its token": "sampled tokens that are not among those that filters kept",
+    "recorded a set less": "records of what filters kept for ",
 }
 GUARDS = {**OF_ROWS, **dict.fromkeys(OF_SETS, "F110")}
 GONE = (

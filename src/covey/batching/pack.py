@@ -177,8 +177,8 @@ def _keep(row: TrainSample, least: float | None) -> Tensor | None:
 
 
 def _counts(row: TrainSample, least: float | None) -> Bools:
-    """Which tokens (N,) of a row may have a gradient: their entropy counts, and filters left more than the
-    token itself."""
+    """Return which tokens (N,) of a row may have a gradient: their entropy counts, and filters left more than
+    the token itself."""
     keep_N, sets = _keep(row, least), held(row.annotated.sample.tokens).kept
     counts_N = (
         constant_bools(True, row.annotated.sample.num_trained) if keep_N is None else keep_N.bool().numpy()
@@ -321,8 +321,8 @@ def _flat(values: Sequence[np.ndarray[tuple[int], Any]]) -> Tensor:
 
 
 def _kept(samples: Sequence[Sample], plan: PackPlan) -> KeptTokens | None:
-    """The sets that the samples' trained tokens were drawn from, with a count of 0 where a sample has none;
-    None where none of them has any."""
+    """Return the sets that the samples' trained tokens were drawn from, with a count of 0 where a sample has
+    none; None if none of them has any."""
     sets = [held(s.tokens).kept for s in samples]
     vocab = next((own.vocab for own in sets if own is not None), None)
     if vocab is None:

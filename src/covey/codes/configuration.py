@@ -105,8 +105,9 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E120",
         "Sampling filters on an engine that does not record the kept tokens",
-        "The loss is over the tokens that top_p, top_k and min_p kept for each draw. Over the whole "
-        "vocabulary, the ratio of new to old probabilities would not be 1 before the first update.",
+        "The loss uses the probability of a token among those that top_p, top_k and min_p kept, so the "
+        "engine has to report them. With probabilities over the whole vocabulary, the ratio of new to old "
+        "probabilities would not be 1 before the first update.",
     ),
     # -- batch
     (

@@ -67,7 +67,7 @@ def greedy_problem(temperature: str, filters: Mapping[str, Any]) -> Problem:
         code="E111",
         option=next(iter(filters)),
         seen=tr(
-            "Draws are filtered by {in_words}, but {temperature} is 0: the most probable token is taken.",
+            "{temperature} is 0, so the most probable token is always taken; {in_words} cannot change that.",
             in_words=in_words(filters),
             temperature=temperature,
         ),

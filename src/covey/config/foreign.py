@@ -29,8 +29,8 @@ _ONE_EACH = tr(
     "When vLLM runs on the training GPUs (--vllm_mode colocate), each process has one engine, or "
     "--vllm_tensor_parallel_size processes share one."
 )
-_DRAWN = tr("Each token of a completion is drawn by itself: beams are no samples from the policy.")
-_SAMPLING = tr("Settings of sampling have options of their own, which the loss knows.")
+_DRAWN = tr("Beam search does not sample from the policy, so covey cannot train on its completions.")
+_SAMPLING = tr("Each sampling setting has an option of its own in covey.")
 _PENALTY = tr(
     "With a penalty the sampler's probabilities are not the model's, so that the loss would train on wrong "
     "ratios. A reward against repetition teaches the model itself: --reward_funcs repetition."

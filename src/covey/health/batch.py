@@ -167,8 +167,8 @@ def _check_sets(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     is_same = np.array_equal(counts[counts > 0], trained_counts[trained_counts > 0])
     if not is_same or not np.array_equal(words, trained_words):
         seen = tr(
-            "the forward passes hold {trained} ids in {num_trained} kept sets, which are not the {sampled} "
-            "ids in {num_sampled} kept sets of their samples",
+            "what top_p, top_k and min_p kept is not the same in sampling and training: {sampled} ids for "
+            "{num_sampled} sampled tokens, {trained} ids for {num_trained} trained ones",
             trained=int(trained_counts.sum()),
             num_trained=int((trained_counts > 0).sum()),
             sampled=int(counts.sum()),

@@ -103,7 +103,7 @@ def too_large(h: History) -> str:
 
 
 def slower(h: History) -> Fix:
-    """A lower learning rate: a tenth where the updates have left neither signal nor entropy, else a third."""
+    """Propose a lower learning rate: a tenth if neither signal nor entropy is left, else a third."""
     return h.slower(by=10 if has_no_signal(h) and entropy_gone(h) else 3)
 
 

@@ -226,8 +226,8 @@ def _check_fresh(result: StepResult, facts: StepFacts) -> None:
                 sampler_gap=facts.sampler_gap,
             ),
             tr(
-                "One of them uses another temperature, other kept sets, other weights, or a wrong mask or "
-                "position."
+                "One of them uses another temperature, another record of what top_p, top_k and min_p kept, "
+                "other weights, or a wrong mask or position."
             ),
             *_another_engine(facts.engine),
         )

@@ -1,5 +1,4 @@
-"""Softmax within kept sets: what the head adds for tokens that filters of sampling left a part of the
-vocabulary for.
+"""Computes the softmax within kept sets, for tokens that sampling filters drew from a part of the vocabulary.
 
 Axes: N trained tokens, U contexts, C of them in a block, B columns of a block; K ids of all kept sets of some
 tokens, one set behind the other.
@@ -68,13 +67,13 @@ def ids_of(kept: KeptTokens) -> Tensor:
 
 
 def _places(kept: KeptTokens) -> tuple[Tensor, Tensor]:
-    """How many words each set has, and the number of its first one, (N,) each."""
+    """Return how many words each set has and the number of its first one, (N,) int64 each."""
     width_N = kept.count_N.clamp(max=bitmap_words(kept.vocab)).long()
     return width_N, width_N.cumsum(0) - width_N
 
 
 def _ranges(first_N: Tensor, length_N: Tensor) -> Tensor:
-    """The numbers first, first + 1, ... of each range, one range behind the other."""
+    """Return the numbers first, first + 1, ... of each range, one range behind the other."""
     before_N = length_N.cumsum(0) - length_N
     return torch.arange(int(length_N.sum()), device=first_N.device) + (first_N - before_N).repeat_interleave(
         length_N
@@ -83,8 +82,8 @@ def _ranges(first_N: Tensor, length_N: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KeptStats:
-    """What the forward pass computes within the sets, (N,) float32 each: the log-probability, the log of the
-    sum of exp, and the entropy; 0 for a token without a set."""
+    """Holds the forward pass's results within the sets, (N,) float32 each, in nats: log-probability, log of
+    the sum of exp, and entropy. They are 0 for a token without a set."""
 
     logprob_N: Tensor
     normaliser_N: Tensor
@@ -97,7 +96,8 @@ class KeptStats:
 
 
 class KeptBlock:
-    """The sets of the tokens that the contexts of `rows` predict, over the blocks of the vocabulary."""
+    """Gathers the logits of the sets of those tokens that the contexts `rows` predict, one block of the
+    vocabulary after the other."""
 
     def __init__(self, kept: KeptTokens, tokens: HeadTokens, rows: slice, spec: HeadSpec) -> None:
         context_N = tokens.context_N
@@ -118,17 +118,17 @@ class KeptBlock:
 
     @property
     def first_row(self) -> int:
-        """The first context of the block."""
+        """Return the number of the block's first context."""
         return self._rows.start
 
     def _entries(self, vocab: slice) -> Tensor:
-        """The numbers of the entries whose ids lie in a block of the vocabulary."""
+        """Return the numbers of the entries whose ids lie in a block of the vocabulary."""
         bounds = torch.tensor([vocab.start, vocab.stop], device=self._sorted_K.device)
         first, last = torch.searchsorted(self._sorted_K, bounds).tolist()
         return self._order_K[first:last]
 
     def _cells(self, number_k: Tensor, vocab: slice) -> Tensor:
-        """Where entries lie in a flat block."""
+        """Return where entries lie in a flat block."""
         return self._row_K[number_k] * (vocab.stop - vocab.start) + self._id_K[number_k] - vocab.start
 
     def add(self, products_CB: Tensor, vocab: slice) -> None:
@@ -172,7 +172,7 @@ class KeptBlock:
 
 
 class KeptDerivatives:
-    """As `Derivatives` says, where tokens have sets: what `full` gives for all else, and theirs added to it.
+    """Computes `Derivatives` where tokens have sets: it adds theirs to what `full` computes for all others.
 
     `blocks` are of all blocks of contexts, and `gradients` the loss's by all tokens and contexts.
     """

@@ -361,7 +361,7 @@ class Sampler(Protocol):
     """Draws as `covey.rollout.noise.sample` does, to the token."""
 
     def draw(self, hidden_nE: Tensor, inputs: DrawInputs, /) -> Drawn:
-        """A token for each row."""
+        """Draw a token for each row (n,)."""
 
     def decode(
         self, tokens_b: Tensor, positions_b: Tensor, layout: StepLayout, inputs: DrawInputs, most: int, /

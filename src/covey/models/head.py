@@ -116,8 +116,8 @@ def _slices(total: int, size: int) -> list[slice]:
 
 
 class _ChunkedStats(torch.autograd.Function):
-    """Log-probability per token and entropy per context; and per token the entropy within its kept set, where
-    there are sets, without a gradient.
+    """Computes log-probability per token and entropy per context, and the entropy within each token's kept
+    set, which has no gradient.
 
     The backward pass computes each block's products again, unless one block held them all. Its outer loop is
     over the vocabulary, so that each part of the weight's gradient is written once.

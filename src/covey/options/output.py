@@ -67,7 +67,8 @@ class EvaluationOptions(Options):
         rule="top_p",
         gt=0,
         le=1,
-        why="It is a share of the probability; 1 keeps every token.",
+        why="top_p 0.9 samples from the most probable tokens that together have a probability of 0.9; 1 "
+        "turns it off.",
         usual=1.0,
         resume="free",
         read_if=only_with("eval_strategy", "steps", "epoch"),
@@ -78,7 +79,7 @@ class EvaluationOptions(Options):
         rule="top_k",
         ge=0,
         also=(-1,),
-        why="It is a number of tokens; 0 or -1 keeps every token.",
+        why="top_k 50 samples from the 50 most probable tokens; 0 or -1 turns it off.",
         usual=0,
         words={"-1": 0},
         resume="free",
@@ -90,7 +91,8 @@ class EvaluationOptions(Options):
         rule="min_p",
         ge=0,
         le=1,
-        why="It is a share of the largest probability; 0 keeps every token.",
+        why="min_p 0.1 leaves out tokens less than a tenth as probable as the most probable one; 0 turns it "
+        "off.",
         usual=0.0,
         resume="free",
         read_if=only_with("eval_strategy", "steps", "epoch"),

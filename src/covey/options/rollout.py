@@ -117,11 +117,12 @@ class SamplingOptions(Options):
     )
     top_p: float = option(
         1.0,
-        "Sample from the fewest tokens that together have this probability; 1 keeps all. The loss is over "
-        "the tokens that were kept.",
+        "Sample from the fewest tokens that together have this probability; 1 keeps all. The loss uses the "
+        "probabilities among the tokens that were kept.",
         gt=0,
         le=1,
-        why="It is a share of the probability; 1 keeps every token.",
+        why="top_p 0.9 samples from the most probable tokens that together have a probability of 0.9; 1 "
+        "turns it off.",
         trl="1",
         swift="1",
     )
@@ -131,7 +132,7 @@ class SamplingOptions(Options):
         "-1 keeps all.",
         ge=0,
         also=(-1,),
-        why="It is a number of tokens; 0 or -1 keeps every token.",
+        why="top_k 50 samples from the 50 most probable tokens; 0 or -1 turns it off.",
         trl="0",
         swift="-1",
         words={"-1": 0},
@@ -142,7 +143,8 @@ class SamplingOptions(Options):
         "comes first, then top_k, then top_p, all after the temperature.",
         ge=0,
         le=1,
-        why="It is a share of the largest probability; 0 keeps every token.",
+        why="min_p 0.1 leaves out tokens less than a tenth as probable as the most probable one; 0 turns it "
+        "off.",
         trl="not set",
         swift="0",
         words={"none": 0.0},

@@ -37,7 +37,7 @@ def filter_problems(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _single(config: Config) -> list[Problem]:
-    """E110: a filter that keeps the most probable token alone."""
+    """Return E110 for a filter that keeps the most probable token alone."""
     return [
         problem(
             "E110",
@@ -57,13 +57,13 @@ def _single(config: Config) -> list[Problem]:
 
 
 def _greedy(config: Config) -> list[Problem]:
-    """E111: filters at a temperature of 0."""
+    """Return E111 for filters at a temperature of 0."""
     own = {"temperature": filters_of(config), "eval_temperature": filters_of_their_own(config)}
     return [greedy_problem(name, on) for name, on in own.items() if on and getattr(config, name) <= 0]
 
 
 def _beyond(config: Config, facts: Facts) -> list[Problem]:
-    """E109: more tokens than the model has."""
+    """Return E109 for a top_k above the size of the vocabulary."""
     rows = facts.embedding_rows
     if rows is None:
         return []
@@ -98,8 +98,7 @@ def engine_problems(config: Config, facts: Facts) -> list[Problem]:
         return []
     engine, fixes = found[0]
     seen = tr(
-        "Draws are filtered by {in_words}, but {engine} samples, and covey does not record which tokens it "
-        "keeps.",
+        "Sampling with {in_words} needs an engine that reports which tokens it kept; {engine} does not.",
         in_words=in_words(shown),
         engine=engine,
     )
@@ -126,6 +125,6 @@ def _without_sets(
         both = {"top_k": on, "eval_top_k": own}
         if lacking := [name for name, filters in both.items() if filters and name not in filters]:
             most = min(_TOP_K, facts.embedding_rows or _TOP_K)
-            words = tr("vLLM lists the tokens that may be kept with it")
+            words = tr("vLLM reports what it kept of the top_k most probable tokens")
             listed = Fix(text=words, edits=dict.fromkeys(lacking, most))
             yield tr("vLLM with {top_k} 0", top_k=lacking[0]), [native, listed]

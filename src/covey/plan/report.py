@@ -314,7 +314,7 @@ def _ends(config: Config, facts: Facts) -> list[str]:
 
 
 def _sampling(config: Config, facts: Facts) -> list[str]:
-    """How tokens are drawn, where that is from a part of them or not as the model's own settings have it."""
+    """Describe how tokens are drawn, if filters are set or the model's own settings are not followed."""
     unused = ", ".join(f"{name} {value:g}" for name, value in facts.unused_sampling)
     filters, at = filters_of(config), f"{config.temperature:g}"
     if not unused and not filters:
@@ -322,7 +322,7 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
     lines = [tr("from all tokens at temperature {temperature}", temperature=at)]
     if filters:
         own = tr("at temperature {temperature} with {filters}", temperature=at, filters=in_words(filters))
-        kept = tr("kept sets are recorded: the loss is over the tokens that were kept for each draw")
+        kept = tr("the tokens that filters keep are recorded, and the loss uses the probabilities among them")
         lines = [own, kept]
     if unused:
         ignored = tr("ignored from generation_config.json: {unused}", unused=unused)

@@ -188,19 +188,26 @@ def check_sets(rows: Iterable[tuple[int, TokenSequence]], comm: Comm) -> None:
         if what := _wrong_sets(row):
             seen = tr("row {number} of the rollout has {what}", number=number, what=what)
             raise stop(
-                "F110", comm.activity.step, seen, tr("The engine recorded the kept sets of other tokens.")
+                "F110",
+                comm.activity.step,
+                seen,
+                tr("The engine recorded what filters kept for other tokens."),
             )
 
 
 def _wrong_sets(row: TokenSequence) -> str:
-    """What contradicts a row in its kept sets, in words; "" where nothing does."""
+    """Describe what is wrong with a row's kept sets; "" if nothing is."""
     if row.kept is None:
         return ""
     if len(row.kept) != row.num_trained:
-        return tr("{num} kept sets for {num_trained} tokens", num=len(row.kept), num_trained=row.num_trained)
+        return tr(
+            "records of what filters kept for {num} of its {num_trained} sampled tokens",
+            num=len(row.kept),
+            num_trained=row.num_trained,
+        )
     if lacking := row.kept.lacks(row.trained_ids):
         return tr(
-            "kept sets that lack the token which was drawn from them; the first of {num} is that of trained "
+            "{num} sampled tokens that are not among those that filters kept for them; the first is trained "
             "token {first}",
             num=len(lacking),
             first=lacking[0],
@@ -233,7 +240,7 @@ def _check(
             planned_sum=known.logprob_sum,
         )
     elif (row.kept_words, row.kept_checksum) != (known.kept_words, known.kept_checksum):
-        what = tr("other kept sets of the same tokens")
+        what = tr("the same tokens, but other records of what filters kept for them")
     else:
         return
     seen = tr(

@@ -118,7 +118,7 @@ def sample(
 def _drawn(
     scaled_RV: Tensor, key_R: Tensor, position_R: Tensor, table_V: Tensor, ahead: Ahead | None
 ) -> tuple[Tensor, Tensor]:
-    """Ids and logprobs of the tokens that are drawn from softmax(scaled)."""
+    """Draw ids (R,) from softmax(scaled), and return them with their logprobs (R,)."""
     if scaled_RV.shape[1] <= _BLOCK:
         logprob_RV = scaled_RV.log_softmax(dim=1)
         noise_RV = ahead.next() if ahead is not None else gumbel(key_R, position_R, table_V)

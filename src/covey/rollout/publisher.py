@@ -250,7 +250,7 @@ class Publisher:
         return gap
 
     def _on_all_ranks(self, act: Callable[[], None]) -> None:
-        """What fails on one rank is raised on all of them; `act` holds no collective, but for those in which
-        the ranks of one engine fail together."""
+        """Call `act` on every rank, and raise on all of them what it raises on one. `act` may call only
+        collectives that fail on all ranks of an engine together."""
         with failing_together(self._comm):
             act()

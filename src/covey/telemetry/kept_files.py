@@ -71,7 +71,7 @@ def add_sets(path: Path, records: Sequence[dict[str, Any]]) -> None:
         return
     file = kept_path(path)
     if not isfile(file):
-        raise CoveyError(tr("{path}, which holds the kept sets of its tokens, is missing", path=file))
+        raise CoveyError(tr("{path}, which holds the tokens that filters kept, is missing", path=file))
     try:
         kept = _mapped(file)
     except (OSError, DamagedFileError) as error:
@@ -80,7 +80,8 @@ def add_sets(path: Path, records: Sequence[dict[str, Any]]) -> None:
     if sum(sizes) != len(kept):
         raise CoveyError(
             tr(
-                "{path} has {num} kept sets, but its records have {num_tokens} tokens drawn from one",
+                "{path} has what filters kept for {num} tokens, but its records have {num_tokens} such "
+                "tokens",
                 path=file,
                 num=len(kept),
                 num_tokens=sum(sizes),
@@ -106,7 +107,7 @@ def _mapped(file: Path) -> KeptSets:
     if {name: t.dtype for name, t in tensors.items()} != {"counts": "I32", "words": "I32"} or not (
         vocab.isdecimal() and int(vocab)
     ):
-        raise DamagedFileError(tr("{name} does not hold kept sets", name=file.name))
+        raise DamagedFileError(tr("{name} is not a file of what filters kept", name=file.name))
 
     def mapped(name: str) -> Any:
         found = tensors[name]
@@ -115,7 +116,7 @@ def _mapped(file: Path) -> KeptSets:
 
     counts = mapped("counts")
     if (counts < 0).any():
-        raise DamagedFileError(tr("{name} does not hold kept sets", name=file.name))
+        raise DamagedFileError(tr("{name} is not a file of what filters kept", name=file.name))
     try:
         return KeptSets(vocab=int(vocab), counts=counts, words=mapped("words"))
     except ValueError as error:
@@ -132,10 +133,10 @@ def _check(sequence: Record, kept: KeptSets, file: Path) -> None:
     if lacking := kept.lacks(drawn):
         raise CoveyError(
             tr(
-                "{path} has a kept set without token {token}, which was drawn from it",
+                "{path} does not list token {token} among those that filters kept, though it was sampled",
                 path=file,
                 token=drawn[lacking[0]],
             )
         )
     if kept.checksum != sequence["kept_checksum"]:
-        raise CoveyError(tr("{path} has other kept sets than those of its records", path=file))
+        raise CoveyError(tr("{path} was written for other records: its checksum differs", path=file))

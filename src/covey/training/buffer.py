@@ -173,7 +173,7 @@ def _size(name: str, row: TrainSample) -> int:
 
 
 def _size_of(name: str, row: Mapping[str, Any]) -> int:
-    """How much of a flat tensor is a row's."""
+    """Count the elements of a flat tensor that belong to a row."""
     if name in _OF_ALL_TOKENS:
         size: int = row["length"]
         return size
@@ -206,7 +206,7 @@ def _row_json(row: TrainSample, rank: int) -> dict[str, Any]:
 
 
 def _older(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Rows that have their tokens as lists, as `_with_versions` takes them, and the tokens as flat
+    """Return rows that have their tokens as lists, as `_with_versions` takes them, and these tokens as flat
     tensors."""
     newest = max((version for row in rows for version in row["versions"]), default=0)
     now = [

@@ -100,7 +100,7 @@ def _selection_metrics(collected: Collected, version: int) -> dict[str, Metric]:
 
 
 def length_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
-    """Lengths of completions in tokens of the model, and how many were cut; lost ones have no length."""
+    """Compute the lengths of completions in tokens of the model and how many were cut, without lost ones."""
     present = [e for e in episodes if e.outcome is not Outcome.INFRASTRUCTURE]
     lengths = [e.num_trained for e in present]
     ended = [e.num_trained for e in present if e.outcome is Outcome.SCORED]

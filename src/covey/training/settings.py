@@ -48,7 +48,7 @@ def compute_dtype(config: Config, device: torch.device) -> torch.dtype:
 
 
 def sampling(config: Config, codec: TextCodec) -> SamplingParams:
-    """How the completions of training are drawn."""
+    """Return how the completions of training are drawn."""
     words = stop_words(codec, config.stop_words)
     return SamplingParams(
         temperature=max(config.temperature, _GREEDY),
@@ -62,8 +62,8 @@ def sampling(config: Config, codec: TextCodec) -> SamplingParams:
 
 
 def eval_sampling(config: Config, codec: TextCodec) -> SamplingParams:
-    """How those of evaluations are drawn. At temperature 0 the most probable token is taken, so there is
-    nothing to filter."""
+    """Return how those of evaluations are drawn. At temperature 0 the most probable token is taken, so there
+    is nothing to filter."""
     own = replace(sampling(config, codec), temperature=max(config.eval_temperature, _GREEDY))
     if config.eval_temperature <= 0:
         return replace(own, top_p=1.0, top_k=0, min_p=0.0)

@@ -113,7 +113,7 @@ class KeptSets(ByValue):
 
     @property
     def is_single(self) -> Bools:
-        """Which sets (n,) have one id alone: such a token has no gradient."""
+        """Return (n,) bool: which sets have a single id. Such a token has no gradient."""
         from covey.types.arrays import bools
 
         return bools(self.counts == 1)

@@ -329,7 +329,7 @@ def test_sets_of_other_tokens_are_named(scored_group, pack_plan):
     swapped = replace(micro.kept, words_K=micro.kept.words_K.flip(0))
     for planted in (None, swapped, replace(micro.kept, count_N=micro.kept.count_N.flip(0))):
         wrong = replace(batch, micro_batches=(replace(micro, kept=planted),))
-        with pytest.raises(GuardStop, match="kept sets") as stop:
+        with pytest.raises(GuardStop, match="what top_p, top_k and min_p kept") as stop:
             check_batches([wrong], rows, plan, 1)
         assert stop.value.finding.code == "F110"
 

@@ -127,7 +127,7 @@ def test_sampling() -> None:
     assert section("sampling") == [] and section("sampling", top_k=-1) == []
     assert section("sampling", top_p=0.9, top_k=50, min_p=0.05, temperature=0.7) == [
         "at temperature 0.7 with top_p 0.9, top_k 50, min_p 0.05",
-        "kept sets are recorded: the loss is over the tokens that were kept for each draw",
+        "the tokens that filters keep are recorded, and the loss uses the probabilities among them",
     ]
     own = facts(
         unused_sampling=(("temperature", 0.7), ("top_p", 0.8), ("top_k", 20), ("repetition_penalty", 1.1))

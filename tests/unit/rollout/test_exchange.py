@@ -255,7 +255,7 @@ ROWS = {
     "runs": ("F110", "a mask or versions for another number of trained tokens"),
     "version": ("F110", "tokens of other policy versions"),
     "logprobs": ("F110", "logprobs that add up to "),
-    **dict.fromkeys(SETS, ("F110", "other kept sets of the same tokens")),
+    **dict.fromkeys(SETS, ("F110", "the same tokens, but other records")),
     "lost": ("F122", "rank 1 was to have 8 rows for rank 2, but had 7, 7 of them right"),
     "lost at home": ("F122", "rank 1 was to have 8 rows for rank 1, but had 7, 7 of them right"),
     "one more": ("F122", "rank 1 was to have 7 rows for rank 2, but had 8, 7 of them right"),
@@ -290,9 +290,9 @@ def test_rows_that_are_not_those_of_their_records(what: str) -> None:
 
 
 RECORDED = {
-    "a set less": "kept sets for ",
+    "a set less": "records of what filters kept for ",
     "a set without its token": (
-        "kept sets that lack the token which was drawn from them; the first of 1 is that of trained token 2"
+        "1 sampled tokens that are not among those that filters kept for them; the first is trained token 2"
     ),
 }
 

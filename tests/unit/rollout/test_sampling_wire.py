@@ -63,18 +63,18 @@ def test_sets_arrive_as_they_were_sent() -> None:
         ({"counts": text(1), "words": 3}, "not int32 in base64"),
         ({"counts": text(1), "words": "AAA"}, "not int32 in base64"),
         ({"counts": text(1), "words": "AAAA"}, "not int32 in base64"),
-        ({"counts": text(1, 1), "words": text(5, 5)}, "2 kept sets for 1 tokens"),
-        ({"counts": text(0), "words": text()}, "without tokens"),
-        ({"counts": text(-3), "words": text()}, "without tokens"),
-        ({"counts": text(321), "words": text(*[-1] * 10)}, "more than the vocabulary"),
+        ({"counts": text(1, 1), "words": text(5, 5)}, "kept for 2 tokens, but 1 tokens"),
+        ({"counts": text(0), "words": text()}, "empty or longer than the vocabulary"),
+        ({"counts": text(-3), "words": text()}, "empty or longer than the vocabulary"),
+        ({"counts": text(321), "words": text(*[-1] * 10)}, "empty or longer than the vocabulary"),
         ({"counts": text(2), "words": text(5)}, "their counts need 2"),
-        ({"counts": text(2), "words": text(5, 5)}, "as many tokens as it says"),
-        ({"counts": text(2), "words": text(5, 4)}, "as many tokens as it says"),
-        ({"counts": text(2), "words": text(5, 320)}, "as many tokens as it says"),
-        ({"counts": text(2), "words": text(-1, 5)}, "as many tokens as it says"),
-        ({"counts": text(11), "words": text(*[1 << 5, *[0] * 9])}, "as many tokens as it says"),
-        ({"counts": text(2), "words": text(4, 6)}, "token 0 .5. is not in its own kept set"),
-        ({"counts": text(288), "words": text(0, *[-1] * 9)}, "token 0 .5. is not in its own kept set"),
+        ({"counts": text(2), "words": text(5, 5)}, "length is not the one that it states"),
+        ({"counts": text(2), "words": text(5, 4)}, "length is not the one that it states"),
+        ({"counts": text(2), "words": text(5, 320)}, "length is not the one that it states"),
+        ({"counts": text(2), "words": text(-1, 5)}, "length is not the one that it states"),
+        ({"counts": text(11), "words": text(*[1 << 5, *[0] * 9])}, "length is not the one that it states"),
+        ({"counts": text(2), "words": text(4, 6)}, "token 0 .5. is not among the tokens"),
+        ({"counts": text(288), "words": text(0, *[-1] * 9)}, "token 0 .5. is not among the tokens"),
     ],
 )
 def test_sets_are_checked(body: Any, words: str) -> None:
@@ -88,7 +88,7 @@ def test_bits_beyond_the_vocabulary_are_no_tokens() -> None:
     body = {"counts": text(11), "words": text(1023 << 5, *[0] * 8, 1 << 21)}
     assert kept_of(body, [5], FILTERED, 310) is not None
     body["words"] = text(1023 << 5, *[0] * 8, 1 << 22)
-    with pytest.raises(WireError, match="as many tokens as it says"):
+    with pytest.raises(WireError, match="length is not the one that it states"):
         kept_of(body, [5], FILTERED, 310)
 
 
@@ -140,8 +140,11 @@ def test_a_server_sends_the_sets_of_its_engine(policies: list[Policy]) -> None:
     ("sets", "words"),
     [
         (lambda tokens: None, "did not send which tokens"),
-        (lambda tokens: around(tokens).part(0, len(tokens) - 1), "5 kept sets for 6 tokens"),
-        (lambda tokens: KeptSets.of([[(t + 1) % VOCAB] for t in tokens], VOCAB), "not in its own kept set"),
+        (lambda tokens: around(tokens).part(0, len(tokens) - 1), "kept for 5 tokens, but 6 tokens"),
+        (
+            lambda tokens: KeptSets.of([[(t + 1) % VOCAB] for t in tokens], VOCAB),
+            "not among the tokens that were kept for it",
+        ),
     ],
 )
 def test_a_server_whose_sets_cannot_be_right_is_used_no_longer(

@@ -139,20 +139,23 @@ def cut(path: Path) -> None:
 
 
 WRONG = {
-    "missing": (Path.unlink, "kept.safetensors, which holds the kept sets of its tokens, is missing"),
+    "missing": (Path.unlink, "kept.safetensors, which holds the tokens that filters kept, is missing"),
     "torn": (cut, "bytes long, but its header describes"),
     "empty": (lambda path: path.write_bytes(b""), "has no header"),
     "of a token less": (
         written_anew(a_token_less),
-        "has a kept set without token 0, which was drawn from it",
+        "does not list token 0 among those that filters kept, though it was sampled",
     ),
-    "of another id": (written_anew(another_id), "has other kept sets than those of its records"),
+    "of another id": (written_anew(another_id), "was written for other records: its checksum differs"),
     "of another vocabulary": (written_anew(lambda tensors: None, 101), "than those of its records"),
-    "longer": (written_anew(longer), "has 16 kept sets, but its records have 15 tokens"),
-    "of other tensors": (written_anew(no_sets), "does not hold kept sets"),
-    "of no vocabulary": (written_anew(lambda tensors: None, 0), "does not hold kept sets"),
+    "longer": (
+        written_anew(longer),
+        "has what filters kept for 16 tokens, but its records have 15 such tokens",
+    ),
+    "of other tensors": (written_anew(no_sets), "is not a file of what filters kept"),
+    "of no vocabulary": (written_anew(lambda tensors: None, 0), "is not a file of what filters kept"),
     "of fewer words": (written_anew(of_fewer_words), "words of kept sets, where their counts need"),
-    "below zero": (written_anew(below_zero), "does not hold kept sets"),
+    "below zero": (written_anew(below_zero), "is not a file of what filters kept"),
 }
 
 

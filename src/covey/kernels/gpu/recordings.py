@@ -143,8 +143,8 @@ class Recordings:
         inputs: tuple[Tensor, ...],
         compute: Callable[..., Compute],
     ) -> Drawn:
-        """What rows draw in a stride over the cache of this number; `compute(*tensors)` says how it follows
-        from inputs of this size."""
+        """Draw a stride of rows over the cache of this number, (n, k), by playing its recording or making
+        one. `compute(*tensors)` returns the function that draws from inputs of this size."""
         key = cache, *size
         held = self._held.get(key)
         if held is None:

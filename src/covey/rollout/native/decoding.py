@@ -205,7 +205,7 @@ class Decoding:
     def _stride_of(
         self, arrangement: Families | FlatRows, state: RowState, longest_own: int, shortest_own: int
     ) -> Drawn:
-        """K tokens for each row, (n, k)."""
+        """Decode k tokens of each row, (n, k)."""
         sampler = self._sampler_of(state)
         if sampler is not None:
             fed = self._fed(arrangement, state, longest_own, shortest_own)
@@ -295,11 +295,11 @@ class Decoding:
         return Families.of(length_n, slots, longest, shortest, fixed.slots if fixed else 0, fullest)
 
     def _sampler_of(self, state: RowState) -> Sampler | None:
-        """What draws the tokens of these rows; None where they are sampled from logits."""
+        """Return the sampler that draws these rows in its own call; None where torch draws from logits."""
         return self._made_decoder.sampler if state.filters is None else None
 
     def _draw(self, hidden_nD: Tensor, state: RowState) -> Drawn:
-        """The next token of some rows, (n,); `state` goes on to it."""
+        """Draw the next token of some rows, (n,), and move `state` on to it."""
         sampler = self._sampler_of(state)
         by = state.temperature_n, state.key_n, state.count_n, self._table
         if sampler is not None:
@@ -313,5 +313,5 @@ class Decoding:
 
 
 def _stacked(drawn: Sequence[Drawn]) -> Drawn:
-    """One token for each row after the other, (n, k)."""
+    """Join k draws of one token a row, (n,) each, into one of (n, k)."""
     return Drawn(*(torch.stack(parts, dim=1) for parts in zip(*drawn, strict=True) if parts[0] is not None))

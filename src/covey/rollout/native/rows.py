@@ -120,13 +120,13 @@ class RowState:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """In the order of the fields, and those of the filters; the noise ahead follows from them."""
+        """Return the tensors (n,) in the order of the fields, then those of the filters."""
         own = self.token_n, self.count_n, self.temperature_n, self.key_n
         return own if self.filters is None else (*own, *self.filters.tensors)
 
     @classmethod
     def recorded(cls, tensors: Sequence[Tensor]) -> RowState:
-        """That of such tensors, in a recording."""
+        """Build the state that a recording reads from such tensors."""
         token_n, count_n, temperature_n, key_n, *filters = tensors
         own = Filters.of(filters, may_wait=False) if filters else None
         return cls(token_n, count_n, temperature_n, key_n, filters=own)

@@ -83,7 +83,7 @@ def kept_of(body: Any, tokens: Sequence[int], sampling: SamplingParams, vocab: i
     """Read the kept sets of sampled tokens; WireError where they cannot be theirs."""
     if not sampling.has_filters:
         if body is not None:
-            raise WireError(tr("it sent kept sets of tokens that nothing was filtered of"))
+            raise WireError(tr("it sent kept tokens for a request without top_p, top_k and min_p"))
         return None
     if body is None:
         raise WireError(tr("it did not send which tokens top_p, top_k and min_p kept"))
@@ -91,20 +91,28 @@ def kept_of(body: Any, tokens: Sequence[int], sampling: SamplingParams, vocab: i
     counts, words = _ints(given["counts"]), _ints(given["words"])
     if len(counts) != len(tokens):
         raise WireError(
-            tr("it sent {sets:,} kept sets for {tokens:,} tokens", sets=len(counts), tokens=len(tokens))
+            tr(
+                "it sent what filters kept for {sets:,} tokens, but {tokens:,} tokens",
+                sets=len(counts),
+                tokens=len(tokens),
+            )
         )
     if len(counts) and not (counts.min() >= 1 and counts.max() <= vocab):
-        raise WireError(tr("it sent a kept set without tokens, or with more than the vocabulary has"))
+        raise WireError(tr("it sent a list of kept tokens that is empty or longer than the vocabulary"))
     try:
         kept = KeptSets(vocab=vocab, counts=counts, words=words)
     except ValueError as error:
         raise WireError(tr("it sent {error}", error=error)) from error
     if not _are_sets(kept):
-        raise WireError(tr("it sent a kept set that does not have as many tokens as it says"))
+        raise WireError(tr("it sent a list of kept tokens whose length is not the one that it states"))
     if places := kept.lacks(tokens):
         place = places[0]
         raise WireError(
-            tr("token {place} ({id}) is not in its own kept set", place=place, id=int(tokens[place]))
+            tr(
+                "token {place} ({id}) is not among the tokens that were kept for it",
+                place=place,
+                id=int(tokens[place]),
+            )
         )
     return kept
 
@@ -143,5 +151,5 @@ def _ints(body: Any) -> Ints:
     except (binascii.Error, ValueError):
         data = b"?"
     if len(data) % _WORD_BYTES:
-        raise WireError(tr("its kept sets are not int32 in base64"))
+        raise WireError(tr("its lists of kept tokens are not int32 numbers in base64"))
     return ints(np.frombuffer(data, "<i4"))

@@ -124,7 +124,7 @@ class VllmEngine:
         if request.media:
             raise ValueError("this engine takes no images, audio or video")
         if request.sampling.has_filters and not request.sampling.top_k:
-            raise ValueError(tr("vLLM lists the tokens that filters keep only with --top_k."))
+            raise ValueError(tr("vLLM reports which tokens it kept only where --top_k is set."))
         if prompt + new > self._settings.max_model_len:
             raise ValueError(
                 tr(
