@@ -35,16 +35,6 @@ def joined(parts: Sequence[KeptTokens]) -> KeptTokens:
     )
 
 
-def split(kept: KeptTokens, sizes: Sequence[int]) -> list[KeptTokens]:
-    """Cut the sets into parts of so many tokens each."""
-    width_N, _ = _places(kept)
-    widths = [int(part.sum()) for part in width_N.cpu().split(list(sizes))]
-    return [
-        KeptTokens(vocab=kept.vocab, count_N=count, words_K=words)
-        for count, words in zip(kept.count_N.split(list(sizes)), kept.words_K.split(widths), strict=True)
-    ]
-
-
 def ids_of(kept: KeptTokens) -> Tensor:
     """Return the ids (K,) int64 of all sets, ascending within each."""
     width_N, first_N = _places(kept)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from covey.types.arrays import ByValue, ints, num_true
+from covey.types.arrays import ByValue, bools, ints
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,19 +114,7 @@ class KeptSets(ByValue):
     @property
     def is_single(self) -> Bools:
         """Return (n,) bool: which sets have a single id. Such a token has no gradient."""
-        from covey.types.arrays import bools
-
         return bools(self.counts == 1)
-
-    @property
-    def num_single(self) -> int:
-        """Count the sets of one id."""
-        return num_true(self.is_single)
-
-    @property
-    def num_bytes(self) -> int:
-        """Count the bytes that the sets take."""
-        return int(self.counts.nbytes + self.words.nbytes)
 
     def split(self, sizes: Sequence[int]) -> list[KeptSets]:
         """Return parts of these numbers of sets, one behind the other."""

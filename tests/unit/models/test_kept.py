@@ -9,7 +9,7 @@ import torch
 
 from covey.kernels import protocol
 from covey.kernels.cpu.kernels import CpuKernels
-from covey.kernels.kept import ids_of, joined, select, split
+from covey.kernels.kept import ids_of, joined, select
 from covey.kernels.protocol import HeadSpec
 from covey.kernels.torch_.kernels import TorchKernels
 from covey.models.head import token_stats
@@ -134,8 +134,7 @@ def test_ids_and_parts_of_sets():
     assert ids_of(given).tolist() == [i for own in sets for i in own]
     order = torch.tensor([4, 2, 2, 0, 3])
     assert ids_of(select(given, order)).tolist() == [i for n in order.tolist() for i in sets[n]]
-    parts = split(given, [2, 0, 3, 1])
-    assert [len(part.count_N) for part in parts] == [2, 0, 3, 1]
+    parts = [tensors(kept.part(start, end)) for start, end in ((0, 2), (2, 2), (2, 5), (5, 6))]
     assert ids_of(joined(parts)).tolist() == ids_of(given).tolist()
     assert KeptSets.joined([kept.part(0, 3), kept.part(3, 6)]) == kept
     assert kept.lacks([5, 7, 1, 0, 1, 68]) == [2, 3]
