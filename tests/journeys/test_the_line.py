@@ -224,7 +224,7 @@ def test_settings_of_the_model_that_sampling_does_not_follow(tmp_path: Path) -> 
 
 def test_a_line_with_filters(place: Path) -> None:
     """As ms-swift's examples write them, on the native engine: planned, and what is off is off."""
-    line = LINE.format(model="model", file="train.jsonl")
+    line = LINE.replace("./output", "filters").format(model="model", file="train.jsonl")
     plan = plan_of(*shlex.split(f"{line} --top_p 0.9 --top_k 50"))
     assert (plan["options"]["top_p"], plan["options"]["top_k"]) == (0.9, 50)
     assert any("at temperature 0.9 with top_p 0.9, top_k 50" in text for text in plan["lines"])

@@ -21,20 +21,20 @@ CASES = (
     Case(
         code="E111",
         option="eval_min_p",
-        words="by min_p 0.1, but eval_temperature is 0",
+        words="min_p 0.1",
         options={**VAL, "eval_temperature": 0.0, "eval_min_p": 0.1},
     ),
     Case(
         code="E120",
         option="top_p",
-        words="by top_p 0.9, min_p 0.05, but vLLM with top_k 0 samples",
+        words="top_p 0.9, min_p 0.05",
         facts=facts(cuda=False),
         options={"top_p": 0.9, "min_p": 0.05, "use_vllm": True},
     ),
     Case(
         code="E120",
         option="eval_top_p",
-        words="by top_p 0.5, but vLLM with eval_top_k 0 samples",
+        words="top_p 0.5",
         facts=facts(cuda=False, embedding_rows=50),
         options={**VAL, "eval_top_p": 0.5, "use_vllm": True},
     ),
@@ -91,6 +91,6 @@ def test_servers_by_their_engine() -> None:
     assert on_servers(native, generate, top_p=0.9) == on_servers(native, vllm) == []
     for other in (vllm, serve):
         (problem,) = on_servers(native, other, top_p=0.9, use_vllm=True, vllm_mode="server")
-        assert "vllm on http://b:8000 samples" in problem.seen
+        assert "top_p 0.9" in problem.seen and "vllm on http://b:8000" in problem.seen
         assert "`covey rollout --model models/tiny --host b --port 8000`" in problem.fixes[0].text
         assert problem.fixes[1].edits == {"top_p": 1.0}

@@ -60,9 +60,9 @@ def test_sets_arrive_as_they_were_sent() -> None:
     [
         (None, "did not send which tokens"),
         ({"counts": text(1)}, "exactly the fields"),
-        ({"counts": text(1), "words": 3}, "not int32 in base64"),
-        ({"counts": text(1), "words": "AAA"}, "not int32 in base64"),
-        ({"counts": text(1), "words": "AAAA"}, "not int32 in base64"),
+        ({"counts": text(1), "words": 3}, "int32 .*base64"),
+        ({"counts": text(1), "words": "AAA"}, "int32 .*base64"),
+        ({"counts": text(1), "words": "AAAA"}, "int32 .*base64"),
         ({"counts": text(1, 1), "words": text(5, 5)}, "kept for 2 tokens, but 1 tokens"),
         ({"counts": text(0), "words": text()}, "empty or longer than the vocabulary"),
         ({"counts": text(-3), "words": text()}, "empty or longer than the vocabulary"),
@@ -93,7 +93,7 @@ def test_bits_beyond_the_vocabulary_are_no_tokens() -> None:
 
 
 def test_sets_that_nobody_asked_for_are_refused() -> None:
-    with pytest.raises(WireError, match="nothing was filtered"):
+    with pytest.raises(WireError, match="top_p, top_k and min_p"):
         kept_of(sent(KeptSets.of([[5]], VOCAB)), [5], replace(FILTERED, top_p=1.0, top_k=0), VOCAB)
 
 
