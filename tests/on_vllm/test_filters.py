@@ -9,7 +9,6 @@ import torch
 
 from covey.rollout.filters import filters_of, kept_tokens
 from covey.rollout.vllm.engine import VllmEngine
-from covey.rollout.vllm.library import max_logprobs
 from covey.rollout.vllm.running import Running
 from covey.types import Completion, GenerationRequest
 from on_vllm.test_train import GAP, RUN, covey, largest, metrics
@@ -31,7 +30,7 @@ FILTERS = [
 
 @pytest.fixture(scope="module")
 def served(start, learner: Learner):
-    with start(max_logprobs=max_logprobs(320)) as engine:
+    with start() as engine:
         engine.publish(learner.weights(), 0)
         yield engine
 

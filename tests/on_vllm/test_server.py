@@ -31,13 +31,13 @@ ALONE = "--vllm_enable_lora true --vllm_max_lora_rank 8"
     ("of_server", "of_run"),
     [
         ("", ""),
-        ("", f"{GROUP}0"),
+        ("", f"{GROUP}0 --top_p 0.9 --top_k 50"),
         (ALONE, "--tuner_type lora --lora_rank 8"),
         (ALONE, f"--tuner_type lora --lora_rank 8 {GROUP}1"),
         ("", "--tuner_type lora --lora_rank 8"),
         ("--vllm_tensor_parallel_size 2", f"{GROUP}2"),
     ],
-    ids=["full", "full-group", "adapter", "adapter-group", "merged", "workers-group"],
+    ids=["full", "full-group-filters", "adapter", "adapter-group", "merged", "workers-group"],
 )
 def test_a_run(tmp_path: Path, of_server: str, of_run: str) -> None:
     """An adapter is sent alone, after its base, to a server that applies it, or added to the weights."""
@@ -67,6 +67,9 @@ def test_a_run(tmp_path: Path, of_server: str, of_run: str) -> None:
     assert [m["step"] for m in steps] == [1, 2, 3]
     assert "W183" not in (tmp_path / "out" / "events.jsonl").read_text()
     assert max(m["publish/canary_gap"] for m in steps if m["publish/canary_gap"] is not None) < 1e-3
+    if "--top_k" in of_run:
+        assert all(1.0 < m["kept/mean"] <= 50.0 and m["entropy_kept"] < m["entropy"] for m in steps)
+        assert steps[0]["sampling/sampling_logp_difference/mean"] < 1e-4
     first, *later = [m["publish/bytes"] for m in steps if m["publish/bytes"]]
     assert len(later) == 2
     assert all(b < first / 2 for b in later) if of_server == ALONE else {*later} == {first}

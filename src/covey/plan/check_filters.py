@@ -20,15 +20,15 @@ from covey.plan.server_line import start_line
 from covey.texts import tr
 from covey.types import Fix, Problem
 
-_SERVERS_WITH_SETS = ("native", "generate")
+# vLLM lists the most probable tokens with each one that it samples: at most so many here.
+MOST_LISTED = 4096
 # Of top_p 0.9 rarely more than so many tokens are kept.
 _TOP_K = 100
 
 
-def server_records_sets(engine: str) -> bool:
-    """Return whether a rollout server with this engine says which tokens filters kept. vLLM lists them only
-    where it is started to list as many, which `covey rollout` and `vllm serve` do not do."""
-    return engine in _SERVERS_WITH_SETS
+def vllm_lists(top_k: int) -> bool:
+    """Return whether vLLM, started by covey, lists all tokens that filters with this top_k keep."""
+    return 0 < top_k <= MOST_LISTED
 
 
 def filter_problems(config: Config, facts: Facts) -> list[Problem]:
@@ -111,20 +111,31 @@ def _without_sets(
 ) -> Iterator[tuple[str, list[Fix]]]:
     """Give what samples without recording the sets of the filters of training and of evaluations, each with
     what to do."""
-    native = Fix(text=tr("use covey's own engine"), edits={"use_vllm": False})
+    name, fixes = _beyond_lists(facts, on, own)
     if config.rollout_servers:
         for server in facts.servers or ():
-            engine = "vllm" if server.vllm is not None else server.engine
-            if not server.fault and not server_records_sets(engine):
+            if not server.fault and (server.vllm is not None or (server.engine == "vllm" and fixes)):
                 line = start_line(config.model_copy(update={"use_vllm": False}), server.address, facts)
-                name = tr("{engine} on {address}", engine=engine, address=server.address)
-                yield name, [Fix(text=tr("start a server with covey's own engine: `{line}`", line=line))]
-    elif config.use_vllm and config.vllm_mode == "server":
-        yield tr("a server with vLLM"), [native]
-    elif config.use_vllm:
-        both = {"top_k": on, "eval_top_k": own}
-        if lacking := [name for name, filters in both.items() if filters and name not in filters]:
-            most = min(_TOP_K, facts.embedding_rows or _TOP_K)
-            words = tr("vLLM reports what it kept of the top_k most probable tokens")
-            listed = Fix(text=words, edits=dict.fromkeys(lacking, most))
-            yield tr("vLLM with {top_k} 0", top_k=lacking[0]), [native, listed]
+                other = Fix(text=tr("start a server with covey's own engine: `{line}`", line=line))
+                if server.vllm is not None:
+                    yield tr("`vllm serve` on {address}", address=server.address), [other]
+                else:
+                    yield tr("{engine} on {address}", engine=name, address=server.address), [*fixes, other]
+    elif config.use_vllm and fixes:
+        yield name, [*fixes, Fix(text=tr("use covey's own engine"), edits={"use_vllm": False})]
+
+
+def _beyond_lists(facts: Facts, on: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, list[Fix]]:
+    """Return vLLM in words with a top_k for which it does not list all tokens that were kept, and what to
+    type instead; no fix where it lists them all."""
+    filtered = {name: f.get(name, 0) for name, f in {"top_k": on, "eval_top_k": own}.items() if f}
+    lacking = {name: top_k for name, top_k in filtered.items() if not vllm_lists(top_k)}
+    if not lacking:
+        return "", []
+    name, top_k = next(iter(lacking.items()))
+    most = min(_TOP_K, facts.embedding_rows or _TOP_K)
+    fix = Fix(
+        text=tr("vLLM reports what it kept of up to {most:,} most probable tokens", most=MOST_LISTED),
+        edits=dict.fromkeys(lacking, most),
+    )
+    return tr("vLLM with {name} {top_k}", name=name, top_k=top_k), [fix]

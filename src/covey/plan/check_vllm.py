@@ -23,7 +23,7 @@ OWNED: frozenset[str] = frozenset(
         *("logprobs_mode", "worker_extension_cls", "enable_lora", "max_lora_rank", "max_loras"),
         *("distributed_executor_backend", "trust_remote_code", "enable_sleep_mode", "data_parallel_size"),
         *("max_model_len", "max_num_seqs", "tensor_parallel_size", "gpu_memory_utilization"),
-        *("enforce_eager", "enable_prefix_caching", "kv_cache_memory_bytes"),
+        *("enforce_eager", "enable_prefix_caching", "kv_cache_memory_bytes", "max_logprobs"),
     )
 )
 """Arguments of vLLM that `vllm_engine_kwargs` may not set: each has an option of its own, or covey needs it

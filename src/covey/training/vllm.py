@@ -22,7 +22,6 @@ from covey.plan.memory_vllm import adapter_room, cache_bytes, held_tokens, side_
 from covey.rollout.engine import Engine
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.group import GroupEngine
-from covey.rollout.vllm.library import max_logprobs
 from covey.rollout.vllm.settings import VllmSettings
 from covey.training import settings
 from covey.training.facts import model_dir
@@ -77,7 +76,6 @@ def vllm_settings(
         prefix_caching=config.vllm_enable_prefix_caching,
         sleep_level=max(1, config.sleep_level) if config.vllm_enable_sleep_mode else 0,
         lora_rank=adapter_room(config),
-        max_logprobs=max_logprobs(max(config.top_k, config.eval_top_k)),
         trust_remote_code=config.trust_remote_code,
         extra=config.vllm_engine_kwargs or {},
     )

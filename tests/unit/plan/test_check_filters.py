@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from covey.plan.check_filters import MOST_LISTED
 from covey.plan.facts import ServerFacts, VllmServeFacts
 from covey.types import Problem
 from support.checks import Case, assert_fixes_mend, assert_says, facts, found
@@ -89,8 +90,16 @@ def test_servers_by_their_engine() -> None:
     assert on_servers(native, silent, top_p=0.9) == []
     generate = ServerFacts(address="http://c:8000", engine="generate")
     assert on_servers(native, generate, top_p=0.9) == on_servers(native, vllm) == []
-    for other in (vllm, serve):
-        (problem,) = on_servers(native, other, top_p=0.9, use_vllm=True, vllm_mode="server")
-        assert "top_p 0.9" in problem.seen and "vllm on http://b:8000" in problem.seen
-        assert "`covey rollout --model models/tiny --host b --port 8000`" in problem.fixes[0].text
-        assert problem.fixes[1].edits == {"top_p": 1.0}
+    assert on_servers(native, vllm, top_p=0.9, top_k=50) == []
+    for other, filters in (
+        (vllm, {"top_p": 0.9}),
+        (vllm, {"top_p": 0.9, "top_k": MOST_LISTED + 1}),
+        (serve, {"top_p": 0.9}),
+        (serve, {"top_p": 0.9, "top_k": 50}),
+    ):
+        (problem,) = on_servers(native, other, **filters, use_vllm=True, vllm_mode="server")
+        assert "top_p 0.9" in problem.seen and "http://b:8000" in problem.seen
+        *listed, start, whole = problem.fixes
+        assert [fix.edits for fix in listed] == ([{"top_k": 100}] if other is vllm else [])
+        assert "`covey rollout --model models/tiny --host b --port 8000`" in start.text
+        assert whole.edits == {name: {"top_p": 1.0, "top_k": 0}[name] for name in filters}

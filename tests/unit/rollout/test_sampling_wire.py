@@ -159,13 +159,14 @@ def test_a_server_whose_sets_cannot_be_right_is_used_no_longer(
         engine.close()
 
 
-@pytest.mark.parametrize("name", ["vllm", "another"])
-def test_a_server_refuses_filters_that_its_engine_does_not_record(policies: list[Policy], name: str) -> None:
+def test_a_server_with_vllm_takes_filters_with_a_top_k_that_vllm_lists(policies: list[Policy]) -> None:
     body = json.loads(json.dumps(request_body(request_of(0))))
     (found,) = requests_of([body], status_of(policies[0])).values()
     assert found == request_of(0)
-    about = status_of(policies[0], engine=name)
-    with pytest.raises(WireError, match=f"engine of this server, {name}, does not record"):
+    about = status_of(policies[0], engine="vllm")
+    assert list(requests_of([body], about).values()) == [found]
+    body["sampling"]["top_k"] = 0
+    with pytest.raises(WireError, match="only with a top_k of 1 to"):
         requests_of([body], about)
     whole = request_of(0, replace(FILTERED, top_p=1.0, top_k=0))
     assert list(requests_of([json.loads(json.dumps(request_body(whole)))], about).values()) == [whole]

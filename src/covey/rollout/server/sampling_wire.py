@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from covey.plan.check_filters import server_records_sets
+from covey.plan.check_filters import MOST_LISTED, vllm_lists
 from covey.plan.check_stop_words import LONGEST_STOP_WORD, MOST_STOP_WORDS
 from covey.rollout.server.values import WireError, fields_of, is_number, tokens_of
 from covey.texts import tr
@@ -50,10 +50,8 @@ def sampling_of(body: Any, *, vocab: int, engine: str, has_tokenizer: bool) -> S
     )
     if params.stop_strings and not has_tokenizer:
         raise WireError("stop strings need tokenizer.json in the model directory of this server")
-    if params.has_filters and not server_records_sets(engine):
-        raise WireError(
-            f"the engine of this server, {engine}, does not record what top_p, top_k and min_p keep"
-        )
+    if params.has_filters and engine == "vllm" and not vllm_lists(top_k):
+        raise WireError(f"vLLM says which tokens filters keep only with a top_k of 1 to {MOST_LISTED:,}")
     return params
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.comm import Comm, LocalComm, raise_on_all_ranks
 from covey.models.adapter_shapes import is_of_adapter
+from covey.plan.check_filters import MOST_LISTED, vllm_lists
 from covey.plan.check_vllm import UNTRIED
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.receipts import Sent
@@ -123,8 +124,10 @@ class VllmEngine:
             raise ValueError(tr("A prompt has no tokens."))
         if request.media:
             raise ValueError("this engine takes no images, audio or video")
-        if request.sampling.has_filters and not request.sampling.top_k:
-            raise ValueError(tr("vLLM reports which tokens it kept only where --top_k is set."))
+        if request.sampling.has_filters and not vllm_lists(request.sampling.top_k):
+            raise ValueError(
+                tr("vLLM reports which tokens it kept only with --top_k 1 to {most:,}.", most=MOST_LISTED)
+            )
         if prompt + new > self._settings.max_model_len:
             raise ValueError(
                 tr(

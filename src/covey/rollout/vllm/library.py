@@ -16,15 +16,13 @@ import torch.distributed as dist
 from torch import nn
 
 from covey.plan.check_vllm import LEAST_TEMPERATURE
-from covey.rollout.vllm.settings import VllmSettings, arguments_of
+from covey.rollout.vllm.settings import TIES, VllmSettings, arguments_of
 from covey.types import GenerationRequest, SamplingParams, TurnId
 
 # vLLM reads them when it is asked, so they stay set. What the user has set stands.
 _QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_PLUGINS": ""}
 _PRIVATE = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _GREEDY = 1e-5
-# Tokens that may be as probable as the last one that top_k keeps: in bfloat16 many logits are equal.
-_TIES = 64
 # Arguments from which vLLM knows its class of a model.
 _OF_MODEL = {"model", "dtype", "skip_tokenizer_init", "trust_remote_code", "max_model_len"}
 
@@ -134,15 +132,10 @@ def seed_of(turn: TurnId) -> int:
     return int.from_bytes(hashlib.blake2b(turn.text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def max_logprobs(top_k: int) -> int:
-    """Return the most tokens that vLLM is asked to list with each one for a top_k; 0 without."""
-    return top_k + _TIES if top_k else 0
-
-
 def num_listed(sampling: SamplingParams, vocab: int) -> int:
     """Return how many of the most probable tokens vLLM lists with each one: with top_k all that may be kept,
     and as many again as may be just as probable as the last of them. Without filters it lists none."""
-    return min(max_logprobs(sampling.top_k), vocab) if sampling.has_filters else 0
+    return min(sampling.top_k + TIES, vocab) if sampling.has_filters else 0
 
 
 def sampling_params(request: GenerationRequest, listed: int = 0) -> Any:

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.options.vllm import LORA_RANKS
+from covey.plan.check_filters import MOST_LISTED
 from covey.plan.check_vllm import OWNED
 
 EXTENSION = "covey.rollout.vllm.worker.Publishing"
 """The class that vLLM adds to its workers, by name, so that a worker in another process finds it."""
+
+TIES = 64
+"""Tokens that may be as probable as the last one that top_k keeps: in bfloat16 many logits are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,6 @@ class VllmSettings:
     has_weights      whether it reads the weights of `model`; else it waits for the first publish
     sleep_level      0, 1 or 2: what it gives back at rest
     lora_rank        the highest rank of published adapters; 0 where there are none
-    max_logprobs     tokens that it may list with each sampled one; 0 is vLLM's own number
     extra            further arguments of `vllm.LLM`
     """
 
@@ -52,7 +55,6 @@ class VllmSettings:
     prefix_caching: bool = True
     sleep_level: int = 0
     lora_rank: int = 0
-    max_logprobs: int = 0
     trust_remote_code: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -103,6 +105,7 @@ def arguments_of(settings: VllmSettings) -> dict[str, Any]:
         "enable_prefix_caching": settings.prefix_caching,
         "trust_remote_code": settings.trust_remote_code,
         "disable_log_stats": True,
+        "max_logprobs": MOST_LISTED + TIES,
     }
     if settings.on_gpu:
         arguments["gpu_memory_utilization"] = settings.memory_share
@@ -116,6 +119,4 @@ def arguments_of(settings: VllmSettings) -> dict[str, Any]:
         arguments["async_scheduling"] = False
     if settings.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": settings.highest_rank, "max_loras": 1}
-    if settings.max_logprobs:
-        arguments["max_logprobs"] = settings.max_logprobs
     return arguments | dict(settings.extra)
