@@ -68,8 +68,9 @@ def test_a_run(tmp_path: Path, of_server: str, of_run: str) -> None:
     assert "W183" not in (tmp_path / "out" / "events.jsonl").read_text()
     assert max(m["publish/canary_gap"] for m in steps if m["publish/canary_gap"] is not None) < 1e-3
     if "--top_k" in of_run:
-        assert all(1.0 < m["kept/mean"] <= 50.0 and m["entropy_kept"] < m["entropy"] for m in steps)
-        assert steps[0]["sampling/sampling_logp_difference/mean"] < 1e-4
+        assert all(1.0 < m["kept/mean"] <= 50.0 for m in steps)
+        assert steps[0]["entropy_kept"] < steps[0]["entropy"]
+        assert steps[0]["sampling/sampling_logp_difference/mean"] < 1e-5
     first, *later = [m["publish/bytes"] for m in steps if m["publish/bytes"]]
     assert len(later) == 2
     assert all(b < first / 2 for b in later) if of_server == ALONE else {*later} == {first}
