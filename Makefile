@@ -8,7 +8,7 @@ THREADS := OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false HF_H
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test-install quickstart quickstart-real real-models test test-real test-whole test-all translations test-slow vllm-env test-vllm mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
+.PHONY: help install test-install quickstart quickstart-real real-models check test test-real test-whole test-all translations test-slow vllm-env test-vllm mutants contract torture bench gpu-check gpu-wheels accuracy-parity learning-curves lint types format model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -46,6 +46,11 @@ quickstart: install ## train the built-in model on the built-in task (one to two
 HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart 1
 
 PYTEST = $(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(HANGS)
+
+QUICK := $(addprefix tests/,arch unit/algorithm unit/batching unit/learner resume/test_resume.py faults/test_messages.py)
+
+check: test-install lint ## while you work: linters, types, and the tests of the heart, a resume and twenty refusals; two minutes
+	@$(VENV)/bin/mypy & types=$$!; $(PYTEST) -m quick $(QUICK); tests=$$?; wait $$types && exit $$tests
 
 test: test-install lint types ## linters, type checker, tests but those of whole runs: two at a time, about ten minutes
 	@$(PYTEST)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from support.needs import need
+from support.quick import QUICK
 
 # Where these are set, pytest explains in full why two values differ, by difflib: for two lists of numbers
 # that takes hours, also inside pytest.raises(AssertionError).
@@ -72,8 +73,11 @@ class _NamesFailures:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(_WHOLE):
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith(_WHOLE):
             item.add_marker(pytest.mark.whole)
+        if name.startswith(QUICK):
+            item.add_marker(pytest.mark.quick)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -28,6 +28,7 @@ from covey.training.facts import survey
 from covey.types import Problem, Severity
 from faults import cases_data, cases_inputs, cases_options, cases_rows, cases_run, cases_servers
 from faults.case import SUMS, Case, words
+from support.quick import REFUSALS
 
 MESSAGES = Path(__file__).parent / "messages"
 CASES = (
@@ -162,3 +163,7 @@ def without(typed: list[str], option: str, edits: Mapping[str, object]) -> list[
         if not skips:
             kept.append(word)
     return kept
+
+
+def test_make_check_runs_refusals_that_are_there() -> None:
+    assert {*REFUSALS} <= {case.name for case in CASES}
