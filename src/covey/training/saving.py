@@ -53,7 +53,7 @@ class Saver:
 
     @property
     def best_path(self) -> Path | None:
-        """The checkpoint of the best evaluation, where it was saved."""
+        """Return the checkpoint of the best evaluation, where it was saved."""
         path = None if self.best.step is None else self.path(self.best.step)
         return path if path is not None and isdir(path) else None
 
@@ -76,7 +76,7 @@ class Saver:
                 step=step,
                 write_model=write_model,
                 states=states,
-                pieces=None if states is None else self.registry.pieces(),
+                shards=None if states is None else self.registry.shards(),
                 meta=self.plan.meta,
                 comm=self.comm,
             )

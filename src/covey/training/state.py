@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.checkpoint.registry import State
+from covey.checkpoint.shards import SavedShards, Shard
 from covey.comm import Comm
 from covey.errors import CheckpointError
 from covey.health.rewards import RewardWatch
@@ -46,7 +46,7 @@ class Progress:
         """Optimizer steps taken when the current rollout began; None where a checkpoint does not say."""
 
     def state(self) -> State:
-        """The counters."""
+        """Return the counters."""
         counts = {"step": self.step, "rollout": self.rollout, "num_tokens": self.num_tokens}
         counts |= {} if self.began is None else {"began": self.began}
         coming = None if self._upcoming is None else self._upcoming(self.rollout)
@@ -103,13 +103,13 @@ class OptimizerState:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def pieces(self) -> Iterable[Piece]:
-        """The tensors that the backend holds on this rank."""
-        return self._backend.pieces()
+    def shards(self) -> Iterable[Shard]:
+        """Return the tensors that the backend holds on this rank."""
+        return self._backend.shards()
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def load_shards(self, saved: SavedShards) -> None:
         """Give the backend what all ranks have saved."""
-        self._backend.load_pieces(saved)
+        self._backend.load_shards(saved)
 
 
 class ReferenceState:
@@ -120,13 +120,13 @@ class ReferenceState:
     def __init__(self, moving: MovingReference, comm: Comm) -> None:
         self._moving, self._comm = moving, comm
 
-    def pieces(self) -> Iterable[Piece]:
-        """This rank's part of its tensors, which every rank holds."""
-        return self._moving.pieces(self._comm.rank, self._comm.world)
+    def shards(self) -> Iterable[Shard]:
+        """Return this rank's part of its tensors, which every rank holds."""
+        return self._moving.shards(self._comm.rank, self._comm.world)
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def load_shards(self, saved: SavedShards) -> None:
         """Give them back."""
-        self._moving.load_pieces(saved)
+        self._moving.load_shards(saved)
 
 
 class RandomState:
@@ -138,7 +138,7 @@ class RandomState:
         self._comm = comm
 
     def state(self) -> State:
-        """Every rank's generator. Collective."""
+        """Return every rank's generator. Collective."""
         mine = [bytes(torch.get_rng_state().tolist()).hex()]
         if torch.cuda.is_available():
             mine.append(bytes(torch.cuda.get_rng_state().tolist()).hex())

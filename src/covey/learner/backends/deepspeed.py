@@ -24,9 +24,9 @@ from covey.environment import silence_libraries
 from covey.learner.backends.base import LossFunction
 from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
 from covey.learner.sharding.fragments import Fragment, Fragments
-from covey.learner.sharding.room import computing_dtypes
 from covey.learner.sharding.rows import ReadRows
 from covey.learner.sharding.units import join_group
+from covey.learner.sharding.weight_buffer import computing_dtypes
 from covey.models.policy import Policy
 from covey.texts import tr
 from covey.types import MicroBatch, TokenStats
@@ -112,7 +112,7 @@ class ZeroEngine:
         return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.epsilon, fused=True)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a whole trained tensor."""
+        """Return the shape of a whole trained tensor."""
         parameter = self._trained[name]
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
@@ -151,7 +151,7 @@ class ZeroEngine:
         return stats, output
 
     def _gradient(self, name: str) -> Tensor:
-        """This rank's fragment of the accumulated gradient, not copied."""
+        """Return this rank's fragment of the accumulated gradient, not copied."""
         parameter: Any = self._trained[name]
         count = self.fragments[name].count
         if self.stage == 3:
@@ -200,17 +200,17 @@ class ZeroEngine:
             self._gradient(name).zero_()
 
     def moments(self) -> list[Tensor]:
-        """Those of all masters, with DeepSpeed's padding."""
+        """Return those of all masters, with DeepSpeed's padding."""
         return [v for flat in self._flats() for v in self._state(flat).values() if v.dim()]
 
     def state(self, master: Tensor) -> Mapping[str, Tensor]:
-        """Its moments, and the steps that were taken; nothing before the first."""
+        """Return its moments, and the steps that were taken; nothing before the first."""
         flat, offset, count = self._places[id(master)]
         held = self._state(flat)
         return {k: v.narrow(0, offset, count) if v.dim() else v for k, v in held.items()}
 
     def _flats(self) -> Iterable[Tensor]:
-        """The buffers that DeepSpeed steps, each once."""
+        """Return the buffers that DeepSpeed steps, each once."""
         return {id(flat): flat for flat, _, _ in self._places.values()}.values()
 
     def _state(self, flat: Tensor) -> dict[str, Tensor]:
@@ -283,7 +283,8 @@ def partition(policy: Policy, given: Settings, read: ReadRows, compute_dtype: to
 
 
 def _partition(parameter: Any) -> tuple[int, int]:
-    """The first number of this rank's part of a tensor in stage 3, and how many there are without padding."""
+    """Return the first number of this rank's part of a tensor in stage 3, and how many there are without
+    padding."""
     size: int = parameter.ds_tensor.ds_numel
     first: int = size * dist.get_rank(parameter.ds_process_group)
     return min(first, parameter.ds_numel), max(0, min(size, parameter.ds_numel - first))

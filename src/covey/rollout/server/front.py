@@ -41,7 +41,7 @@ class Refusal(Exception):
 
 @dataclass(slots=True)
 class Call:
-    """A call of generate: what came of its requests, in the order in which they ended."""
+    """Holds a call of generate: what came of its requests, in the order in which they ended."""
 
     requests: Mapping[str, GenerationRequest]
     version: int
@@ -49,7 +49,7 @@ class Call:
     num_computed: int = -1
 
     def next(self, timeout_s: float) -> tuple[str, Completion] | None:
-        """The next completion with its id; None where none ended in time."""
+        """Return the next completion with its id; None where none ended in time."""
         try:
             return self.ended.get(timeout=timeout_s)
         except Empty:
@@ -71,7 +71,7 @@ class GroupWorkers(Protocol):
 
 @dataclass(slots=True)
 class _User:
-    """The run that uses the server, and how many of its processes do."""
+    """Holds the run that uses the server, and how many of its processes do."""
 
     run: str
     name: str
@@ -140,7 +140,7 @@ class Front:
             self._user.processes += 1
 
     def leave(self, run: str) -> None:
-        """Be it no longer; what runs of a run that nobody attends ends."""
+        """Count a process of this run as gone; after the last one, end the requests of the run."""
         with self._changed:
             if self._user is None or self._user.run != run:
                 return
@@ -199,8 +199,8 @@ class Front:
         return f"version {held}" if held != NO_VERSION else "no whole version"
 
     def progress(self, call: Call) -> int | None:
-        """Tokens that the engine has computed since it started; None where there are no more of them than
-        when this was last asked for the call."""
+        """Return tokens that the engine has computed since it started; None where there are no more of them
+        than when this was last asked for the call."""
         before, call.num_computed = call.num_computed, self._engine.num_computed
         return call.num_computed if before != call.num_computed else None
 
@@ -363,5 +363,5 @@ class Front:
 
 
 def new_instance() -> str:
-    """The id of a server's process."""
+    """Return the id of a server's process."""
     return secrets.token_hex(8)

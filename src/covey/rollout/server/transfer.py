@@ -108,13 +108,13 @@ class Transfer:
             self._changed.notify_all()
 
     def fail(self, words: str) -> None:
-        """The engine cannot take the weights."""
+        """Record why the engine cannot take the weights; the first reason stays."""
         with self._changed:
             self._fault = self._fault or words
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nobody goes on with it."""
+        """Mark the transfer as ended, and wake whoever waits for it."""
         with self._changed:
             self._is_ended = True
             self._changed.notify_all()
