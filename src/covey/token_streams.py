@@ -90,7 +90,7 @@ def build_stream(rows: Sequence[Row], kind: StreamKind, device: torch.device | s
 def build_streams(
     passes: Sequence[Sequence[Row]], kind: StreamKind, device: torch.device | str = "cpu"
 ) -> list[Stream]:
-    """`build_stream` for several passes at once, which costs less than one after the other."""
+    """Build the streams of several passes at once, which costs less than one after the other."""
     trained = [[_trained(row) for row in rows] for rows in passes]
     lay_out = {"padded": _padded, "packed": _packed, "prefix": _shared}[kind]
     parts = [lay_out(rows, facts) for rows, facts in zip(passes, trained, strict=True)]

@@ -32,7 +32,7 @@ _METADATA = "__metadata__"
 
 
 class DamagedFileError(ValueError):
-    """A file of weights that is not what its header or its index says, in words."""
+    """Raised where a file of weights is not what its header or its index says, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """What a file's header says, held to the length of the file; DamagedFileError where the two differ."""
+    """Return what a file's header says; DamagedFileError where it does not fit the length of the file."""
     return read_file(file)[0]
 
 
 def read_file(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """`read_header`, and what the file says of itself beside its tensors, such as {"format": "pt"}."""
+    """Return what `read_header` does, and the file's metadata, such as {"format": "pt"}."""
     size = file.stat().st_size
     header, begin = _header(file)
     metadata = header.pop(_METADATA, None) or {}

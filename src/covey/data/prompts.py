@@ -27,11 +27,11 @@ _JSON_TYPES = (str, int, float, bool, type(None))
 
 
 class NotJson(CoveyError):
-    """A value that would not come back from JSON as it is."""
+    """Raised for a value that would not come back from JSON as it is."""
 
 
 class LazyPrompts(Sequence[Prompt]):
-    """Prompts that are made anew each time they are asked for; a slice is a tuple of them."""
+    """A sequence of prompts that are made anew each time they are asked for; a slice is a tuple of them."""
 
     def prompt(self, number: int) -> Prompt:
         """Return the prompt of a number, from 0 on."""
@@ -63,7 +63,7 @@ class LazyPrompts(Sequence[Prompt]):
 
 
 class StoredPrompts(LazyPrompts):
-    """The prompts of a file that `write_prompts` has written, mapped into memory."""
+    """Reads the prompts of a file that `write_prompts` has written, mapped into memory."""
 
     def __init__(self, batches: Sequence[RecordBatch]) -> None:
         self._batches = batches
@@ -101,8 +101,8 @@ class StoredPrompts(LazyPrompts):
 
 
 class ChosenPrompts(LazyPrompts):
-    """Prompts of others by their numbers, with pass rates of their own where these were measured; NaN is
-    none."""
+    """Chooses prompts of another sequence by their numbers, with measured pass rates in place of theirs; NaN
+    is none."""
 
     def __init__(self, prompts: LazyPrompts, numbers: Any, rates: Any = None) -> None:
         self._prompts = prompts

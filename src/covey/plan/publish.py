@@ -20,10 +20,10 @@ from covey.plan.facts import Facts, ServerFacts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import planned_layout, requests_of
 from covey.plan.memory_vllm import (
-    adapter_room,
     cache_bytes,
     completion_bytes,
     held_tokens,
+    largest_adapter_rank,
     side_by_side,
     weight_bytes,
 )
@@ -206,7 +206,7 @@ def _applies_adapter(config: Config, servers: Sequence[ServerFacts] | None) -> b
     if config.tuner_type != "lora" or not config.vllm_enable_lora:
         return False
     if servers is None:
-        return adapter_room(config) >= config.lora_rank
+        return largest_adapter_rank(config) >= config.lora_rank
     return bool(servers) and all(server.adapter_rank >= config.lora_rank for server in servers)
 
 

@@ -123,7 +123,8 @@ def gradient(
 
 
 def _layouts(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
-    """Against padded rows in one forward pass: a row a pass, packed rows, rows that share their prompt."""
+    """Compare a row a pass, packed rows, and rows that share their prompt with padded rows in one forward
+    pass."""
     policy = backend.policy
     policy.use_stream("padded")
     rows = rows_of(groups, backend, plan_of(policy), old=False, reference=False)
@@ -144,7 +145,7 @@ def _layouts(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGr
 
 
 def _losses(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
-    """Yield every loss off its policy, with a KL term: all rows in one forward pass, and in several."""
+    """Compare all rows in one forward pass and in several, for every loss off its policy, with a KL term."""
     policy = backend.policy
     policy.use_stream("padded")
     some = groups[:_FEW_GROUPS]
@@ -161,8 +162,8 @@ def _losses(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
 
 
 def _adapter(subject: Subject, groups: Sequence[ScoredGroup]) -> Values:
-    """Yield the gradient of an adapter: padded rows in one forward pass; in several, and sharing their
-    prompt."""
+    """Compare the gradient of an adapter from padded rows in one forward pass with that of several passes,
+    and of rows that share their prompt."""
     backend = backend_of(subject.adapted())
     policy = backend.policy
     rows = rows_of(groups[:_FEW_GROUPS], backend, _few(policy), old=False, reference=False)
@@ -181,7 +182,7 @@ def _few(policy: Policy, **limits: int) -> PackPlan:
 
 
 def _head(policy: Policy, groups: Sequence[ScoredGroup]) -> Values:
-    """Yield the head over blocks of tokens and of the vocabulary, against the model's own logits."""
+    """Compare the head over blocks of tokens and of the vocabulary with the model's own logits."""
     policy.use_stream("padded")
     rows = [
         Row(token_ids=s.token_ids, is_trained=s.is_trained, prompt_length=s.prompt_length, prompt_key=s.group)
@@ -219,7 +220,7 @@ def _sampler(dtype: str, backend: SingleBackend, groups: Sequence[ScoredGroup]) 
 
 
 def _in_bfloat16(subject: Subject, policy: Policy) -> Values:
-    """Yield the sampler's rows with engine and learner in bfloat16, which `policy` is cast to."""
+    """Compare logprobs of engine and learner in bfloat16, which `policy` is cast to."""
     if not has_bfloat16(subject.device):
         for which in ("largest", "mean"):
             yield (
@@ -240,7 +241,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def _on_policy(subject: Subject, policy: Policy, groups: Sequence[ScoredGroup]) -> Values:
-    """Before an update: the importance ratio, and the KL to a reference that is the same model."""
+    """Measure the importance ratio before an update, and the KL to a reference that is the same model."""
     policy.use_stream(subject.stream)
     reference = subject.policy().requires_grad_(False).eval()
     backend = backend_of(policy, reference=reference)
@@ -257,7 +258,7 @@ def _on_policy(subject: Subject, policy: Policy, groups: Sequence[ScoredGroup]) 
 
 
 def _determinism(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
-    """Yield the same rollout by a new engine, and the same step again."""
+    """Compare a rollout with that of a new engine, and a step with the same step again."""
     backend.policy.use_stream(subject.stream)
     again = sample(backend, subject)
     pairs = zip(to_samples(groups), to_samples(again), strict=True)
@@ -310,7 +311,7 @@ def _run(policy: Policy) -> _Run:
 
 
 def _resume(subject: Subject, groups: Sequence[ScoredGroup]) -> float:
-    """Two steps, a checkpoint, two more; against the two more of a new run that starts from it.
+    """Compare two steps after a checkpoint with those of a new run that starts from it.
 
     The difference is a share of what the last two steps changed.
     """

@@ -51,8 +51,8 @@ _KNOWN = (
 
 
 class RolloutBuffer:
-    """The rows of a rollout until its steps are done, so that a resume in its middle goes on with the same
-    ones. What there is once a row is one state; what there is for each token is written by the rank that
+    """Holds the rows of a rollout until its steps are done, so that a resume in its middle goes on with the
+    same rows. What a row has once is in one state; what it has for each token is written by the rank that
     forwards the row (`RolloutTokens`)."""
 
     name = "rollout"
@@ -72,7 +72,7 @@ class RolloutBuffer:
         self.rows, self.metrics, self.logged, self.done = tuple(rows), metrics, logged, 0
 
     def clear(self) -> None:
-        """The rollout's steps are all done."""
+        """Drop the rows of a rollout whose steps are all done."""
         self.fill((), {}, {})
 
     def ranks(self) -> list[int]:
@@ -82,7 +82,7 @@ class RolloutBuffer:
         return [int(rank) for step in steps for rank in step.assignment.rank_of_R]
 
     def state(self) -> State:
-        """What there is once a row, and once a rollout."""
+        """Return what each row has once, and what the rollout has once."""
         return State(
             json={
                 "done": self.done,
@@ -122,7 +122,7 @@ class RolloutBuffer:
 
 
 class RolloutTokens:
-    """What a buffer has for each token: every rank writes that of its own rows."""
+    """Saves what a buffer has for each token: every rank writes that of its own rows."""
 
     name = "rollout_tokens"
 
@@ -148,7 +148,7 @@ class RolloutTokens:
 
 
 def _values(name: str, row: TrainSample) -> Tensor | None:
-    """What a row has of a tensor."""
+    """Return the values of a row in a flat tensor."""
     if name in _ANNOTATIONS:
         value: Tensor | None = getattr(row.annotated, _ANNOTATIONS[name])
         return value
@@ -251,7 +251,7 @@ def _saved_order(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _places(rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> list[dict[str, range]]:
-    """Where each row stands in each of the flat tensors.
+    """Return where each row stands in each of the flat tensors.
 
     Raises CheckpointError where a tensor is longer or shorter than its rows together.
     """

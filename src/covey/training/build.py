@@ -182,7 +182,8 @@ def _registry(
     source: Source,
     comm: Comm,
 ) -> Registry:
-    """What a checkpoint keeps; None is of a component that the run does not have."""
+    """Return the registry of what a checkpoint keeps; None stands for a component that the run does not
+    have."""
     registry = Registry()
     for component in (buffer, *components):
         if component is not None:
@@ -225,7 +226,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, engine: Engine, c
 
 
 def _engine_name(config: Config, engine: Engine) -> EngineName:
-    """What samples, which is not always what was asked for."""
+    """Return the name of the engine that samples, which is not always the one that was asked for."""
     if config.rollout_servers:
         return "servers"
     if config.use_vllm:

@@ -19,7 +19,8 @@ from covey.training.recorder import Recorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """When checkpoints are written and how many stay; `keep_best` also writes one at each best evaluation.
+    """Says when checkpoints are written and how many stay; `keep_best` writes one at each best evaluation,
+    too.
 
     `check` raises GuardStop where the weights of a step must not be saved. `model_writer` gathers what this
     rank writes of the model, and returns what writes it into a directory.
@@ -48,7 +49,7 @@ class Saver:
     saved_step: int = -1
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """Return the directory of a step's checkpoint."""
         return self.output_dir / f"checkpoint-{step}"
 
     @property

@@ -25,7 +25,7 @@ from covey.types import Fix
 
 
 class Progress:
-    """Where the run stands: optimizer steps taken, rollouts finished, and running totals.
+    """Counts the optimizer steps taken, the rollouts finished, and running totals.
 
     `upcoming` gives a rollout's prompts as row and checksum; a resumed run compares them with those that the
     stopped one would have taken next. None: nothing can be said of them beforehand. `may_differ` is where
@@ -96,7 +96,7 @@ def check_position(progress: Progress, buffer: RolloutBuffer) -> None:
 
 
 class OptimizerState:
-    """AdamW's moments and the masters, through the backend."""
+    """Saves AdamW's moments and the masters, through the backend."""
 
     name = "optimizer"
 
@@ -113,7 +113,7 @@ class OptimizerState:
 
 
 class ReferenceState:
-    """A reference that follows the policy."""
+    """Saves a reference that follows the policy."""
 
     name = "reference"
 
@@ -130,7 +130,7 @@ class ReferenceState:
 
 
 class RandomState:
-    """torch's generators, one a rank. Sampling needs none of them; dropout, where it is on, does."""
+    """Saves torch's generators, one a rank. Sampling needs none of them; dropout, where it is on, does."""
 
     name = "rng"
 
@@ -145,7 +145,7 @@ class RandomState:
         return State(json={"ranks": self._comm.gather_json(mine)})
 
     def load_state(self, state: State) -> None:
-        """This rank's generator, where the stopped run had as many ranks."""
+        """Restore this rank's generator, where the stopped run had as many ranks."""
         ranks: Any = state.json["ranks"]
         if len(ranks) != self._comm.world:
             return
@@ -160,7 +160,7 @@ def _bytes(text: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a run is judged by: the rules with the start that they compare with, rewards, and guards."""
+    """Saves what a run is judged by: the rules with the start that they compare with, rewards, and guards."""
 
     rules: Rules
     watch: RewardWatch
@@ -168,11 +168,11 @@ class Health:
 
     @property
     def name(self) -> str:
-        """`health`; checkpoints that lack it are of older versions."""
+        """Return `health`; checkpoints that lack it are of older versions."""
         return "health"
 
     def state(self) -> State:
-        """Counts, streaks and series."""
+        """Return counts, streaks and series."""
         parts = {"rules": self.rules.state(), "rewards": self.watch.state(), "guards": self.guards.state()}
         return State(json=parts)
 

@@ -41,7 +41,8 @@ class _Bucket:
 
 
 class MaskedRows:
-    """The attention of the queries from token `first` of a stream on; `rows` computes that of a bucket."""
+    """Computes the attention of the queries from token `first` of a stream on; `rows` computes that of a
+    bucket."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class MaskedRows:
     def attend(
         self, query_THD: Tensor, key_LKD: Tensor, value_LKD: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """As the protocol says."""
+        """Compute attention as the protocol says."""
         outputs = []
         buckets, restore_T = self._planned
         for number, bucket in enumerate(buckets):
@@ -83,8 +84,8 @@ class MaskedRows:
         return flat_XHD.index_select(0, restore_T)
 
     def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """What is added to a bucket's scores, 0 or -inf: made once for all layers, and kept once for all of
-        them by autograd. None where the kernel's own causal mask is the same."""
+        """Return what is added to a bucket's scores, 0 or -inf; None where the kernel's own causal mask is
+        the same. It is made once, and autograd keeps it once for all layers."""
         bucket = self._planned[0][number]
         if bucket.is_causal and window is None:
             return None
