@@ -1,4 +1,4 @@
-"""What can be said of a tensor without keeping it: a sum of its bits, and whether it is finite."""
+"""Checksums of tensors: a sum of their bits, and whether they are finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What publishing weights takes where the engine of a run holds weights of its own: vLLM, or servers.
+"""The cost of publishing weights to an engine that holds weights of its own: vLLM, or servers.
 
 Bytes follow from the model. Seconds are an estimate from a rate of each way, checksums of both sides and the
 canary included. The rates of a CPU were measured with 500 MB of float32 on two cores that others used too

@@ -1,4 +1,4 @@
-"""What a configuration trains and samples with: the backend with its policy and reference, and the engine."""
+"""Builds what a configuration trains and samples with: backend, policy, reference and engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a run before or at its last planned step."""
+"""The limits and signals that end a run at or before its last planned step."""
 
 from __future__ import annotations
 
