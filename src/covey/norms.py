@@ -17,8 +17,8 @@ _ROW = 1 << 10
 
 
 def total_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """The 2-norm of all elements of tensors on one device: on a CPU in float64, piece by piece; on a GPU as
-    torch computes it. It is not finite if an element is not finite, and 0 without elements."""
+    """Return the 2-norm of all elements of tensors on one device: on a CPU in float64, chunk by chunk; on a
+    GPU as torch computes it. It is not finite if an element is not finite, and 0 without elements."""
     held = [tensor.detach() for tensor in tensors]
     if any(tensor.device.type != "cpu" for tensor in held):
         return nn.utils.get_total_norm(held)
@@ -26,7 +26,7 @@ def total_norm(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _square(tensor: Tensor) -> Tensor:
-    """The sum of squares in float64."""
+    """Return the sum of squares in float64."""
     flat = tensor.reshape(-1)
     whole = flat.numel() // _ROW * _ROW
     dtype = torch.promote_types(flat.dtype, torch.float32)

@@ -33,7 +33,7 @@ _IntTable = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Row(ByValue):
-    """One sequence: rows with equal `prompt_key` have equal tokens up to `prompt_length`."""
+    """Holds one sequence: rows with equal `prompt_key` have equal tokens up to `prompt_length`."""
 
     token_ids: Ints
     is_trained: Bools
@@ -47,8 +47,8 @@ class Row(ByValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """The tensors of a `MicroBatch` that follow from its rows alone; N is in row order, then token order, U
-    in the stream's."""
+    """Holds the tensors of a `MicroBatch` that follow from its rows alone; N is in row order, then token
+    order, U in the stream's."""
 
     tokens_T: Tensor
     positions_T: Tensor
@@ -62,7 +62,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """A row's trained tokens: their positions in the row and how many of its tokens the forward pass
+    """Holds a row's trained tokens: their positions in the row and how many of its tokens the forward pass
     needs."""
 
     position_n: _IntArray
@@ -90,7 +90,7 @@ def build_stream(rows: Sequence[Row], kind: StreamKind, device: torch.device | s
 def build_streams(
     passes: Sequence[Sequence[Row]], kind: StreamKind, device: torch.device | str = "cpu"
 ) -> list[Stream]:
-    """`build_stream` for several passes at once, which costs less than one after the other."""
+    """Build the streams of several passes at once, which costs less than one after the other."""
     trained = [[_trained(row) for row in rows] for rows in passes]
     lay_out = {"padded": _padded, "packed": _packed, "prefix": _shared}[kind]
     parts = [lay_out(rows, facts) for rows, facts in zip(passes, trained, strict=True)]
@@ -179,7 +179,7 @@ def _shared(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
     start = 0
     for members in families.values():
         own, facts = [rows[i] for i in members], [trained[i] for i in members]
-        build = _alone if len(members) == 1 else _together
+        build = _lay_out_row if len(members) == 1 else _lay_out_tree
         token_X, position_X, indices = build(own, facts, start, segments)
         tokens.append(token_X)
         positions.append(position_X)
@@ -192,11 +192,11 @@ def _shared(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
 _Placed = tuple[_IntArray, _IntArray, Sequence[_IntArray]]
 
 
-def _alone(
+def _lay_out_row(
     rows: Sequence[Row], trained: Sequence[_Trained], start: int, segments: list[StreamSegment]
 ) -> _Placed:
-    """The tokens and positions of a row that shares nothing, and the indices of its tokens in the stream,
-    where they lie from `start` on; its segments are added."""
+    """Return tokens (X,) and positions (X,) of the only row of a prompt, and the index of each of its tokens
+    in the stream, where they lie from `start` on. Its segments are added to `segments`."""
     prompt, needed = rows[0].prompt_length, max(trained[0].needed, rows[0].prompt_length)
     segments.append(StreamSegment(start=start, length=prompt))
     if needed > prompt:
@@ -206,10 +206,10 @@ def _alone(
     return np.asarray(rows[0].token_ids[:needed], dtype=np.int64), position_X, [start + position_X]
 
 
-def _together(
+def _lay_out_tree(
     rows: Sequence[Row], trained: Sequence[_Trained], start: int, segments: list[StreamSegment]
 ) -> _Placed:
-    """`_alone` for rows that share a prompt; tokens that several of them have in common stand once."""
+    """Do the same as `_lay_out_row` for all rows of a prompt; tokens that rows share stand once."""
     prompt_length = rows[0].prompt_length
     needed_M = np.array([max(facts.needed, prompt_length) for facts in trained])
     column_L = np.arange(needed_M.max())
@@ -218,7 +218,7 @@ def _together(
     token_ML[is_there_ML] = np.concatenate(
         [row.token_ids[:needed] for row, needed in zip(rows, needed_M, strict=True)]
     )
-    place_ML = _grow(token_ML, needed_M, prompt_length, start, segments)
+    place_ML = _add_segments(token_ML, needed_M, prompt_length, start, segments)
     place_X = place_ML[is_there_ML] - start
     grown = int(place_X.max()) + 1
     token_X, position_X = np.empty(grown, dtype=np.int64), np.empty(grown, dtype=np.int64)
@@ -227,17 +227,17 @@ def _together(
     return token_X, position_X, list(place_ML)
 
 
-def _grow(
+def _add_segments(
     token_ML: _IntTable, needed_M: _IntArray, prompt_length: int, start: int, segments: list[StreamSegment]
 ) -> _IntTable:
-    """Add the tree of rows that share a prompt, from `start` of the stream on: a branch wherever some of them
-    part. Gives the index of each token in the stream."""
+    """Add the segments of a tree of rows that share a prompt, from `start` of the stream on, with a branch
+    wherever rows differ. Return the index (M, L) of each token in the stream."""
     place_ML = np.zeros_like(token_ML)
     needed: list[int] = needed_M.tolist()
     waiting: list[tuple[list[int], int, int | None]] = [(list(range(len(token_ML))), 0, None)]
     while waiting:
         members, first, parent = waiting.pop()
-        end = prompt_length if parent is None else _parting(token_ML, needed, members, first)
+        end = prompt_length if parent is None else _end_of_equals(token_ML, needed, members, first)
         index_L = np.arange(start, start + end - first)
         for row in members:
             place_ML[row, first:end] = index_L
@@ -251,8 +251,8 @@ def _grow(
     return place_ML
 
 
-def _parting(token_ML: _IntTable, needed: Sequence[int], members: Sequence[int], first: int) -> int:
-    """The position up to which these rows are the same, as they are up to `first`."""
+def _end_of_equals(token_ML: _IntTable, needed: Sequence[int], members: Sequence[int], first: int) -> int:
+    """Return the position up to which the rows `members`, which are equal up to `first`, are equal."""
     end = min(needed[row] for row in members)
     if len(members) == 1:
         return end

@@ -26,18 +26,19 @@ _BITS = {
 }
 # The longest header that the library reads.
 _MAX_HEADER = 100_000_000
-_PIECE = 1 << 20
-_COMPARED = 4 * _PIECE
+_CHUNK = 1 << 20
+_COMPARED = 4 * _CHUNK
 _METADATA = "__metadata__"
 
 
 class DamagedFileError(ValueError):
-    """A file of weights that is not what its header or its index says, in words."""
+    """Raised where a file of weights is not what its header or its index says, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file: its dtype by safetensors' name, its shape, and its bytes from `start` to `end`."""
+    """Holds a tensor in a file: its dtype by safetensors' name, its shape, and its bytes from `start` to
+    `end`."""
 
     file: Path
     dtype: str
@@ -47,7 +48,8 @@ class StoredTensor:
 
 
 def weight_map(directory: Path) -> dict[str, str] | None:
-    """The file of each tensor by the index; None where there is none, or one file holds the whole model.
+    """Return the file of each tensor by the index; None where there is none, or one file holds the whole
+    model.
 
     DamagedFileError where an index names no files.
     """
@@ -64,7 +66,7 @@ def weight_map(directory: Path) -> dict[str, str] | None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that are loaded from a model's directory; none where there are none.
+    """Return the files that are loaded from a model's directory; none where there are none.
 
     DamagedFileError where an index names none.
     """
@@ -74,7 +76,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the files that are loaded, by name.
+    """Return every tensor of the files that are loaded, by name.
 
     DamagedFileError names the first file that is cut short or is no safetensors, and the first tensor that is
     not in the file where the index has it.
@@ -112,12 +114,12 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """What a file's header says, held to the length of the file; DamagedFileError where the two differ."""
+    """Return what a file's header says; DamagedFileError where it does not fit the length of the file."""
     return read_file(file)[0]
 
 
 def read_file(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """`read_header`, and what the file says of itself beside its tensors, such as {"format": "pt"}."""
+    """Return what `read_header` does, and the file's metadata, such as {"format": "pt"}."""
     size = file.stat().st_size
     header, begin = _header(file)
     metadata = header.pop(_METADATA, None) or {}
@@ -159,7 +161,7 @@ def read_file(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """A file's header, and where the bytes of its tensors begin."""
+    """Return a file's header, and where the bytes of its tensors begin."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -191,9 +193,9 @@ def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
         second.seek(other.start)
         left = min(size, _COMPARED)
         while left > 0:
-            if first.read(min(left, _PIECE)) != second.read(min(left, _PIECE)):
+            if first.read(min(left, _CHUNK)) != second.read(min(left, _CHUNK)):
                 return False
-            left -= _PIECE
+            left -= _CHUNK
     return True
 
 

@@ -207,17 +207,17 @@ def _annotates(which: str, by: float) -> Change:
 
 
 def _loses_moments(backend: Any, rank: int) -> None:
-    real = backend.load_pieces
+    real = backend.load_shards
 
     def load(saved: Any) -> None:
         real(saved)
         for group in backend.masters._groups:
             # Of moments in CPU memory the tensors have none of their own.
-            with group.parked.here():
+            with group.offloaded.on_device():
                 for moment in group.adam.moments():
                     moment.zero_()
 
-    backend.load_pieces = load
+    backend.load_shards = load
 
 
 def _shifts_logprobs(row: TokenSequence) -> TokenSequence:

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 from contract import faults, uneven
 from contract.cells import SAVED, STEPS
-from covey.checkpoint.pieces import SavedPieces, write_pieces
+from covey.checkpoint.shards import SavedShards, write_shards
 from covey.comm import Comm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError, GuardStop
@@ -216,9 +216,9 @@ def _trained(backend: Any) -> dict[str, Tensor]:
 
 def _whole_state(job: Job, folder: Path) -> dict[str, Tensor]:
     """What all ranks would save, read as a resumed run does."""
-    write_pieces(folder, job.backend.pieces(), job.comm.rank, job.comm.world)
+    write_shards(folder, job.backend.shards(), job.comm.rank, job.comm.world)
     job.comm.gather_json(None)
-    return {name: tensor.clone() for name, tensor in SavedPieces(folder).items()}
+    return {name: tensor.clone() for name, tensor in SavedShards(folder).items()}
 
 
 def _main(work: Path) -> None:

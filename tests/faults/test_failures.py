@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from covey import train
-from covey.checkpoint import model_files, pieces, write
+from covey.checkpoint import model_files, shards, write
 from covey.checkpoint.read import verify
 from covey.errors import RunFailed
 from covey.learner import update
@@ -170,7 +170,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
         else:
             owner, name = {
                 "weights": (model_files, "write_tensors"),
-                "optimizer": (pieces, "write_tensors"),
+                "optimizer": (shards, "write_tensors"),
                 "state": (write, "write_text"),
                 "manifest": (write, "store_manifest"),
             }[where]

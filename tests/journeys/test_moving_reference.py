@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from covey.checkpoint.pieces import SavedPieces
+from covey.checkpoint.shards import SavedShards
 from covey.cli.main import main
 from journeys.helpers import flags
 from support.models import save_model
@@ -71,7 +71,7 @@ def test_the_checkpoint_holds_the_mean_by_hand(
     changes = {**SYNC, "ref_model_sync_steps": 2, "save_steps": 2, "save_total_limit": 9, "max_steps": 6}
     run = tmp_path / "run"
     train_and_watch(options(model, run, replay, **changes, **kind, keep_trainer_state=9))
-    held = [dict(SavedPieces(run / f"checkpoint-{n}/trainer/reference")) for n in (2, 4, 6)]
+    held = [dict(SavedShards(run / f"checkpoint-{n}/trainer/reference")) for n in (2, 4, 6)]
     policies = []
     for step in (2, 4, 6):
         (path,) = (run / f"checkpoint-{step}").glob("*model.safetensors")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from covey.checkpoint.pieces import SavedPieces
+from covey.checkpoint.shards import SavedShards
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
@@ -96,7 +96,7 @@ def test_another_number_of_processes(
     whole = trained(opts(tmp_path / "whole", before, **changes), before, tmp_path / "a")[0]
     trained(opts(tmp_path / "cut", before, **changes, stop_after_steps=3), before, tmp_path / "b")
     checkpoint = tmp_path / "cut/checkpoint-3"
-    saved = dict(SavedPieces(checkpoint / "trainer/optimizer"))
+    saved = dict(SavedShards(checkpoint / "trainer/optimizer"))
     assert len(list((checkpoint / "trainer/optimizer").iterdir())) == before
     resumed = opts(tmp_path / "cut", after, **changes, resume_from_checkpoint="latest")
     for kept in trained(resumed, after, tmp_path / "c"):

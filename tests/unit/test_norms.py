@@ -71,15 +71,15 @@ class _Halves:
         return values * 2
 
 
-@pytest.mark.parametrize("across", [None, _Halves()])
-def test_a_step_clips_a_large_gradient_to_its_true_norm(large, exact, across):
+@pytest.mark.parametrize("reduction", [None, _Halves()])
+def test_a_step_clips_a_large_gradient_to_its_true_norm(large, exact, reduction):
     module = torch.nn.Linear(1, LARGE, bias=False)
-    masters = Masters.of(module, replace(CONFIG, max_grad_norm=2.0), across=across)
+    masters = Masters.of(module, replace(CONFIG, max_grad_norm=2.0), reduction=reduction)
     module.weight.grad = large.clone().view(-1, 1)
     seen: dict[str, Tensor] = {}
     masters._groups[0].adam.step = lambda _: seen.update(clipped=module.weight.grad.clone())  # type: ignore[method-assign]
     stats = masters.step(1e-3)
-    whole = exact if across is None else exact * math.sqrt(2)
+    whole = exact if reduction is None else exact * math.sqrt(2)
     assert stats.grad_norm == pytest.approx(whole, rel=5e-7)
     assert stats.grad_norm_clipped == 2.0
     clipped = float(seen["clipped"].double().norm())

@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The rank of each row of an optimizer step.
+    """Holds the rank of each row of an optimizer step.
 
     `Assignment(rank_of_R=array([0, 0, 1, 1]), tokens_of=array([812, 790]))`: every row has a rank, also one
     that no rank forwards, which stays with its owner. `tokens_of` (world,) are the tokens that each rank
@@ -83,7 +83,7 @@ def _unevenness(tokens_of: Ints) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """The rows that are forwarded: their tokens beside the prompt, and the prompt of each group."""
+    """Holds the rows that are forwarded: their tokens beside the prompt, and the prompt of each group."""
 
     own_F: Ints
     group_F: Ints
@@ -92,7 +92,7 @@ class _Rows:
     world: int
 
     def tokens_of(self, rank_of_F: Ints) -> Ints:
-        """The tokens (world,) that each rank forwards."""
+        """Return the tokens (world,) that each rank forwards."""
         found = np.zeros(self.world, dtype=np.int64)
         np.add.at(found, rank_of_F, self.own_F)
         num_groups = max(1, len(self.prompt_G))
@@ -101,21 +101,21 @@ class _Rows:
         return found
 
     def slowest(self, rank_of_F: Ints) -> int:
-        """The tokens of the rank that has the most."""
+        """Return the tokens of the rank that has the most."""
         return int(self.tokens_of(rank_of_F).max())
 
     def whole_groups(self) -> list[Ints]:
-        """The numbers of each group's rows."""
+        """Return the numbers of each group's rows."""
         order = np.argsort(self.group_F, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(self.group_F[order])) + 1) if len(order) else []
 
     def cost(self, unit: Ints) -> int:
-        """The tokens of rows of one group on a rank that has no others of it."""
+        """Return the tokens of rows of one group on a rank that has no others of it."""
         return int(self.own_F[unit].sum() + self.prompt_G[self.group_F[unit[0]]])
 
 
 def _deal(rows: _Rows) -> Ints:
-    """The rank of each row. Ties go to the arrangement that stands first: it moves fewer rows."""
+    """Return the rank of each row. Ties go to the arrangement that stands first: it moves fewer rows."""
     if rows.world == 1:
         return rows.owner_F
     groups = rows.whole_groups()
@@ -126,7 +126,7 @@ def _deal(rows: _Rows) -> Ints:
 
 
 def _at_home(rows: _Rows) -> Ints:
-    """Each group on the rank that holds the most tokens of it, the first of several."""
+    """Return each group on the rank that holds the most tokens of it, the first of several."""
     held_GW = np.zeros((len(rows.prompt_G), rows.world), dtype=np.int64)
     np.add.at(held_GW, (rows.group_F, rows.owner_F), rows.own_F)
     home_G: Ints = held_GW.argmax(axis=1)
@@ -134,14 +134,14 @@ def _at_home(rows: _Rows) -> Ints:
 
 
 def _cuts(groups: Sequence[Ints], rows: _Rows) -> list[Ints]:
-    """Arrangements with ever more groups cut, until one is even enough or rows alone are too large."""
+    """Return arrangements with ever more groups cut, until one is even enough or rows alone are too large."""
     dealt, found = _level(groups, rows), []
-    pieces = [[group] for group in groups]
+    parts = [[group] for group in groups]
     while _unevenness(tokens_of := rows.tokens_of(dealt)) > UNEVEN:
         limit = UNEVEN * tokens_of.mean()
         slow = [rank for rank in np.argsort(-tokens_of, kind="stable").tolist() if tokens_of[rank] > limit]
         largest: dict[int, Ints] = {}
-        for unit in chain.from_iterable(pieces):
+        for unit in chain.from_iterable(parts):
             rank = int(dealt[unit[0]])
             if len(unit) > 1 and (rank not in largest or rows.cost(unit) > rows.cost(largest[rank])):
                 largest[rank] = unit
@@ -152,27 +152,29 @@ def _cuts(groups: Sequence[Ints], rows: _Rows) -> list[Ints]:
         cut = [largest[rank] for rank in slow[: max(1, len(slow) // 4)] if rank in largest]
         for number in sorted({int(rows.group_F[unit[0]]) for unit in cut}):
             least = math.ceil(rows.cost(groups[number]) / limit)
-            num = min(max(len(pieces[number]) + 1, least), len(groups[number]))
-            pieces[number] = _pieces(groups[number], num, rows)
-        dealt = _level([*chain.from_iterable(pieces)], rows)
+            num = min(max(len(parts[number]) + 1, least), len(groups[number]))
+            parts[number] = _parts(groups[number], num, rows)
+        dealt = _level([*chain.from_iterable(parts)], rows)
         found.append(dealt)
     return found
 
 
-def _pieces(group: Ints, num: int, rows: _Rows) -> list[Ints]:
-    """A group in `num` pieces of about the same tokens: its rows, largest first, each to the smallest one."""
-    sizes = [(0, piece) for piece in range(num)]
+def _parts(group: Ints, num: int, rows: _Rows) -> list[Ints]:
+    """Return a group in `num` parts of about the same tokens: its rows, largest first, each to the smallest
+    one."""
+    sizes = [(0, part) for part in range(num)]
     members: list[list[int]] = [[] for _ in range(num)]
     for row in sorted(group.tolist(), key=lambda row: (-rows.own_F[row], row)):
-        size, piece = sizes[0]
-        heapq.heapreplace(sizes, (size + int(rows.own_F[row]), piece))
-        members[piece].append(row)
-    return [np.array(sorted(piece), dtype=np.int64) for piece in members if piece]
+        size, part = sizes[0]
+        heapq.heapreplace(sizes, (size + int(rows.own_F[row]), part))
+        members[part].append(row)
+    return [np.array(sorted(part), dtype=np.int64) for part in members if part]
 
 
 def _level(units: Sequence[Ints], rows: _Rows) -> Ints:
-    """The rank of each row, where units (whole groups or pieces of them) are dealt, largest first, each to
-    the rank with the fewest tokens so far; the ranks are then named so that many rows keep their owners."""
+    """Return the rank of each row, where units (whole groups or parts of them) are dealt, largest first, each
+    to the rank with the fewest tokens so far; the ranks are then named so that many rows keep their
+    owners."""
     rank_of = np.zeros(len(rows.own_F), dtype=np.int64)
     loads = [(0, rank) for rank in range(rows.world)]
     there: set[tuple[int, int]] = set()
@@ -187,8 +189,8 @@ def _level(units: Sequence[Ints], rows: _Rows) -> Ints:
 
 
 def _renamed(rank_of_F: Ints, rows: _Rows) -> Ints:
-    """The same arrangement with ranks swapped: largest first, the tokens that a rank would have from one
-    owner name it after this owner, where neither has been taken."""
+    """Return the same arrangement with ranks swapped: largest first, the tokens that a rank would have from
+    one owner name it after this owner, where neither has been taken."""
     kept_WW = np.zeros((rows.world, rows.world), dtype=np.int64)
     np.add.at(kept_WW, (rank_of_F, rows.owner_F), rows.own_F)
     name_of = np.full(rows.world, -1, dtype=np.int64)

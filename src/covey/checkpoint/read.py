@@ -20,8 +20,8 @@ from covey.checkpoint.manifest import (
     read_manifest,
     require_states,
 )
-from covey.checkpoint.pieces import SavedPieces, damaged
 from covey.checkpoint.registry import State
+from covey.checkpoint.shards import SavedShards, damaged
 from covey.checkpoint.write import STATE_FILE, tensor_file
 from covey.config.checkpoints import checkpoint_step, list_checkpoints
 from covey.errors import CheckpointError
@@ -32,7 +32,7 @@ from covey.weight_files import DamagedFileError, read_header
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A checkpoint that was passed over, and why."""
+    """Holds a checkpoint that was passed over, and why."""
 
     path: Path
     reason: str
@@ -40,7 +40,8 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latest:
-    """The newest checkpoint that verifies, if there is one, and the newer ones that were passed over."""
+    """Holds the newest checkpoint that verifies, if there is one, and the newer ones that were passed
+    over."""
 
     path: Path | None
     manifest: Manifest | None
@@ -49,8 +50,8 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A file of a checkpoint that is not what the manifest says, and how; `is_surplus` where it names none of
-    this name."""
+    """Holds a file of a checkpoint that is not what the manifest says, and how it differs; `is_surplus` if
+    the manifest does not name the file."""
 
     file: str
     words: str
@@ -70,7 +71,7 @@ def verify(checkpoint: Path) -> Manifest:
 
 
 def verify_sizes(checkpoint: Path) -> Manifest:
-    """`verify` without reading the contents of files."""
+    """Verify a checkpoint as `verify` does, without reading the contents of files."""
     return _verified(checkpoint, contents=False)
 
 
@@ -112,7 +113,7 @@ def find_faults(
 
 def read_states(checkpoint: Path, *, verified: Manifest | None = None) -> dict[str, State]:
     """Return the state of every component, tensors on the CPU, bit for bit as they were saved; of those in
-    pieces `read_pieces` gives the tensors.
+    shards `read_shards` gives the tensors.
 
     `verified` is what `verify` gave for this very checkpoint and saves reading the files twice; without it
     the trainer's files are verified here.
@@ -132,10 +133,10 @@ def read_json(checkpoint: Path, component: str) -> Mapping[str, Any]:
     return dict(entry["json"])
 
 
-def read_pieces(checkpoint: Path) -> dict[str, SavedPieces]:
-    """Return the tensors of every component that each rank has written its own pieces of; headers are read,
+def read_shards(checkpoint: Path) -> dict[str, SavedShards]:
+    """Return the tensors of every component that each rank has written its own shards of; headers are read,
     and what is asked for later."""
-    return {name: SavedPieces(checkpoint / TRAINER / name) for name in _read_body(checkpoint)["pieces"]}
+    return {name: SavedShards(checkpoint / TRAINER / name) for name in _read_body(checkpoint)["pieces"]}
 
 
 def state_faults(checkpoint: Path) -> list[str]:
@@ -148,7 +149,7 @@ def state_faults(checkpoint: Path) -> list[str]:
     faults = []
     for name in body["pieces"]:
         try:
-            SavedPieces(trainer / name)
+            SavedShards(trainer / name)
         except CheckpointError as error:
             faults.append(str(error))
     for name, entry in body["components"].items():

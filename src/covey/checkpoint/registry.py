@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from covey.checkpoint.exact import JSON
-from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.checkpoint.shards import SavedShards, Shard
 from covey.errors import CheckpointError
 from covey.texts import tr
 
@@ -28,7 +28,7 @@ class Stateful(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which the state is kept; "/" nests, as in "rng/0"."""
+        """Return the name under which the state is kept; "/" nests, as in "rng/0"."""
 
     def state(self) -> State:
         """Return what `load_state` needs to continue exactly here."""
@@ -37,26 +37,26 @@ class Stateful(Protocol):
         """Continue from `state`."""
 
 
-class InPieces(Protocol):
-    """A component whose tensors are too large for one rank: each rank writes its own pieces of them."""
+class ShardedState(Protocol):
+    """A component whose tensors are too large for one rank. Each rank writes its own shards of them."""
 
     @property
     def name(self) -> str:
-        """The name under which the pieces are kept."""
+        """Return the name under which the shards are kept."""
 
-    def pieces(self) -> Iterable[Piece]:
-        """This rank's share; together the ranks' shares are every row once."""
+    def shards(self) -> Iterable[Shard]:
+        """Return this rank's shards; those of all ranks together hold every row once."""
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def load_shards(self, saved: SavedShards) -> None:
         """Continue from what any number of ranks has saved."""
 
 
 class Registry:
-    """The components of this run, and the names that must be among them before anything is saved."""
+    """Holds the components of this run, and the names that must be among them before anything is saved."""
 
     def __init__(self) -> None:
         self._components: dict[str, Stateful] = {}
-        self._in_pieces: dict[str, InPieces] = {}
+        self._sharded: dict[str, ShardedState] = {}
         self._expected: set[str] = set()
         self._later: set[str] = set()
         self._has_some: dict[str, Callable[[], bool]] = {}
@@ -71,14 +71,16 @@ class Registry:
         if is_later:
             self._later.add(component.name)
 
-    def register_in_pieces(self, component: InPieces, *, has_some: Callable[[], bool] | None = None) -> None:
-        """Add a component that every rank writes its own pieces of.
+    def register_sharded(
+        self, component: ShardedState, *, has_some: Callable[[], bool] | None = None
+    ) -> None:
+        """Add a component that every rank writes its own shards of.
 
         With `has_some` it is written where that holds, as it does on all ranks or none, and a checkpoint
         without it leaves it as it is.
         """
         self._refuse_taken(component.name)
-        self._in_pieces[component.name] = component
+        self._sharded[component.name] = component
         if has_some is not None:
             self._has_some[component.name] = has_some
             self._later.add(component.name)
@@ -93,33 +95,33 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The registered names, in the order in which they came; those in pieces last."""
-        return (*self._components, *self._in_pieces)
+        """Return the registered names, in the order in which they came; those in shards last."""
+        return (*self._components, *self._sharded)
 
     def states(self) -> dict[str, State]:
-        """Return the state of every component but those in pieces; one that is expected and absent is a
+        """Return the state of every component but those in shards; one that is expected and absent is a
         CheckpointError."""
         if unregistered := self._unregistered():
             raise CheckpointError(tr("cannot save yet: register {quoted} first", quoted=unregistered))
         return {name: component.state() for name, component in self._components.items()}
 
-    def pieces(self) -> dict[str, Iterable[Piece]]:
-        """Return this rank's pieces of the components that have them."""
+    def shards(self) -> dict[str, Iterable[Shard]]:
+        """Return this rank's shards of the components that have them."""
         return {
-            name: component.pieces()
-            for name, component in self._in_pieces.items()
+            name: component.shards()
+            for name, component in self._sharded.items()
             if name not in self._has_some or self._has_some[name]()
         }
 
-    def load(self, states: Mapping[str, State], pieces: Mapping[str, SavedPieces] | None = None) -> None:
-        """Give every component its state, or the pieces that all ranks have saved of it.
+    def load(self, states: Mapping[str, State], shards: Mapping[str, SavedShards] | None = None) -> None:
+        """Give every component its state, or the shards that all ranks have saved of it.
 
         The names must match, but for those of later components. All of them are compared before the first
         component changes, so a refused load leaves every component as it was.
         """
         if unregistered := self._unregistered():
             raise CheckpointError(tr("cannot load yet: register {quoted} first", quoted=unregistered))
-        saved = {**states, **(pieces or {})}
+        saved = {**states, **(shards or {})}
         missing = sorted(set(self.names) - set(saved) - self._later)
         if missing:
             raise CheckpointError(tr("the checkpoint has no state for {quoted}", quoted=_quoted(missing)))
@@ -134,11 +136,11 @@ class Registry:
         for name, component in self._components.items():
             if name in states:
                 component.load_state(states[name])
-        for name, parts in (pieces or {}).items():
-            self._in_pieces[name].load_pieces(parts)
+        for name, parts in (shards or {}).items():
+            self._sharded[name].load_shards(parts)
 
     def _unregistered(self) -> str:
-        """The expected components that are not registered yet, quoted; empty where all of them are."""
+        """Return the expected components that are not registered yet, quoted; empty where all of them are."""
         return _quoted(sorted(self._expected - set(self.names)))
 
 

@@ -29,8 +29,8 @@ from covey.checkpoint.manifest import (
     hash_file,
     list_files,
 )
-from covey.checkpoint.pieces import Piece, write_pieces
 from covey.checkpoint.registry import State
+from covey.checkpoint.shards import Shard, write_shards
 from covey.checkpoint.staging import hidden_sibling, store_manifest, sync_directory, sync_file, tidy
 from covey.checkpoint.tensor_file import write_tensors, write_text
 from covey.config.checkpoints import checkpoint_name
@@ -54,7 +54,7 @@ def write_checkpoint(
     write_model: Callable[[Path], Entries | None],
     states: Mapping[str, State] | None,
     meta: Mapping[str, JSON],
-    pieces: Mapping[str, Iterable[Piece]] | None = None,
+    shards: Mapping[str, Iterable[Shard]] | None = None,
     comm: Comm | None = None,
 ) -> Path:
     """Write `checkpoint-<step>` into `directory` and return its path. Collective over `comm` (None: one
@@ -62,7 +62,7 @@ def write_checkpoint(
 
     `write_model` writes this rank's part of weights, configuration and tokenizer into the directory it is
     given, and returns what it knows the sums of; the first rank takes those of its other files. Neither it
-    nor an iteration of this rank's `pieces` may have a collective. `states` are the first rank's; None keeps
+    nor an iteration of this rank's `shards` may have a collective. `states` are the first rank's; None keeps
     the model only. The checkpoint appears under its name once it is whole and on the disk; on any failure the
     temporary directory is removed, and a checkpoint that had the name before stays what it was.
     """
@@ -73,7 +73,7 @@ def write_checkpoint(
 
     def begin() -> str:
         require_json(meta, "meta")
-        _check_names({} if states is None else states, pieces or {})
+        _check_names({} if states is None else states, shards or {})
         return _begin(final).name if is_first else ""
 
     def write() -> dict[str, list[JSON]]:
@@ -81,9 +81,9 @@ def write_checkpoint(
         with _plain_errors(temporary):
             entries = dict(write_model(temporary) or {})
             if states is not None:
-                entries |= _write_pieces(temporary / TRAINER, pieces or {}, ranks)
+                entries |= _write_shards(temporary / TRAINER, shards or {}, ranks)
                 if is_first:
-                    entries |= _write_states(temporary / TRAINER, states, sorted(pieces or {}))
+                    entries |= _write_states(temporary / TRAINER, states, sorted(shards or {}))
         return {name: [e.size, e.sha256] for name, e in entries.items()}
 
     def seal(entries: Entries) -> None:
@@ -158,7 +158,7 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 
 def _rebuilt(rank: int, error: Mapping[str, Any]) -> Exception:
-    """The error of another rank."""
+    """Return the error of another rank."""
     if error["kind"] == "OSError":
         return OSError(error["number"], error["words"], error["path"])
     if error["kind"] == "CheckpointError":
@@ -174,7 +174,7 @@ def _rebuilt(rank: int, error: Mapping[str, Any]) -> Exception:
 
 
 def _refuse_other_kind(final: Path) -> None:
-    """FileExistsError where a file or a link has the checkpoint's name: it is not ours to replace."""
+    """Raise FileExistsError where a file or a link has the checkpoint's name: covey does not replace it."""
     if islink(final) or (exists(final) and not isdir(final)):
         kind = tr("link") if islink(final) else tr("file")
         raise FileExistsError(
@@ -207,10 +207,10 @@ def tensor_file(component: str) -> str:
     return f"{component}.safetensors"
 
 
-def _check_names(states: Mapping[str, State], pieces: Iterable[str]) -> None:
+def _check_names(states: Mapping[str, State], shards: Iterable[str]) -> None:
     """Refuse names that would leave the directory or meet each other, and values that JSON would change."""
     seen: dict[str, str] = {}
-    for name in (*pieces, *states):
+    for name in (*shards, *states):
         for part in name.split("/"):
             if not _PART.fullmatch(part) or part.endswith((".safetensors", ".json")):
                 raise CheckpointError(tr("{name!r} is not a valid component name", name=name))
@@ -228,16 +228,16 @@ def _check_names(states: Mapping[str, State], pieces: Iterable[str]) -> None:
         require_json(state.json, name)
 
 
-def _write_pieces(trainer: Path, pieces: Mapping[str, Iterable[Piece]], comm: Comm) -> dict[str, FileEntry]:
-    """Write this rank's pieces of every component that has them."""
+def _write_shards(trainer: Path, shards: Mapping[str, Iterable[Shard]], comm: Comm) -> dict[str, FileEntry]:
+    """Write this rank's shards of every component that has them."""
     entries = {}
-    for name, own in pieces.items():
-        file, entry = write_pieces(trainer / name, own, comm.rank, comm.world)
+    for name, own in shards.items():
+        file, entry = write_shards(trainer / name, own, comm.rank, comm.world)
         entries[f"{TRAINER}/{name}/{file}"] = entry
     return entries
 
 
-def _write_states(trainer: Path, states: Mapping[str, State], in_pieces: list[str]) -> dict[str, FileEntry]:
+def _write_states(trainer: Path, states: Mapping[str, State], sharded: list[str]) -> dict[str, FileEntry]:
     trainer.mkdir(exist_ok=True)
     components: dict[str, Any] = {}
     entries = {}
@@ -247,7 +247,7 @@ def _write_states(trainer: Path, states: Mapping[str, State], in_pieces: list[st
             file = tensor_file(name)
             (trainer / file).parent.mkdir(parents=True, exist_ok=True)
             entries[f"{TRAINER}/{file}"] = write_tensors(trainer / file, state.tensors)
-    body = {"format": FORMAT, "components": components, "pieces": in_pieces}
+    body = {"format": FORMAT, "components": components, "pieces": sharded}
     text = json.dumps(body, sort_keys=True, allow_nan=False)
     entries[f"{TRAINER}/{STATE_FILE}"] = write_text(trainer / STATE_FILE, text + "\n")
     return entries

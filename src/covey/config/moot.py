@@ -1,4 +1,4 @@
-"""What a name of another tool is that has no counterpart here but may be said without harm."""
+"""Options of other tools without a counterpart in covey; it accepts the values that change nothing."""
 
 from __future__ import annotations
 

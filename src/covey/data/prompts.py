@@ -1,4 +1,4 @@
-"""Sequences of prompts that hold no prompt: those of a file, and those that are chosen from others."""
+"""Sequences of prompts that read a prompt when it is asked for: from a file, or from another sequence."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _JSON_TYPES = (str, int, float, bool, type(None))
 
 
 class NotJson(CoveyError):
-    """A value that would not come back from JSON as it is."""
+    """Raised for a value that would not come back from JSON as it is."""
 
 
 class LazyPrompts(Sequence[Prompt]):
-    """Prompts that are made anew each time they are asked for; a slice is a tuple of them."""
+    """A sequence of prompts that are made anew each time they are asked for; a slice is a tuple of them."""
 
     def prompt(self, number: int) -> Prompt:
-        """The prompt of a number, from 0 on."""
+        """Return the prompt of a number, from 0 on."""
         raise NotImplementedError
 
     def values(self, name: Field) -> Iterator[Any]:
-        """A field of every prompt, without the others."""
+        """Return a field of every prompt, without the others."""
         return (self.value(number, name) for number in range(len(self)))
 
     def value(self, number: int, name: Field) -> Any:
-        """A field of the prompt of a number, without the others."""
+        """Return a field of the prompt of a number, without the others."""
         raise NotImplementedError
 
     def lengths(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The tokens of each prompt."""
+        """Return the tokens of each prompt."""
         raise NotImplementedError
 
     @overload
@@ -63,7 +63,7 @@ class LazyPrompts(Sequence[Prompt]):
 
 
 class StoredPrompts(LazyPrompts):
-    """The prompts of a file that `write_prompts` has written, mapped into memory."""
+    """Reads the prompts of a file that `write_prompts` has written, mapped into memory."""
 
     def __init__(self, batches: Sequence[RecordBatch]) -> None:
         self._batches = batches
@@ -74,19 +74,19 @@ class StoredPrompts(LazyPrompts):
         return len(self._lengths)
 
     def prompt(self, number: int) -> Prompt:
-        """The prompt of a number."""
+        """Return the prompt of a number."""
         batch, row = self._at(number)
         fields = {name: decoded(batch.column(name)[row]) for name, decoded in _DECODED.items()}
         return Prompt(**fields, origin=NO_ORIGIN)
 
     def values(self, name: Field) -> Iterator[Any]:
-        """A field of every prompt, without the others."""
+        """Return a field of every prompt, without the others."""
         if name == "pass_rate":
             return repeat(None, len(self))
         return (_DECODED[name](value) for batch in self._batches for value in batch.column(name))
 
     def value(self, number: int, name: Field) -> Any:
-        """A field of the prompt of a number, without the others."""
+        """Return a field of the prompt of a number, without the others."""
         batch, row = self._at(number)
         return None if name == "pass_rate" else _DECODED[name](batch.column(name)[row])
 
@@ -96,13 +96,13 @@ class StoredPrompts(LazyPrompts):
         return batch, number - (self._ends[index] - batch.num_rows)
 
     def lengths(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The tokens of each prompt."""
+        """Return the tokens of each prompt."""
         return self._lengths
 
 
 class ChosenPrompts(LazyPrompts):
-    """Prompts of others by their numbers, with pass rates of their own where these were measured; NaN is
-    none."""
+    """Chooses prompts of another sequence by their numbers, with measured pass rates in place of theirs; NaN
+    is none."""
 
     def __init__(self, prompts: LazyPrompts, numbers: Any, rates: Any = None) -> None:
         self._prompts = prompts
@@ -113,12 +113,12 @@ class ChosenPrompts(LazyPrompts):
         return len(self._numbers)
 
     def prompt(self, number: int) -> Prompt:
-        """The prompt of a number."""
+        """Return the prompt of a number."""
         prompt = self._prompts.prompt(int(self._numbers[number]))
         return prompt if self._rates is None else replace(prompt, pass_rate=self._rate(number))
 
     def value(self, number: int, name: Field) -> Any:
-        """A field of the prompt of a number, without the others."""
+        """Return a field of the prompt of a number, without the others."""
         if name == "pass_rate" and self._rates is not None:
             return self._rate(number)
         return self._prompts.value(int(self._numbers[number]), name)
@@ -128,19 +128,19 @@ class ChosenPrompts(LazyPrompts):
         return None if np.isnan(rate) else rate
 
     def lengths(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The tokens of each prompt."""
+        """Return the tokens of each prompt."""
         return self._prompts.lengths()[self._numbers]
 
 
 def chosen(prompts: Sequence[Prompt], numbers: Sequence[int]) -> Sequence[Prompt]:
-    """The prompts of these numbers: a tuple of a tuple's, and otherwise none that are held."""
+    """Return the prompts of these numbers: a tuple of a tuple's, and otherwise none that are held."""
     if isinstance(prompts, LazyPrompts):
         return ChosenPrompts(prompts, numbers)
     return tuple(prompts[number] for number in numbers)
 
 
 def rated(prompts: Sequence[Prompt], rates: Sequence[float | None]) -> Sequence[Prompt]:
-    """The prompts with pass rates."""
+    """Return the prompts with pass rates."""
     if isinstance(prompts, LazyPrompts):
         numbers = np.array([np.nan if rate is None else rate for rate in rates], dtype=np.float64)
         return ChosenPrompts(prompts, np.arange(len(prompts)), numbers)
@@ -148,14 +148,14 @@ def rated(prompts: Sequence[Prompt], rates: Sequence[float | None]) -> Sequence[
 
 
 def fields_of(prompts: Sequence[Prompt], name: Field) -> Iterator[Any]:
-    """A field of every prompt."""
+    """Return a field of every prompt."""
     if isinstance(prompts, LazyPrompts):
         return prompts.values(name)
     return (getattr(prompt, name) for prompt in prompts)
 
 
 def lengths_of(prompts: Sequence[Prompt]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The tokens of each prompt."""
+    """Return the tokens of each prompt."""
     if isinstance(prompts, LazyPrompts):
         return prompts.lengths()
     return np.array([len(prompt.token_ids) for prompt in prompts], dtype=np.int64)
@@ -187,7 +187,7 @@ def write_prompts(
 
 
 def read_prompts(path: Path) -> tuple[StoredPrompts, dict[str, Any]]:
-    """The prompts of such a file, and the summary; the file may be removed from then on."""
+    """Return the prompts of such a file, and the summary; the file may be removed from then on."""
     import pyarrow
 
     # The batches keep the mapping as long as they are there.

@@ -180,11 +180,11 @@ def _change(
     sign: float,
     least: float,
 ) -> Change | None:
-    """The change from `base` to `now`; None where chance may have made it.
+    """Return the change of the mean from `base` to `now`; None if it may be chance.
 
-    Its standard error is that of two samples of one distribution, by what rollouts differ by. Of a single
-    rollout that is not known: the completions of a group may be as alike as one, so it is as many samples as
-    it has groups.
+    The standard error of the change is that of the difference of two samples of one distribution, estimated
+    from how much rollouts differ. A single rollout does not show that. It counts as one sample for each of
+    its groups, since the completions of a group may be almost the same.
     """
     before, after = (fmean(v.value for v in values) for values in (base, now))
     difference = after - before

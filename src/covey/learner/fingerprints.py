@@ -1,4 +1,4 @@
-"""Checksums of the tensors that a backend holds, whole or in parts."""
+"""Checksums of the tensors that a backend holds, whole or in shards."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 from covey.checksums import MODULUS, checksum
-from covey.learner.optimizer import Across
+from covey.learner.optimizer import Reduction
 from covey.models.policy import Policy
 from covey.models.quantized import bytes_of, is_packed
 
 
-def whole_checksums(tensors: Mapping[str, Tensor], across: Across) -> list[int]:
-    """Those of whole tensors, of which each rank holds a part. Collective."""
+def whole_checksums(tensors: Mapping[str, Tensor], reduction: Reduction) -> list[int]:
+    """Return the checksums of whole tensors of which each rank holds a shard. Collective."""
     if not tensors:
         return []
     sums = torch.tensor([checksum(t) for t in tensors.values()], dtype=torch.int64)
-    return [value % MODULUS for value in across.sum(sums).tolist()]
+    return [value % MODULUS for value in reduction.sum(sums).tolist()]
 
 
 def frozen_tensors(policy: Policy, reference: Policy | None) -> dict[str, Tensor]:
-    """What no step may change of a policy and of a reference that stands still, by name; of packed weights
-    their bytes and the constants that they are made with."""
+    """Return the tensors of a policy and of a fixed reference that no step may change, by name; of packed
+    weights their bytes and the constants that they are made with."""
     frozen: dict[str, Tensor] = {}
     for name, parameter in policy.named_parameters():
         if not parameter.requires_grad:

@@ -34,24 +34,24 @@ NO_OFFLOAD = Offload()
 """Everything stays on the device."""
 
 
-class Parked:
-    """Tensors that can leave their device for CPU memory and come back, bit for bit.
+class Offloaded:
+    """Holds tensors that move between their device and CPU memory, bit for bit.
 
     A tensor stays the object that it is, and so do all views of it: the storage behind them is emptied, and
-    filled again in other memory. While they are away nothing may read them but by `look`.
+    filled again in other memory. While they are in CPU memory, only `read` may read them.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]] = tuple) -> None:
         self._tensors = tensors
         self._copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         self._is_changed = False
-        self.is_away = False
+        self.is_on_cpu = False
 
     @torch.no_grad()
-    def leave(self, *, is_changed: bool = True) -> None:
-        """Let go of the tensors' memory; what `is_changed`, or has no copy in CPU memory yet, is copied
-        before."""
-        assert not self.is_away, "the tensors are away"
+    def to_cpu(self, *, is_changed: bool = True) -> None:
+        """Free the tensors' memory on the device. Tensors that may have changed (`is_changed`), or have no
+        copy in CPU memory yet, are copied first."""
+        assert not self.is_on_cpu, "the tensors are in CPU memory"
         found = {t.untyped_storage()._cdata: t for t in self._tensors()}
         self._copies = {key: copy for key, copy in self._copies.items() if key in found}
         on_gpu = any(t.is_cuda for t in found.values())
@@ -68,44 +68,44 @@ class Parked:
             torch.cuda.synchronize()
         for storage, _ in self._copies.values():
             storage.resize_(0)
-        self.is_away, self._is_changed = True, False
+        self.is_on_cpu, self._is_changed = True, False
 
     @torch.no_grad()
-    def come(self) -> None:
-        """Put the tensors on their device again."""
+    def to_device(self) -> None:
+        """Copy the tensors back to their device."""
         for storage, copy in self._copies.values():
             storage.resize_(copy.numel())
             _as_bytes(storage).copy_(copy, non_blocking=True)
-        self.is_away = False
+        self.is_on_cpu = False
 
     @contextmanager
-    def here(self, *, is_changed: bool = True) -> Iterator[None]:
-        """Within it the tensors are on their device; those that are away leave again after it."""
-        was_away = self.is_away
+    def on_device(self, *, is_changed: bool = True) -> Iterator[None]:
+        """Within it, the tensors are on their device; if they were in CPU memory, they go back there."""
+        was_away = self.is_on_cpu
         if was_away:
-            self.come()
+            self.to_device()
         self._is_changed = self._is_changed or is_changed
         try:
             yield
         finally:
             if was_away:
-                self.leave(is_changed=False)
+                self.to_cpu(is_changed=False)
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """Within it the tensors are away; nothing changes them meanwhile."""
-        was_away = self.is_away
+    def on_cpu(self) -> Iterator[None]:
+        """Within it, the tensors are in CPU memory, and nothing changes them."""
+        was_away = self.is_on_cpu
         if not was_away:
-            self.leave()
+            self.to_cpu()
         try:
             yield
         finally:
             if not was_away:
-                self.come()
+                self.to_device()
 
-    def look(self, tensor: Tensor) -> Tensor:
-        """A tensor to be read where it lies now: itself, or its copy in CPU memory."""
-        found = self._copies.get(tensor.untyped_storage()._cdata) if self.is_away else None
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return a tensor where it lies now: itself, or its copy in CPU memory."""
+        found = self._copies.get(tensor.untyped_storage()._cdata) if self.is_on_cpu else None
         if found is None:
             return tensor.detach()
         own = torch.empty(0, dtype=tensor.dtype)

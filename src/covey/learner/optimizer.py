@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from covey.errors import CheckpointError
 from covey.learner.adam import Adam, AdamKind
-from covey.learner.offload import NO_OFFLOAD, Offload, Parked, layer_groups, own_memory
+from covey.learner.offload import NO_OFFLOAD, Offload, Offloaded, layer_groups, own_memory
 from covey.models.quantized import cast_unpacked
 from covey.norms import total_norm
 from covey.texts import tr
@@ -51,27 +51,27 @@ class NonFiniteGradient(ArithmeticError):
     """The gradient holds NaN or infinity; nothing has been applied."""
 
 
-class Across(Protocol):
-    """What several ranks make of a step together."""
+class Reduction(Protocol):
+    """Combines values of the ranks that take a step together."""
 
     def all(self, own: bool) -> bool:
-        """Whether it holds on every rank."""
+        """Return whether `own` is true on every rank."""
         ...
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sums over the ranks that hold the shards of one model; the values where each holds all."""
+        """Return the sums over the ranks that hold one model's shards; `values` where each rank holds all."""
         ...
 
 
-class Alone:
-    """Across one process."""
+class LocalReduction:
+    """Combines the values of one process: they stay as they are."""
 
     def all(self, own: bool) -> bool:
-        """Its own answer."""
+        """Return `own`."""
         return own
 
     def sum(self, values: Tensor) -> Tensor:
-        """Its own values."""
+        """Return `values`."""
         return values
 
 
@@ -116,14 +116,14 @@ class _Group:
         )
         self.adam = adam
         own = [masters[i] for i in places if low[i]]
-        self.parked = Parked(lambda: [*own, *adam.moments()])
+        self.offloaded = Offloaded(lambda: [*own, *adam.moments()])
 
 
 class Masters:
     """Float32 masters of trainable parameters, and the optimizer that steps them.
 
     `params` compute; a master that is not its parameter is copied to it after each step. What is held may be
-    the shards of tensors: `across` adds up what is asked of all of them. `steps` is what steps them where
+    the shards of tensors: `reduction` adds up what is asked of all of them. `steps` is what steps them where
     that is another library. Masters named in `low` are gathered in a lower dtype to compute: the model's
     files have them rounded, so they are part of the state.
     """
@@ -134,13 +134,13 @@ class Masters:
         params: Sequence[nn.Parameter],
         masters: Sequence[nn.Parameter],
         config: OptimizerConfig,
-        across: Across | None = None,
+        reduction: Reduction | None = None,
         steps: Steps | None = None,
         low: Collection[str] = (),
     ) -> None:
         self.names, self.params, self.masters = list(names), list(params), list(masters)
         self._master_of = dict(zip(self.params, self.masters, strict=True))
-        self._config, self._across = config, across or Alone()
+        self._config, self._reduction = config, reduction or LocalReduction()
         self._low = [p is not m for p, m in zip(self.params, self.masters, strict=True)]
         self._is_saved = [is_low or n in low for n, is_low in zip(self.names, self._low, strict=True)]
         offload = config.offload
@@ -151,12 +151,12 @@ class Masters:
         self._groups = [_Group(some, self.masters, self._low, config, steps) for some in places]
         if offload.optimizer:
             for group in self._groups:
-                group.parked.leave()
+                group.offloaded.to_cpu()
         vectors = [m for m in self.masters if m.dim() == 1]
         ups = [m for n, m in zip(self.names, self.masters, strict=True) if "lora_B" in n]
         self._sampled = [*self.masters, *vectors, *ups][-1]
         size = torch.tensor(sum(m.numel() for m in self.masters), dtype=torch.double)
-        self._stride = max(1, math.ceil(float(self._across.sum(size)) / _WATCHED))
+        self._stride = max(1, math.ceil(float(self._reduction.sum(size)) / _WATCHED))
         self._inspections = _INSPECTED
 
     @classmethod
@@ -166,14 +166,14 @@ class Masters:
         config: OptimizerConfig,
         compute_dtype: torch.dtype = torch.float32,
         float32: Collection[str] = (),
-        across: Across | None = None,
+        reduction: Reduction | None = None,
     ) -> Masters:
         """Those of a whole module, which is cast to `compute_dtype`, but for packed weights and the
         parameters named in `float32`."""
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         cast_unpacked((p for p in module.parameters() if not p.requires_grad), compute_dtype)
         masters = [_master(p, torch.float32 if n in float32 else compute_dtype) for n, p in trained.items()]
-        return cls(list(trained), list(trained.values()), masters, config, across)
+        return cls(list(trained), list(trained.values()), masters, config, reduction)
 
     def absorb(self) -> None:
         """Add low-precision gradients to the masters' float32 ones and clear them; call after every
@@ -234,7 +234,7 @@ class Masters:
             m.new_zeros(()) if m.grad is None or not m.numel() else torch.linalg.vector_norm(m.grad, math.inf)
             for m in self.masters
         ]
-        values = self._across.sum(torch.stack(largest)).tolist()
+        values = self._reduction.sum(torch.stack(largest)).tolist()
         untouched = tuple(n for n, value in zip(self.names, values, strict=True) if value == 0.0)
         # Once every tensor has had a gradient there is nothing left to see, and a look reads all of them.
         if not untouched:
@@ -250,7 +250,7 @@ class Masters:
         norm = self._norm([m.grad for m in self.masters if m.grad is not None])
         grad_norm = float(norm)
         is_finite = math.isfinite(grad_norm)
-        if not self._across.all(is_finite):
+        if not self._reduction.all(is_finite):
             whose = tr("another rank's gradient is not finite, this one's ") if is_finite else ""
             raise NonFiniteGradient(tr("{whose}gradient norm {grad_norm}", whose=whose, grad_norm=grad_norm))
         limit = self._config.max_grad_norm
@@ -264,7 +264,7 @@ class Masters:
         moved = change != 0
         counts = torch.stack([moved.sum(), (moved & should_move).sum(), should_move.sum()]).double()
         size = counts.new_tensor([moved.numel()])
-        num_moved, num_due, due, num = self._across.sum(torch.cat([counts, size])).tolist()
+        num_moved, num_due, due, num = self._reduction.sum(torch.cat([counts, size])).tolist()
         return StepStats(
             grad_norm=grad_norm,
             grad_norm_clipped=min(grad_norm, limit) if limit > 0 else grad_norm,
@@ -280,7 +280,7 @@ class Masters:
         as they were and as they are."""
         before, after = [], []
         for group in self._groups:
-            with group.parked.here():
+            with group.offloaded.on_device():
                 before.append(self._watched(group.places))
                 group.adam.step(learning_rate)
                 for i in group.places:
@@ -291,7 +291,7 @@ class Masters:
 
     def _norm(self, own: Sequence[Tensor]) -> Tensor:
         """The norm of all shards, in float64, from this rank's."""
-        return self._across.sum(total_norm(own).double() ** 2).sqrt()
+        return self._reduction.sum(total_norm(own).double() ** 2).sqrt()
 
     def each_gradient(self) -> Iterator[tuple[str, Tensor]]:
         """The accumulated float32 gradients with the parameters' names, not copied; zeros where there is
@@ -317,16 +317,16 @@ class Masters:
     def each(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The masters with their names, each where it can be read until the next is asked for."""
         for group in self._groups:
-            with group.parked.here(is_changed=False):
+            with group.offloaded.on_device(is_changed=False):
                 yield from ((self.names[i], self.masters[i]) for i in group.places)
 
     @contextmanager
-    def away(self) -> Iterator[None]:
+    def on_cpu(self) -> Iterator[None]:
         """Within it, where a rollout is to have their memory, masters beside the weights and the moments are
         in CPU memory."""
         with ExitStack() as stack:
             for group in self._groups if self._config.offload.model else ():
-                stack.enter_context(group.parked.away())
+                stack.enter_context(group.offloaded.on_cpu())
             yield
 
     def state(self) -> dict[str, Tensor]:
@@ -336,9 +336,9 @@ class Masters:
             for i in group.places:
                 name, master = self.names[i], self.masters[i]
                 for key, value in group.adam.state(master).items():
-                    out[f"{key}/{name}"] = group.parked.look(value)
+                    out[f"{key}/{name}"] = group.offloaded.read(value)
                 if self._is_saved[i]:
-                    out[f"master/{name}"] = group.parked.look(master)
+                    out[f"master/{name}"] = group.offloaded.read(master)
         return out
 
     @torch.no_grad()
@@ -356,7 +356,7 @@ class Masters:
                 )
             saved[name].append(kind)
         for group in self._groups:
-            with group.parked.here():
+            with group.offloaded.on_device():
                 for i in group.places:
                     name = self.names[i]
                     self._load_one(i, group.adam, {kind: tensors[f"{kind}/{name}"] for kind in saved[name]})

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from covey.checkpoint.pieces import Piece, SavedPieces, share_of
-from covey.learner.offload import Parked
+from covey.checkpoint.shards import SavedShards, Shard, share_of
+from covey.learner.offload import Offloaded
 from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy
 
@@ -36,7 +36,7 @@ class MovingReference:
     ) -> None:
         self._policy, self._reference = policy, reference
         self._every, self._alpha = every, alpha
-        self.parked = Parked()
+        self.offloaded = Offloaded()
         self._float32: dict[str, Tensor] = {}
         self._computing: dict[str, Tensor] = {}
         lora = adapter_parameters(policy)
@@ -50,12 +50,13 @@ class MovingReference:
 
     @property
     def moves(self) -> bool:
-        """Whether it follows the policy at all."""
+        """Return whether it follows the policy."""
         return self._every > 0
 
     @contextmanager
     def view(self) -> Iterator[Policy]:
-        """The reference as a model, for passes without gradient; its tensors have to be on the device."""
+        """Within it, the reference is a model for passes without gradient; its tensors have to be on the
+        device."""
         if self._reference is not None:
             yield self._reference
             return
@@ -75,45 +76,46 @@ class MovingReference:
     @torch.no_grad()
     def move(self, step: int, masters: Iterable[tuple[str, Tensor]]) -> bool:
         """Move the tensors towards the masters, which are read one after the other, if a sync is due after
-        this step; says whether it was."""
+        this step; return whether it was."""
         if not self._every or step % self._every:
             return False
-        with self.parked.here():
+        with self.offloaded.on_device():
             for name, master in masters:
                 self._float32[name].lerp_(master, self._alpha)
             self._cast()
         return True
 
     def last_sync(self, step: int) -> int:
-        """The last step up to `step` after which there was a sync; 0 before there was one."""
+        """Return the last step up to `step` after which there was a sync; 0 before there was one."""
         return step - step % self._every
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """What moves, and only at a sync: float32, and where it computes in a lower dtype that too."""
+        """Return the tensors that change at a sync, and only there: in float32, and in a lower dtype where
+        the reference computes in one."""
         low = {f"{n} as it computes": t for n, t in self._computing.items() if t.dtype != torch.float32}
-        return {n: self.parked.look(t) for n, t in {**self._float32, **low}.items()}
+        return {n: self.offloaded.read(t) for n, t in {**self._float32, **low}.items()}
 
     def own_tensors(self) -> Iterable[Tensor]:
-        """What it holds beside the policy's tensors, as it lies on the device."""
+        """Return its tensors that are not the policy's, as they lie on the device."""
         return [*self._float32.values(), *self._computing.values()]
 
     def state(self) -> Mapping[str, Tensor]:
-        """The float32 tensors."""
-        return {n: self.parked.look(t) for n, t in self._float32.items()}
+        """Return the float32 tensors."""
+        return {n: self.offloaded.read(t) for n, t in self._float32.items()}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with what `state` gave."""
-        with self.parked.here():
+        with self.offloaded.on_device():
             for name, tensor in self._float32.items():
                 tensor.copy_(tensors[name])
             self._cast()
 
-    def pieces(self, rank: int, world: int) -> Iterable[Piece]:
-        """This rank's part of the float32 tensors, which every rank holds."""
+    def shards(self, rank: int, world: int) -> Iterable[Shard]:
+        """Return this rank's part of the float32 tensors, which every rank holds."""
         return share_of(self.state(), rank, world)
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def load_shards(self, saved: SavedShards) -> None:
         """Go on with what all ranks saved."""
         self.load_state(saved)
 

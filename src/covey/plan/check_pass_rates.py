@@ -1,4 +1,4 @@
-"""What is wrong with measured pass rates, and what of the rows they leave."""
+"""Check measured pass rates, and the number of rows that a selection by them leaves."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def held_tokens(config: Config, prompt: int, context: int | None) -> int:
     return held if context is None else min(held, context)
 
 
-def adapter_room(config: Config) -> int:
-    """Return the highest rank of an adapter for which a vLLM of this run has room; 0 where the
+def largest_adapter_rank(config: Config) -> int:
+    """Return the highest rank of an adapter for which a vLLM of this run has memory; 0 where the
     adapter is added to the weights, or there is none."""
     if not config.vllm_enable_lora or config.tuner_type != "lora":
         return 0

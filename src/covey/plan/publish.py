@@ -1,4 +1,4 @@
-"""What publishing weights takes where the engine of a run holds weights of its own: vLLM, or servers.
+"""The cost of publishing weights to an engine that holds weights of its own: vLLM, or servers.
 
 Bytes follow from the model. Seconds are an estimate from a rate of each way, checksums of both sides and the
 canary included. The rates of a CPU were measured with 500 MB of float32 on two cores that others used too
@@ -20,10 +20,10 @@ from covey.plan.facts import Facts, ServerFacts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import planned_layout, requests_of
 from covey.plan.memory_vllm import (
-    adapter_room,
     cache_bytes,
     completion_bytes,
     held_tokens,
+    largest_adapter_rank,
     side_by_side,
     weight_bytes,
 )
@@ -206,7 +206,7 @@ def _applies_adapter(config: Config, servers: Sequence[ServerFacts] | None) -> b
     if config.tuner_type != "lora" or not config.vllm_enable_lora:
         return False
     if servers is None:
-        return adapter_room(config) >= config.lora_rank
+        return largest_adapter_rank(config) >= config.lora_rank
     return bool(servers) and all(server.adapter_rank >= config.lora_rank for server in servers)
 
 

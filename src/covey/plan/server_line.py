@@ -13,7 +13,7 @@ from covey.options.verbs import RolloutOptions
 from covey.options.vllm import VllmOptions
 from covey.plan.facts import Facts
 from covey.plan.layout import WEIGHT_BYTES
-from covey.plan.memory_vllm import adapter_room
+from covey.plan.memory_vllm import largest_adapter_rank
 from covey.plan.words import flags
 from covey.texts import Whole
 
@@ -39,7 +39,7 @@ def start_line(config: Config, address: str = "", facts: Facts | None = None, **
     if config.use_vllm or more:
         words.append("--engine vllm")
         given = {own: getattr(config, name) for name, own in OF_BOTH.items()} | more
-        room = adapter_room(config)
+        room = largest_adapter_rank(config)
         given |= {"vllm_enable_lora": room > 0, "vllm_max_lora_rank": room or None}
         usual = {name: field.default for name, field in RolloutOptions.model_fields.items()}
         typed = {name: value for name, value in given.items() if value not in (None, usual[name])}

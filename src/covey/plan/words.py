@@ -35,11 +35,11 @@ def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
     """
     lines, line = [], indent
     for space, word in _WORD.findall(text):
-        for piece in _pieces(word):
-            if line != indent and columns(line + space + piece) > width:
+        for part in _parts(word):
+            if line != indent and columns(line + space + part) > width:
                 lines.append(line)
                 line = indent
-            line += piece if line == indent else space.replace("\n", " ") + piece
+            line += part if line == indent else space.replace("\n", " ") + part
             space = ""
     return "\n".join([*lines, line])
 
@@ -49,17 +49,17 @@ _CLOSING = frozenset("，。；：！？、）》」』】”’…,.;:!?)]}'\"%
 _OPENING = frozenset("（《「『【“‘([{")
 
 
-def _pieces(word: str) -> list[str]:
+def _parts(word: str) -> list[str]:
     """Return a word cut where a line may end, which is beside a wide character."""
-    pieces = [""]
+    parts = [""]
     for unit in _UNIT.findall(word):
-        before, after = pieces[-1][-1:], unit[0]
+        before, after = parts[-1][-1:], unit[0]
         is_edge = bool(before) and (is_wide(before) or is_wide(after))
         if is_edge and before not in _OPENING and after not in _CLOSING:
-            pieces.append(unit)
+            parts.append(unit)
         else:
-            pieces[-1] += unit
-    return pieces
+            parts[-1] += unit
+    return parts
 
 
 def sentence(text: str) -> str:

@@ -18,7 +18,7 @@ NamedWeights = Iterator[tuple[str, "Tensor"]]
 
 
 def nothing() -> None:
-    """What is called where nobody has asked for a call."""
+    """Do nothing: the default of arguments that are functions to call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

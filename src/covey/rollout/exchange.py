@@ -192,8 +192,8 @@ def _step_bytes(own: Summaries) -> Tensor:
     counts = [len(row.ends) for row in of_rows] + [-1 if part is None else len(part) for part in values]
     ends = [np.asarray(row.ends, dtype="<i4") for row in of_rows]
     flat = [np.asarray(part, dtype="<f8") for part in values if part is not None]
-    pieces = [np.array(counts, dtype="<i4"), *ends, *flat]
-    return torch.from_numpy(np.concatenate([as_bytes(piece) for piece in pieces]))
+    chunks = [np.array(counts, dtype="<i4"), *ends, *flat]
+    return torch.from_numpy(np.concatenate([as_bytes(chunk) for chunk in chunks]))
 
 
 def _read_steps(data: NDArray[np.uint8], share: _Share) -> list[StepRewards]:

@@ -17,7 +17,7 @@ from covey.algorithm.losses import LossConfig
 from covey.batching.pack import pack
 from covey.batching.samples import to_samples
 from covey.batching.shares import PackPlan, steps_of
-from covey.checkpoint.read import read_pieces, read_states
+from covey.checkpoint.read import read_shards, read_states
 from covey.checkpoint.registry import Registry
 from covey.checkpoint.write import write_checkpoint
 from covey.comm import LocalComm
@@ -57,7 +57,8 @@ _OF_ITS_OWN = tr("this model is trained on padded rows, without sharing (F105)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A check with what it measured and the most that it may. `unused` says why nothing depends on it."""
+    """Holds a check with what it measured and the most that it may. `unused` says why nothing depends on
+    it."""
 
     name: str
     value: float
@@ -71,7 +72,7 @@ class Measured:
 
 
 def checks(subject: Subject) -> Iterator[Measured]:
-    """Every check, in the order of `BOUNDS`."""
+    """Yield every check, in the order of `BOUNDS`."""
     for name, value, unused in _all(subject):
         limit = BOUNDS[name].limit(is_cpu=subject.device.type == "cpu", is_built_in=subject.is_built_in)
         yield Measured(name=name, value=value, limit=limit, unused=unused)
@@ -111,7 +112,7 @@ def _release(subject: Subject) -> None:
 def gradient(
     backend: SingleBackend, rows: Sequence[TrainSample], plan: PackPlan, loss: LossConfig = LOSS
 ) -> dict[str, Tensor]:
-    """The gradient of all rows as one optimizer step, which the backend keeps no longer."""
+    """Return the gradient of all rows as one optimizer step, which the backend keeps no longer."""
     (batch,) = pack(rows, plan, rollout=0)
     backend.policy.train()
     accumulate(batch, backend, loss, LocalComm())
@@ -122,7 +123,8 @@ def gradient(
 
 
 def _layouts(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
-    """Against padded rows in one forward pass: a row a pass, packed rows, rows that share their prompt."""
+    """Compare a row a pass, packed rows, and rows that share their prompt with padded rows in one forward
+    pass."""
     policy = backend.policy
     policy.use_stream("padded")
     rows = rows_of(groups, backend, plan_of(policy), old=False, reference=False)
@@ -143,7 +145,7 @@ def _layouts(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGr
 
 
 def _losses(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
-    """Every loss off its policy, with a KL term: all rows in one forward pass, and in several."""
+    """Compare all rows in one forward pass and in several, for every loss off its policy, with a KL term."""
     policy = backend.policy
     policy.use_stream("padded")
     some = groups[:_FEW_GROUPS]
@@ -160,7 +162,8 @@ def _losses(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
 
 
 def _adapter(subject: Subject, groups: Sequence[ScoredGroup]) -> Values:
-    """The gradient of an adapter: padded rows in one forward pass; in several, and sharing their prompt."""
+    """Compare the gradient of an adapter from padded rows in one forward pass with that of several passes,
+    and of rows that share their prompt."""
     backend = backend_of(subject.adapted())
     policy = backend.policy
     rows = rows_of(groups[:_FEW_GROUPS], backend, _few(policy), old=False, reference=False)
@@ -174,12 +177,12 @@ def _adapter(subject: Subject, groups: Sequence[ScoredGroup]) -> Values:
 
 
 def _few(policy: Policy, **limits: int) -> PackPlan:
-    """The rows of the first groups as one optimizer step."""
+    """Return the rows of the first groups as one optimizer step."""
     return plan_of(policy, rows=NUM_ROWS * _FEW_GROUPS // NUM_GROUPS, **limits)
 
 
 def _head(policy: Policy, groups: Sequence[ScoredGroup]) -> Values:
-    """The head over blocks of tokens and of the vocabulary, against the model's own logits."""
+    """Compare the head over blocks of tokens and of the vocabulary with the model's own logits."""
     policy.use_stream("padded")
     rows = [
         Row(token_ids=s.token_ids, is_trained=s.is_trained, prompt_length=s.prompt_length, prompt_key=s.group)
@@ -200,7 +203,7 @@ def _head(policy: Policy, groups: Sequence[ScoredGroup]) -> Values:
 
 @torch.no_grad()
 def _logprobs(backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Tensor:
-    """The learner's logprobs of the sampled tokens, on padded rows."""
+    """Return the learner's logprobs of the sampled tokens, on padded rows."""
     backend.policy.use_stream("padded")
     plan = plan_of(backend.policy)
     samples, everything = to_samples(groups), [True] * NUM_ROWS
@@ -217,7 +220,7 @@ def _sampler(dtype: str, backend: SingleBackend, groups: Sequence[ScoredGroup]) 
 
 
 def _in_bfloat16(subject: Subject, policy: Policy) -> Values:
-    """The sampler's rows with engine and learner in bfloat16, which `policy` is cast to."""
+    """Compare logprobs of engine and learner in bfloat16, which `policy` is cast to."""
     if not has_bfloat16(subject.device):
         for which in ("largest", "mean"):
             yield (
@@ -238,7 +241,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def _on_policy(subject: Subject, policy: Policy, groups: Sequence[ScoredGroup]) -> Values:
-    """Before an update: the importance ratio, and the KL to a reference that is the same model."""
+    """Measure the importance ratio before an update, and the KL to a reference that is the same model."""
     policy.use_stream(subject.stream)
     reference = subject.policy().requires_grad_(False).eval()
     backend = backend_of(policy, reference=reference)
@@ -255,7 +258,7 @@ def _on_policy(subject: Subject, policy: Policy, groups: Sequence[ScoredGroup]) 
 
 
 def _determinism(subject: Subject, backend: SingleBackend, groups: Sequence[ScoredGroup]) -> Values:
-    """The same rollout by a new engine, and the same step again."""
+    """Compare a rollout with that of a new engine, and a step with the same step again."""
     backend.policy.use_stream(subject.stream)
     again = sample(backend, subject)
     pairs = zip(to_samples(groups), to_samples(again), strict=True)
@@ -272,7 +275,7 @@ def _determinism(subject: Subject, backend: SingleBackend, groups: Sequence[Scor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """The learner's part of a run, with every state that a checkpoint of it holds."""
+    """Holds the learner's part of a run, with every state that a checkpoint of it holds."""
 
     backend: SingleBackend
     progress: Progress
@@ -302,13 +305,13 @@ def _run(policy: Policy) -> _Run:
     registry = Registry()
     for component in (progress, buffer, RandomState(LocalComm())):
         registry.register(component)
-    registry.register_in_pieces(OptimizerState(backend))
-    registry.register_in_pieces(RolloutTokens(buffer))
+    registry.register_sharded(OptimizerState(backend))
+    registry.register_sharded(RolloutTokens(buffer))
     return _Run(backend=backend, progress=progress, buffer=buffer, registry=registry)
 
 
 def _resume(subject: Subject, groups: Sequence[ScoredGroup]) -> float:
-    """Two steps, a checkpoint, two more; against the two more of a new run that starts from it.
+    """Compare two steps after a checkpoint with those of a new run that starts from it.
 
     The difference is a share of what the last two steps changed.
     """
@@ -322,7 +325,7 @@ def _resume(subject: Subject, groups: Sequence[ScoredGroup]) -> float:
         del run
         _release(subject)
         again = _run(subject.policy(checkpoint))
-        again.registry.load(read_states(checkpoint), read_pieces(checkpoint))
+        again.registry.load(read_states(checkpoint), read_shards(checkpoint))
     start = again.weights()
     again.go_on(4)
     differences = again.weights()
@@ -338,6 +341,6 @@ def _save(run: _Run, subject: Subject, directory: Path) -> Path:
         step=run.progress.step,
         write_model=run.backend.model_writer(TextFiles(origin=subject.directory), None),
         states=run.registry.states(),
-        pieces=run.registry.pieces(),
+        shards=run.registry.shards(),
         meta={},
     )

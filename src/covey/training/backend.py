@@ -1,4 +1,4 @@
-"""What a configuration trains and samples with: the backend with its policy and reference, and the engine."""
+"""Builds what a configuration trains and samples with: backend, policy, reference and engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.backends.single import SingleBackend
 from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
 from covey.learner.reference import MovingReference
-from covey.learner.sharding.build import Hollow, hollow_policy, rows_of_source, sharded_policy
+from covey.learner.sharding.build import MetaPolicy, meta_policy, rows_of_source, sharded_policy
 from covey.learner.sharding.partitions import Partitioned
 from covey.learner.sharding.reference import SplitReference
 from covey.learner.sharding.units import Sharded, sharding_over
@@ -44,7 +44,7 @@ from covey.training.served import served_engine
 from covey.training.vllm import colocated
 
 # Splits a policy without weights over the ranks, and fills it from a source; False: it is a frozen reference.
-Splitter = Callable[[Hollow, Path | nn.Module, bool], Any]
+Splitter = Callable[[MetaPolicy, Path | nn.Module, bool], Any]
 
 
 def backend_for(
@@ -56,7 +56,7 @@ def backend_for(
     reference: bool,
     live: LiveModel | None = None,
 ) -> Backend:
-    """The policy of a run or of the checkpoint that it resumes from, its reference and its optimizer.
+    """Build the policy of a run or of the checkpoint that it resumes from, its reference and its optimizer.
 
     Of a `live` model the policy is that object; its reference is a copy of it as it was given.
     """
@@ -68,7 +68,7 @@ def backend_for(
 def _whole(
     config: Config, facts: Facts, device: torch.device, comm: Comm, reference: bool, live: LiveModel | None
 ) -> Backend:
-    """One whole model in each process."""
+    """Build a backend with one whole model in each process."""
     resume = None if facts.resume is None else Path(facts.resume.path)
     dtype = settings.compute_dtype(config, device)
     lora = lora_settings(config)
@@ -121,15 +121,15 @@ def _whole(
 def _sharded(
     config: Config, facts: Facts, device: torch.device, comm: Comm, reference: bool, live: LiveModel | None
 ) -> Backend:
-    """One model over all processes."""
+    """Build a backend with one model over all processes."""
     resume = None if facts.resume is None else Path(facts.resume.path)
     dtype, lora = settings.compute_dtype(config, device), lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
     first = start if live is not None or lora is not None else resume or start
     own, of_reference = resume or adapter_directory(config), reference_adapter(config) if reference else None
 
-    def hollow(source: Path | nn.Module, adapter: Path | None, *, trains: bool) -> Hollow:
-        found = hollow_policy(
+    def meta(source: Path | nn.Module, adapter: Path | None, *, trains: bool) -> MetaPolicy:
+        found = meta_policy(
             source,
             lora,
             adapter=adapter,
@@ -143,12 +143,12 @@ def _sharded(
         choose_liger(found.policy, config.use_liger_kernel)
         return found
 
-    trained, sampler = hollow(first, of_reference or own, trains=True), hollow(first, own, trains=False)
+    trained, sampler = meta(first, of_reference or own, trains=True), meta(first, own, trains=False)
     trained.policy.keep_activations(recompute_of(config, facts))
     split = _by_fsdp(config, facts, device, dtype) if facts.layout.fsdp else _by_zero3(config, facts, dtype)
     frozen: Any = None
     if reference and lora is None and not config.sync_ref_model:
-        still = hollow(start, None, trains=False)
+        still = meta(start, None, trains=False)
         still.policy.requires_grad_(False).eval()
         for parameter in still.policy.parameters():
             parameter.data = parameter.data.to(dtype)
@@ -175,7 +175,7 @@ def _by_fsdp(config: Config, facts: Facts, device: torch.device, dtype: torch.dt
     # FSDP itself keeps the shards of a reference in CPU memory, and copies a layer at a time.
     of_reference = replace(sharding, offload=sharding.offload or config.offload_reference)
 
-    def split(found: Hollow, source: Path | nn.Module, trains: bool) -> Sharded:
+    def split(found: MetaPolicy, source: Path | nn.Module, trains: bool) -> Sharded:
         how = sharding if trains else of_reference
         return sharded_policy(found, source, how, dtype, trust_remote_code=config.trust_remote_code)
 
@@ -185,7 +185,7 @@ def _by_fsdp(config: Config, facts: Facts, device: torch.device, dtype: torch.dt
 def _by_zero3(config: Config, facts: Facts, dtype: torch.dtype) -> Splitter:
     own, optimizer = engine_settings(config, facts), settings.optimizer(config, facts.layout)
 
-    def split(found: Hollow, source: Path | nn.Module, trains: bool) -> Partitioned:
+    def split(found: MetaPolicy, source: Path | nn.Module, trains: bool) -> Partitioned:
         with rows_of_source(found, source, trust_remote_code=config.trust_remote_code) as read:
             partition(found.policy, own, read, dtype)
             made = Partitioned(ZeroEngine(found.policy, own, optimizer if trains else None))
@@ -196,7 +196,7 @@ def _by_zero3(config: Config, facts: Facts, dtype: torch.dtype) -> Splitter:
 
 
 def _reference(first: Path | nn.Module, config: Config, device: torch.device) -> Policy:
-    """A frozen copy of the model that the run started from, a resumed run too."""
+    """Return a frozen copy of the model that the run started from, a resumed run too."""
     policy = load_policy(
         first,
         device=device,
@@ -219,14 +219,14 @@ def _ready(policy: Policy, config: Config, dtype: torch.dtype) -> None:
 def sampling_engine(
     config: Config, facts: Facts, backend: Backend, comm: Comm, tokenizer: Tokenizer
 ) -> Engine:
-    """The engine of a run, and the layout that its rows are on from now on. Collective."""
+    """Return the engine of a run, and the layout that its rows are on from now on. Collective."""
     backend.choose_layout(config.attn_impl)
     return engine_for(config, facts, backend.sampler, comm, tokenizer)
 
 
 def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm, tokenizer: Tokenizer) -> Engine:
-    """The engine that a configuration asks for, or the one that the model can be sampled with; it finds stop
-    strings by the tokenizer. Collective."""
+    """Return the engine that a configuration asks for, or the one that the model can be sampled with; it
+    finds stop strings by the tokenizer. Collective."""
     if config.rollout_servers:
         return served_engine(config, facts, policy, comm, tokenizer)
     if config.use_vllm:

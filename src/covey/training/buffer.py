@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from covey.batching.shares import PackPlan, steps_of
-from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.checkpoint.registry import State
+from covey.checkpoint.shards import SavedShards, Shard
 from covey.errors import CheckpointError
 from covey.texts import tr
 from covey.types import (
@@ -51,8 +51,8 @@ _KNOWN = (
 
 
 class RolloutBuffer:
-    """The rows of a rollout until its steps are done, so that a resume in its middle goes on with the same
-    ones. What there is once a row is one state; what there is for each token is written by the rank that
+    """Holds the rows of a rollout until its steps are done, so that a resume in its middle goes on with the
+    same rows. What a row has once is in one state; what it has for each token is written by the rank that
     forwards the row (`RolloutTokens`)."""
 
     name = "rollout"
@@ -72,17 +72,17 @@ class RolloutBuffer:
         self.rows, self.metrics, self.logged, self.done = tuple(rows), metrics, logged, 0
 
     def clear(self) -> None:
-        """The rollout's steps are all done."""
+        """Drop the rows of a rollout whose steps are all done."""
         self.fill((), {}, {})
 
     def ranks(self) -> list[int]:
-        """The rank that forwards each row."""
+        """Return the rank that forwards each row."""
         samples, forward = [r.annotated.sample for r in self.rows], [r.needs_forward for r in self.rows]
         steps = steps_of(samples, forward, self.plan) if samples else []
         return [int(rank) for step in steps for rank in step.assignment.rank_of_R]
 
     def state(self) -> State:
-        """What there is once a row, and once a rollout."""
+        """Return what each row has once, and what the rollout has once."""
         return State(
             json={
                 "done": self.done,
@@ -122,15 +122,15 @@ class RolloutBuffer:
 
 
 class RolloutTokens:
-    """What a buffer has for each token: every rank writes that of its own rows."""
+    """Saves what a buffer has for each token: every rank writes that of its own rows."""
 
     name = "rollout_tokens"
 
     def __init__(self, buffer: RolloutBuffer) -> None:
         self._buffer = buffer
 
-    def pieces(self) -> Iterator[Piece]:
-        """This rank's part of the flat tensors, in which the rows of a rank stand together."""
+    def shards(self) -> Iterator[Shard]:
+        """Yield this rank's part of the flat tensors, in which the rows of a rank stand together."""
         ranks, rank = self._buffer.ranks(), self._buffer.plan.rank
         for name in (*_TOKENS, *_ANNOTATIONS):
             sizes = [_size(name, row) for row in self._buffer.rows]
@@ -139,16 +139,16 @@ class RolloutTokens:
             if not present or not sum(sizes):
                 continue
             first = sum(size for size, at in zip(sizes, ranks, strict=True) if at < rank)
-            yield Piece(name, torch.cat(present), first, (sum(sizes),))
+            yield Shard(name, torch.cat(present), first, (sum(sizes),))
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def load_shards(self, saved: SavedShards) -> None:
         """Complete the rows that the buffer has read."""
         if self._buffer.saved_rows:
             self._buffer.take_tokens(saved)
 
 
 def _values(name: str, row: TrainSample) -> Tensor | None:
-    """What a row has of a tensor."""
+    """Return the values of a row in a flat tensor."""
     if name in _ANNOTATIONS:
         value: Tensor | None = getattr(row.annotated, _ANNOTATIONS[name])
         return value
@@ -231,7 +231,8 @@ def _older(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dic
 def _with_versions(
     rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Rows that have the versions of their tokens as runs, and their tensors, as both are written now."""
+    """Return rows that have the versions of their tokens as runs, and their tensors, as both are written
+    now."""
     order = _saved_order(rows)
     whole = {**tensors}
     whole["versions"] = torch.tensor([v for i in order for v in each(rows[i]["versions"])], dtype=torch.int64)
@@ -245,12 +246,12 @@ def _with_versions(
 
 
 def _saved_order(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The numbers of rows in the order in which flat tensors hold them: rank by rank."""
+    """Return the numbers of rows in the order in which flat tensors hold them: rank by rank."""
     return sorted(range(len(rows)), key=lambda i: (rows[i]["rank"], i))
 
 
 def _places(rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) -> list[dict[str, range]]:
-    """Where each row stands in each of the flat tensors.
+    """Return where each row stands in each of the flat tensors.
 
     Raises CheckpointError where a tensor is longer or shorter than its rows together.
     """
@@ -271,11 +272,12 @@ def _places(rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Tensor]) ->
 
 
 def _length(name: str, tensors: Mapping[str, Tensor]) -> int:
-    return tensors.shape(name)[0] if isinstance(tensors, SavedPieces) else len(tensors[name])
+    return tensors.shape(name)[0] if isinstance(tensors, SavedShards) else len(tensors[name])
 
 
 def _read(place: Mapping[str, range], tensors: Mapping[str, Tensor], *, is_own: bool) -> dict[str, Tensor]:
-    """The tensors of a row by name; of another rank's row its advantages alone, which every rank has."""
+    """Return the tensors of a row by name; of another rank's row its advantages alone, which every rank
+    has."""
     found = {}
     for name, where in place.items():
         if not where:
@@ -283,20 +285,20 @@ def _read(place: Mapping[str, range], tensors: Mapping[str, Tensor], *, is_own: 
         elif is_own or name == "token_advantages":
             found[name] = (
                 tensors.read(name, where.start, where.stop)
-                if isinstance(tensors, SavedPieces)
+                if isinstance(tensors, SavedShards)
                 else tensors[name][where.start : where.stop].clone()
             )
     return found
 
 
 def _sets(parts: Mapping[str, Tensor]) -> KeptSets:
-    """The kept sets of a row."""
+    """Return the kept sets of a row."""
     counts, words = (parts[name].numpy() for name in ("kept_counts", "kept_words"))
     return KeptSets(vocab=int(parts["kept_vocab"]), counts=counts, words=words)
 
 
 def _row(values: Mapping[str, Any], parts: Mapping[str, Tensor], *, is_own: bool) -> TrainSample:
-    """A row of what is there once, and of the tensors of its tokens where it is this rank's own."""
+    """Return a row of what is there once, and of the tensors of its tokens where it is this rank's own."""
     tokens: TokenSequence | SequenceSummary
     if is_own:
         tokens = TokenSequence.behind(

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from covey.checkpoint.manifest import read_manifest
-from covey.checkpoint.read import read_pieces, read_states
+from covey.checkpoint.read import read_shards, read_states
 from covey.checkpoint.registry import Registry, Stateful
 from covey.comm import Comm
 from covey.config.resolve import Resolved
@@ -76,7 +76,7 @@ from covey.training.state import (
 
 
 def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None = None) -> Job:
-    """Every part of a run, wired and, where it resumes, restored."""
+    """Build every part of a run, connect them and, for a resume, restore them."""
     config, facts = resolved.config, _facts_of_all(found.facts, comm)
     assert found.codec is not None
     resume = None if facts.resume is None else Path(facts.resume.path)
@@ -138,7 +138,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
 
 
 def _facts_of_all(facts: Facts, comm: Comm) -> Facts:
-    """The facts with the least free memory of all ranks, so that what follows from it is the same on all."""
+    """Return the facts with the least free memory of all ranks, so that what follows from it is the same on
+    all."""
     least = -comm.max([-float(facts.free_memory_bytes or 0)])[0]
     return replace(facts, free_memory_bytes=int(least) or None)
 
@@ -181,15 +182,16 @@ def _registry(
     source: Source,
     comm: Comm,
 ) -> Registry:
-    """What a checkpoint keeps; None is of a component that the run does not have."""
+    """Return the registry of what a checkpoint keeps; None stands for a component that the run does not
+    have."""
     registry = Registry()
     for component in (buffer, *components):
         if component is not None:
             registry.register(component)
-    registry.register_in_pieces(OptimizerState(backend))
-    registry.register_in_pieces(RolloutTokens(buffer), has_some=lambda: bool(buffer.rows))
+    registry.register_sharded(OptimizerState(backend))
+    registry.register_sharded(RolloutTokens(buffer), has_some=lambda: bool(buffer.rows))
     if backend.moving is not None and backend.moving.moves:
-        registry.register_in_pieces(ReferenceState(backend.moving, comm))
+        registry.register_sharded(ReferenceState(backend.moving, comm))
     registry.register(health, is_later=True)
     if isinstance(source, SelectingSource):
         registry.register(source, is_later=True)
@@ -224,7 +226,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, engine: Engine, c
 
 
 def _engine_name(config: Config, engine: Engine) -> EngineName:
-    """What samples, which is not always what was asked for."""
+    """Return the name of the engine that samples, which is not always the one that was asked for."""
     if config.rollout_servers:
         return "servers"
     if config.use_vllm:
@@ -240,7 +242,7 @@ def _restore(
     states = read_states(resume, verified=read_manifest(resume))
     # A run that no longer selects goes on without what a selection would need.
     kept = {n: s for n, s in states.items() if n in registry.names or n != SelectingSource.name}
-    registry.load(kept, read_pieces(resume))
+    registry.load(kept, read_shards(resume))
     check_position(progress, buffer)
     if files is not None:
         # A rollout that is in the buffer has its file already.
@@ -251,7 +253,7 @@ def _restore(
 def _recorder(
     config: Config, files: RunFiles | None, total_steps: int, lock: Lock | None, comm: Comm
 ) -> Recorder:
-    """The sinks, of which ranks other than the first have that of their rollouts alone."""
+    """Return the sinks, of which ranks other than the first have that of their rollouts alone."""
     output = Path(config.output_dir)
     limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
     return Recorder(

@@ -1,4 +1,4 @@
-"""What ends a run before or at its last planned step."""
+"""The limits and signals that end a run at or before its last planned step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Limits:
 class Signals:
     """The signal that this process got, and the one that all ranks have agreed to end for.
 
-    A handler sets the first, at any moment; only a step's agreement sets the second. A rank that ended for
-    what it alone had seen would leave the others waiting, and one that wrote back what the others had seen
-    would lose a signal that came in between.
+    A handler sets the first, at any moment. The ranks agree on the second before the first rollout, where a
+    rollout is dropped, and after each step. A rank that ended for what it alone had seen would leave the
+    others waiting. One that wrote back what the others had seen would lose a signal that came in between.
     """
 
     received: int = 0

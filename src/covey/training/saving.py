@@ -19,7 +19,8 @@ from covey.training.recorder import Recorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """When checkpoints are written and how many stay; `keep_best` also writes one at each best evaluation.
+    """Says when checkpoints are written and how many stay; `keep_best` writes one at each best evaluation,
+    too.
 
     `check` raises GuardStop where the weights of a step must not be saved. `model_writer` gathers what this
     rank writes of the model, and returns what writes it into a directory.
@@ -48,12 +49,12 @@ class Saver:
     saved_step: int = -1
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """Return the directory of a step's checkpoint."""
         return self.output_dir / f"checkpoint-{step}"
 
     @property
     def best_path(self) -> Path | None:
-        """The checkpoint of the best evaluation, where it was saved."""
+        """Return the checkpoint of the best evaluation, where it was saved."""
         path = None if self.best.step is None else self.path(self.best.step)
         return path if path is not None and isdir(path) else None
 
@@ -76,7 +77,7 @@ class Saver:
                 step=step,
                 write_model=write_model,
                 states=states,
-                pieces=None if states is None else self.registry.pieces(),
+                shards=None if states is None else self.registry.shards(),
                 meta=self.plan.meta,
                 comm=self.comm,
             )

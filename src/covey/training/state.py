@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.checkpoint.registry import State
+from covey.checkpoint.shards import SavedShards, Shard
 from covey.comm import Comm
 from covey.errors import CheckpointError
 from covey.health.rewards import RewardWatch
@@ -25,7 +25,7 @@ from covey.types import Fix
 
 
 class Progress:
-    """Where the run stands: optimizer steps taken, rollouts finished, and running totals.
+    """Counts the optimizer steps taken, the rollouts finished, and running totals.
 
     `upcoming` gives a rollout's prompts as row and checksum; a resumed run compares them with those that the
     stopped one would have taken next. None: nothing can be said of them beforehand. `may_differ` is where
@@ -46,7 +46,7 @@ class Progress:
         """Optimizer steps taken when the current rollout began; None where a checkpoint does not say."""
 
     def state(self) -> State:
-        """The counters."""
+        """Return the counters."""
         counts = {"step": self.step, "rollout": self.rollout, "num_tokens": self.num_tokens}
         counts |= {} if self.began is None else {"began": self.began}
         coming = None if self._upcoming is None else self._upcoming(self.rollout)
@@ -96,41 +96,41 @@ def check_position(progress: Progress, buffer: RolloutBuffer) -> None:
 
 
 class OptimizerState:
-    """AdamW's moments and the masters, through the backend."""
+    """Saves AdamW's moments and the masters, through the backend."""
 
     name = "optimizer"
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def pieces(self) -> Iterable[Piece]:
-        """The tensors that the backend holds on this rank."""
-        return self._backend.pieces()
+    def shards(self) -> Iterable[Shard]:
+        """Return the tensors that the backend holds on this rank."""
+        return self._backend.shards()
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def load_shards(self, saved: SavedShards) -> None:
         """Give the backend what all ranks have saved."""
-        self._backend.load_pieces(saved)
+        self._backend.load_shards(saved)
 
 
 class ReferenceState:
-    """A reference that follows the policy."""
+    """Saves a reference that follows the policy."""
 
     name = "reference"
 
     def __init__(self, moving: MovingReference, comm: Comm) -> None:
         self._moving, self._comm = moving, comm
 
-    def pieces(self) -> Iterable[Piece]:
-        """This rank's part of its tensors, which every rank holds."""
-        return self._moving.pieces(self._comm.rank, self._comm.world)
+    def shards(self) -> Iterable[Shard]:
+        """Return this rank's part of its tensors, which every rank holds."""
+        return self._moving.shards(self._comm.rank, self._comm.world)
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def load_shards(self, saved: SavedShards) -> None:
         """Give them back."""
-        self._moving.load_pieces(saved)
+        self._moving.load_shards(saved)
 
 
 class RandomState:
-    """torch's generators, one a rank. Sampling needs none of them; dropout, where it is on, does."""
+    """Saves torch's generators, one a rank. Sampling needs none of them; dropout, where it is on, does."""
 
     name = "rng"
 
@@ -138,14 +138,14 @@ class RandomState:
         self._comm = comm
 
     def state(self) -> State:
-        """Every rank's generator. Collective."""
+        """Return every rank's generator. Collective."""
         mine = [bytes(torch.get_rng_state().tolist()).hex()]
         if torch.cuda.is_available():
             mine.append(bytes(torch.cuda.get_rng_state().tolist()).hex())
         return State(json={"ranks": self._comm.gather_json(mine)})
 
     def load_state(self, state: State) -> None:
-        """This rank's generator, where the stopped run had as many ranks."""
+        """Restore this rank's generator, where the stopped run had as many ranks."""
         ranks: Any = state.json["ranks"]
         if len(ranks) != self._comm.world:
             return
@@ -160,7 +160,7 @@ def _bytes(text: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a run is judged by: the rules with the start that they compare with, rewards, and guards."""
+    """Saves what a run is judged by: the rules with the start that they compare with, rewards, and guards."""
 
     rules: Rules
     watch: RewardWatch
@@ -168,11 +168,11 @@ class Health:
 
     @property
     def name(self) -> str:
-        """`health`; checkpoints that lack it are of older versions."""
+        """Return `health`; checkpoints that lack it are of older versions."""
         return "health"
 
     def state(self) -> State:
-        """Counts, streaks and series."""
+        """Return counts, streaks and series."""
         parts = {"rules": self.rules.state(), "rewards": self.watch.state(), "guards": self.guards.state()}
         return State(json=parts)
 

@@ -1,9 +1,9 @@
-"""What the processes of a run know of each other outside of collectives: that one of them has failed, is gone
-or stopped, or has got a signal.
+"""Watch the other processes of a run: end with one that has failed, is gone or stopped; pass signals on.
 
-They leave small files for each other (`covey.meeting`), and a thread in each of them polls these from its
-start to its end. A process that waits in a collective, or for the others to come, finds it that way, and
-ends. Of other machines one of them hears by the network (`covey.training.machines`).
+The processes of a machine write small files for each other (`covey.meeting`). A thread in each process reads
+these files from its start to its end, so a process that waits in a collective, or for the other ranks to
+start, learns of a failure too. One process of each machine hears of the other machines over the network
+(`covey.training.machines`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _RAISED_BY_ALL = (ConfigError, CheckpointError, GuardStop, Stopped)
 
 @dataclass(slots=True)
 class Together:
-    """The other processes of a run, as one of them sees them; `place` is None where there are none.
+    """Watches the other processes of a run from one of them; `place` is None where there are none.
 
     `owns_process`: the process is that of a command; otherwise a program has called a function in its own.
     `output_dir` is known once the run owns it. Each of `closing` is called before the process ends for the
@@ -81,12 +81,12 @@ class Together:
 
     @property
     def rank(self) -> int:
-        """This process among the others."""
+        """Return this process among the others."""
         return 0 if self.place is None else self.place.rank
 
     @property
     def world(self) -> int:
-        """How many processes there are."""
+        """Return how many processes there are."""
         return 1 if self.place is None else self.place.world
 
     @property
@@ -265,11 +265,11 @@ class Together:
         )
 
     def _host(self) -> str:
-        """This machine's name, where there are others."""
+        """Return this machine's name, where there are others."""
         return "" if self.machines is None else self.machines.host
 
     def _ranks_in(self, state: str, longer_than_s: float = 0.0) -> list[int]:
-        """The other ranks whose processes have been seen in a state for so long."""
+        """Return the other ranks whose processes have been seen in a state for so long."""
         assert self.place is not None
         now, found = time.monotonic(), []
         for rank in self.place.others:
@@ -280,7 +280,7 @@ class Together:
         return found
 
     def _idle_s(self, now: float) -> float:
-        """Seconds in which the main thread did not get on."""
+        """Return the seconds in which the main thread made no progress."""
         return now - self.activity.moment.progress
 
     def _waits_for_one_that_raised(self, place: Meeting, now: float) -> bool:
@@ -306,7 +306,7 @@ class Together:
             end_now(1 if raised is None else raised.code, leads=False, all_leave=True)
 
     def _raised_elsewhere(self) -> Failed | None:
-        """The lowest rank of another machine that has raised an error."""
+        """Return the lowest rank of another machine that has raised an error."""
         if self.machines is None or not self.machines.leads or not self.machines.raised:
             return None
         rank, code = min(self.machines.raised.items())

@@ -18,7 +18,7 @@ from covey.plan.check_launch import num_ranks
 from covey.plan.facts import Facts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import requests_of
-from covey.plan.memory_vllm import adapter_room, cache_bytes, held_tokens, side_by_side
+from covey.plan.memory_vllm import cache_bytes, held_tokens, largest_adapter_rank, side_by_side
 from covey.rollout.engine import Engine
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.group import GroupEngine
@@ -75,7 +75,7 @@ def vllm_settings(
         enforce_eager=config.vllm_enforce_eager,
         prefix_caching=config.vllm_enable_prefix_caching,
         sleep_level=max(1, config.sleep_level) if config.vllm_enable_sleep_mode else 0,
-        lora_rank=adapter_room(config),
+        lora_rank=largest_adapter_rank(config),
         trust_remote_code=config.trust_remote_code,
         extra=config.vllm_engine_kwargs or {},
     )

@@ -166,13 +166,13 @@ class KeptTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrompt:
-    """What a micro-batch has in common with those around it that begin with the same prompt: one that it
-    `follows`, one that it `is_followed` by.
+    """Holds what a micro-batch shares with the micro-batch before it (`follows`) or after it (`is_followed`)
+    that has the same prompt.
 
-    F are the tokens that the prompt's last position predicts, the first ones of all these micro-batches, and
-    X the other tokens of a single one. Targets, temperatures and kept sets are those of all first tokens.
-    `own_X` are this micro-batch's other tokens, and `index_N` is where each of its tokens is among the F
-    first ones and its own behind them.
+    The last position of the prompt predicts F tokens: the first token of every completion of all these
+    micro-batches. `target_F`, `temperature_F` and `kept_F` are theirs. X are the other trained tokens of this
+    micro-batch, `own_X` their indices among its N. `index_N` says for each of the N where it stands in the
+    F first tokens followed by the X others.
     """
 
     target_F: Tensor
@@ -251,13 +251,12 @@ class Denominators:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """This rank's share of one optimizer step; `dropped` counts rows left out of the forward pass, by
-    reason.
+    """This rank's share of one optimizer step; `dropped` counts rows left out of the forward pass, by reason.
 
-    `has_signal` says of each micro-batch whether its gradient cannot be 0 while the ratio is 1: equal
-    completions whose advantages cancel give none, stale ones may be clipped, and what a shared prompt
-    predicts has its gradient in the last of the passes behind it. `num_rows` are the step's rows over all
-    ranks, and `groups` the numbers of its groups.
+    `has_signal` says for each micro-batch whether its gradient is certainly not 0 while the ratio is 1. It is
+    not certain where the advantages of equal completions cancel, where stale completions may be clipped, and
+    for the tokens that a shared prompt predicts: their gradient comes with the last of its micro-batches.
+    `num_rows` are the step's rows over all ranks, and `groups` the numbers of its groups.
     """
 
     micro_batches: tuple[MicroBatch, ...]

@@ -182,7 +182,7 @@ def test_a_shared_prompt_counts_once_for_each_rank() -> None:
     assert dealt(rows, 2).tokens_of.tolist() == [300, 300]
     found = dealt(rows, 2, prompt)
     assert sorted(found.tokens_of.tolist()) == [200, 220]
-    # One piece of group 1 is beside group 0, which stays whole: a cut of it would count its prompt twice.
+    # One part of group 1 is beside group 0, which stays whole: a cut of it would count its prompt twice.
     assert {g: len(r) for g, r in ranks_of_groups(rows, found.rank_of_R).items()} == {0: 1, 1: 2}
 
 

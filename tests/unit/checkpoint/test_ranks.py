@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from covey.checkpoint import manifest, read, tensor_file, write
-from covey.checkpoint.pieces import Piece, whole
-from covey.checkpoint.read import read_pieces, read_states, verify
+from covey.checkpoint.read import read_shards, read_states, verify
 from covey.checkpoint.registry import State
 from covey.checkpoint.retain import retain
+from covey.checkpoint.shards import Shard, whole
 from covey.checkpoint.tensor_file import write_tensors
 from covey.checkpoint.write import write_checkpoint
 from covey.errors import CheckpointError, OtherRankFailed
@@ -31,7 +31,7 @@ def save(directory: Path, comm: Any, step: int = 4, **changes: Any) -> Path:
     """Each rank has rows of one moment, and a file of the model."""
     each = MOMENT.shape[0] // comm.world
     first = comm.rank * each
-    piece = Piece("exp_avg/w", MOMENT[first : first + each], first, (6, 2))
+    shard = Shard("exp_avg/w", MOMENT[first : first + each], first, (6, 2))
 
     def write_model(target: Path) -> dict[str, Any]:
         if comm.rank == 0:
@@ -39,7 +39,7 @@ def save(directory: Path, comm: Any, step: int = 4, **changes: Any) -> Path:
         name = f"model-{comm.rank}.safetensors"
         return {name: write_tensors(target / name, {"w": MOMENT})}
 
-    given: dict[str, Any] = {"write_model": write_model, "pieces": {"optimizer": [piece]}, "states": STATES}
+    given: dict[str, Any] = {"write_model": write_model, "shards": {"optimizer": [shard]}, "states": STATES}
     return write_checkpoint(directory, step=step, meta={}, comm=comm, **(given | changes))
 
 
@@ -56,9 +56,9 @@ def test_every_rank_writes_its_own_and_any_number_reads(tmp_path: Path) -> None:
         "trainer/state.json",
         "trainer/rollout.safetensors",
     }
-    states, pieces = read_states(paths[0]), read_pieces(paths[0])
+    states, shards = read_states(paths[0]), read_shards(paths[0])
     assert set(states) == {"progress", "rollout"} and states["progress"].json == {"step": 4}
-    assert torch.equal(pieces["optimizer"]["exp_avg/w"], MOMENT)
+    assert torch.equal(shards["optimizer"]["exp_avg/w"], MOMENT)
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
@@ -161,7 +161,7 @@ def test_every_file_is_hashed_once_and_no_former_one_again(
 
 def test_names_of_components_do_not_meet(tmp_path: Path) -> None:
     def clash(comm: Any) -> Path:
-        return save(tmp_path, comm, pieces={"progress": [whole("x", MOMENT)]})
+        return save(tmp_path, comm, shards={"progress": [whole("x", MOMENT)]})
 
     (error,) = on_ranks(1, clash)
     assert isinstance(error, CheckpointError) and "progress" in str(error)

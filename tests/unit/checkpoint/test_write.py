@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from covey.checkpoint import write
-from covey.checkpoint.pieces import whole
 from covey.checkpoint.read import read_states, verify
 from covey.checkpoint.registry import State
+from covey.checkpoint.shards import whole
 from covey.checkpoint.staging import tidy
 from covey.checkpoint.write import write_checkpoint
 from covey.config.checkpoints import list_checkpoints
@@ -196,7 +196,7 @@ STATES = {
     "a": State(json={"x": 1}, tensors={"t": torch.ones(2)}),
     "rng/0": State(tensors={"t": torch.ones(1)}),
 }
-PIECES = {"optimizer": [whole("moment", torch.ones(3))]}
+SHARDS = {"optimizer": [whole("moment", torch.ones(3))]}
 
 
 def interrupted_save(directory: Path, step: int, at: int) -> int:
@@ -205,10 +205,10 @@ def interrupted_save(directory: Path, step: int, at: int) -> int:
     with pytest.MonkeyPatch.context() as patch:
         for name in WATCHED:
             patch.setattr(os, name, failing.wrap(getattr(os, name)))
-        for name in ("hash_file", "_write_states", "_write_pieces", "write_tensors", "write_text"):
+        for name in ("hash_file", "_write_states", "_write_shards", "write_tensors", "write_text"):
             patch.setattr(write, name, failing.wrap(getattr(write, name)))
         try:
-            save(directory, step, states=STATES, pieces=PIECES, meta={"which": "new"})
+            save(directory, step, states=STATES, shards=SHARDS, meta={"which": "new"})
         except KeyboardInterrupt:
             assert failing.calls >= at
     return failing.calls

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from covey.checkpoint.manifest import FileEntry, hash_file, list_files, read_manifest, render_manifest
 from covey.checkpoint.model_files import ModelFiles
-from covey.checkpoint.pieces import Piece
 from covey.checkpoint.registry import State
+from covey.checkpoint.shards import Shard
 from covey.checkpoint.write import write_checkpoint
 from covey.cli.main import main
 from covey.models.adapter_shapes import LoraSettings
@@ -37,14 +37,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("run")
 
     def save(comm: Any) -> Path:
-        piece = Piece("exp_avg/w", MOMENT[3 * comm.rank :][:3], 3 * comm.rank, (6, 2))
+        shard = Shard("exp_avg/w", MOMENT[3 * comm.rank :][:3], 3 * comm.rank, (6, 2))
         files = ModelFiles(model, comm.rank, 2).add_all(model.named_parameters())
         return write_checkpoint(
             directory,
             step=4,
             write_model=files.write,
             states={"rollout": State(json={"done": 1}, tensors={"old": torch.ones(3)})},
-            pieces={"optimizer": [piece]},
+            shards={"optimizer": [shard]},
             meta={},
             comm=comm,
         )

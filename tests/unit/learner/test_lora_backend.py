@@ -15,7 +15,7 @@ from covey.algorithm.needs import needs
 from covey.batching.credit import CreditConfig
 from covey.batching.pack import pack
 from covey.batching.shares import PackPlan
-from covey.checkpoint.pieces import SavedPieces, write_pieces
+from covey.checkpoint.shards import SavedShards, write_shards
 from covey.comm import LocalComm
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
@@ -182,9 +182,9 @@ def test_a_resumed_run_goes_on_bit_for_bit(kind, dtype, base, random_rollout, tm
     for _ in range(2):
         step_of(one, random_rollout)
     save_policy(one.policy, base, tmp_path)
-    write_pieces(tmp_path / "optimizer", one.pieces(), 0, 1)
+    write_shards(tmp_path / "optimizer", one.shards(), 0, 1)
     two = backend_of(base, KINDS[kind], dtype, adapter=tmp_path, seed=5)
-    two.load_pieces(SavedPieces(tmp_path / "optimizer"))
+    two.load_shards(SavedShards(tmp_path / "optimizer"))
     for _ in range(2):
         a, b = step_of(one, random_rollout), step_of(two, random_rollout)
         assert a.stats == b.stats

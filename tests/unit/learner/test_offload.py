@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from covey.batching.pack import pack
 from covey.comm import LocalComm
 from covey.learner.backends.single import SingleBackend
-from covey.learner.offload import Offload, Parked, layer_groups, own_memory
+from covey.learner.offload import Offload, Offloaded, layer_groups, own_memory
 from covey.learner.optimizer import Masters
 from covey.learner.reference import MovingReference
 from covey.learner.update import update
@@ -39,39 +39,39 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum({id(s): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
 
 
-def test_parked_tensors_come_back_as_they_were() -> None:
+def test_offloaded_tensors_come_back_as_they_were() -> None:
     owner, dtype = torch.randn(7, 5), torch.randn(3).to(BF16)
     view, kept = owner.detach()[1:, 2], owner.clone()
-    parked = Parked(lambda: [owner, view, dtype])
+    offloaded = Offloaded(lambda: [owner, view, dtype])
     expected = view.clone()
-    parked.leave()
+    offloaded.to_cpu()
     assert num_bytes([owner, dtype]) == 0
-    assert torch.equal(parked.look(owner), kept) and torch.equal(parked.look(view), expected)
+    assert torch.equal(offloaded.read(owner), kept) and torch.equal(offloaded.read(view), expected)
     other = torch.randn(7, 5)
-    assert parked.look(other).data_ptr() == other.data_ptr()
-    with parked.here():
+    assert offloaded.read(other).data_ptr() == other.data_ptr()
+    with offloaded.on_device():
         assert torch.equal(owner, kept)
         owner.mul_(2)
-    assert parked.is_away and torch.equal(parked.look(view), 2 * expected)
-    with parked.here(is_changed=False):
+    assert offloaded.is_on_cpu and torch.equal(offloaded.read(view), 2 * expected)
+    with offloaded.on_device(is_changed=False):
         owner.mul_(2)
     # What was called unchanged is not copied.
-    assert torch.equal(parked.look(owner), 2 * kept)
-    parked.come()
+    assert torch.equal(offloaded.read(owner), 2 * kept)
+    offloaded.to_device()
     assert torch.equal(view, 2 * expected) and num_bytes([owner]) == 140
-    with parked.here():
+    with offloaded.on_device():
         owner.mul_(2)
-    parked.leave(is_changed=False)
-    assert torch.equal(parked.look(owner), 4 * kept), "a change between two absences was lost"
+    offloaded.to_cpu(is_changed=False)
+    assert torch.equal(offloaded.read(owner), 4 * kept), "a change between two absences was lost"
 
 
 def test_memory_of_an_array_is_copied_before_it_can_be_let_go() -> None:
     parameter = nn.Parameter(torch.from_numpy(torch.randn(4).numpy().copy()))
     kept = parameter.detach().clone()
     own_memory([parameter])
-    parked = Parked(lambda: [parameter])
-    parked.leave()
-    parked.come()
+    offloaded = Offloaded(lambda: [parameter])
+    offloaded.to_cpu()
+    offloaded.to_device()
     assert torch.equal(parameter, kept)
 
 
@@ -130,7 +130,7 @@ def steps_of(
         assert result.stats is not None and result.stats.update_ratio > 0
         watch("held")
         found += [result.stats, backend.move_reference(step), backend.fingerprints(backend.frozen())]
-    saved = {piece.name: piece.tensor.tolist() for piece in backend.pieces()}
+    saved = {shard.name: shard.tensor.tolist() for shard in backend.shards()}
     moved = {} if backend.moving is None else {n: t.tolist() for n, t in backend.moving.tensors().items()}
     return [*found, saved, moved, [p.tolist() for p in backend.policy.parameters()]]
 
@@ -205,14 +205,14 @@ def test_a_step_holds_the_state_of_a_group(groups: int | None, monkeypatch: pyte
     backend = backend_with(Offload(optimizer=True, groups=groups), BF16)
     model = sizes(backend.policy)
     most: list[int] = []
-    leave = Parked.leave
+    leave = Offloaded.to_cpu
 
-    def watched(self: Parked, **how: bool) -> None:
+    def watched(self: Offloaded, **how: bool) -> None:
         found = owners(backend)
         most.append(found["masters"] + found["moments"])
         leave(self, **how)
 
-    monkeypatch.setattr(Parked, "leave", watched)
+    monkeypatch.setattr(Offloaded, "to_cpu", watched)
     steps_of(backend, 2)
     options = config(torch_dtype="bfloat16", offload_optimizer=True, move_model_batches=groups)
     how = training_of(options, facts(model_sizes=model, cuda=True), "none")
@@ -228,7 +228,7 @@ def test_a_step_holds_the_state_of_a_group(groups: int | None, monkeypatch: pyte
 def test_what_was_saved_is_loaded_wherever_it_lies(kinds: tuple[Offload, Offload]) -> None:
     first, second = (backend_with(offload, BF16) for offload in kinds)
     steps_of(first, 2)
-    second.masters.load_state({piece.name: piece.tensor.clone() for piece in first.pieces()})
+    second.masters.load_state({shard.name: shard.tensor.clone() for shard in first.shards()})
     assert steps_of(second, 2) == steps_of(first, 2)
 
 

@@ -18,12 +18,12 @@ from covey.errors import ConfigError
 from covey.learner.backends.base import Annotation
 from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.sharding import rows
-from covey.learner.sharding.build import hollow_policy, sharded_policy
-from covey.learner.sharding.hollow import hollow_model, read_buffers
+from covey.learner.sharding.build import meta_policy, sharded_policy
 from covey.learner.sharding.layers import decoder_layers
+from covey.learner.sharding.meta import meta_model, read_buffers
 from covey.learner.sharding.reference import SplitReference
-from covey.learner.sharding.room import Room
 from covey.learner.sharding.units import Sharded, sharding_over
+from covey.learner.sharding.weight_buffer import WeightBuffer
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, read_policy
 from covey.models.lora import adapter_alone
@@ -50,8 +50,8 @@ def group() -> Iterator[None]:
 
 def split(base: Path, lora: LoraSettings | None = None, dtype: torch.dtype = torch.float32) -> Sharded:
     """The policy of a directory over the ranks of this group."""
-    hollow = hollow_policy(base, lora, adapter=None, seed=3, dtype=dtype, trust_remote_code=False)
-    return sharded_policy(hollow, base, sharding_over(LAYOUT, CPU), dtype, trust_remote_code=False)
+    meta = meta_policy(base, lora, adapter=None, seed=3, dtype=dtype, trust_remote_code=False)
+    return sharded_policy(meta, base, sharding_over(LAYOUT, CPU), dtype, trust_remote_code=False)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma2", "gpt2", "mixtral", "lfm2"])
@@ -69,9 +69,9 @@ def test_the_weights_are_those_of_the_files(family: str, tmp_path: Path) -> None
 def test_a_model_without_weights_has_its_buffers(family: str, tmp_path: Path) -> None:
     save_model(family, tmp_path)
     expected = dict(read_policy(tmp_path, False).model.named_buffers())
-    hollow = hollow_model(tmp_path, False)
-    found = dict(hollow.named_buffers())
-    assert all(parameter.is_meta for parameter in hollow.parameters())
+    meta = meta_model(tmp_path, False)
+    found = dict(meta.named_buffers())
+    assert all(parameter.is_meta for parameter in meta.parameters())
     assert found.keys() == expected.keys() and found
     assert all(torch.equal(found[name], buffer) for name, buffer in expected.items())
 
@@ -80,12 +80,12 @@ def test_buffers_that_a_model_is_saved_with_are_read(tmp_path: Path) -> None:
     """Such as the biases of a router, which start as zeros."""
     save_model("qwen2", tmp_path)
     name = "model.rotary_emb.inv_freq"
-    hollow = hollow_model(tmp_path, False)
-    hollow.get_submodule("model.rotary_emb")._non_persistent_buffers_set.clear()
+    meta = meta_model(tmp_path, False)
+    meta.get_submodule("model.rotary_emb")._non_persistent_buffers_set.clear()
     file = tmp_path / "model.safetensors"
-    save_file({**load_file(file), name: torch.full_like(hollow.get_buffer(name), 7.0)}, file)
-    read_buffers(hollow, tmp_path)
-    assert torch.equal(hollow.get_buffer(name), torch.full_like(hollow.get_buffer(name), 7.0))
+    save_file({**load_file(file), name: torch.full_like(meta.get_buffer(name), 7.0)}, file)
+    read_buffers(meta, tmp_path)
+    assert torch.equal(meta.get_buffer(name), torch.full_like(meta.get_buffer(name), 7.0))
 
 
 def test_a_unit_that_would_train_in_two_dtypes_is_refused(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_an_adapter_alone_is_that_of_a_whole_model(dtype: torch.dtype, tmp_path:
     lora = LoraSettings(rank=4, alpha=12)
     how = {"compute_dtype": dtype, "device": CPU, "disable_dropout": True}
     whole = adapter_alone(load_adapted(tmp_path, lora, adapter=None, seed=3, **how))
-    sampler = hollow_policy(tmp_path, lora, adapter=None, seed=3, dtype=dtype, trust_remote_code=False).policy
+    sampler = meta_policy(tmp_path, lora, adapter=None, seed=3, dtype=dtype, trust_remote_code=False).policy
     sharded = split(tmp_path, lora, dtype)
     own = FSDP2Backend(sharded, sampler, OPTIMIZER, compute_dtype=dtype).adapter_alone
     assert whole is not None and own is not None and own.rank == whole.rank == 4
@@ -142,7 +142,7 @@ def test_a_reference_that_follows_begins_as_a_new_adapter_of_dora(tmp_path: Path
     save_model("llama", tmp_path)
     lora = LoraSettings(rank=4, alpha=8, use_dora=True)
     sharded = split(tmp_path, lora)
-    sampler = hollow_policy(
+    sampler = meta_policy(
         tmp_path, lora, adapter=None, seed=3, dtype=torch.float32, trust_remote_code=False
     ).policy
     moving = SplitReference(sharded, every=1, alpha=0.5)
@@ -154,9 +154,9 @@ def test_a_reference_that_follows_begins_as_a_new_adapter_of_dora(tmp_path: Path
 
 def test_a_model_of_a_program_is_copied_without_its_weights() -> None:
     model = random_model("qwen2")
-    hollow = hollow_model(model, False)
-    assert all(p.is_meta for p in hollow.parameters()) and not any(p.is_meta for p in model.parameters())
-    assert hollow.get_input_embeddings().weight is hollow.get_output_embeddings().weight
+    meta = meta_model(model, False)
+    assert all(p.is_meta for p in meta.parameters()) and not any(p.is_meta for p in model.parameters())
+    assert meta.get_input_embeddings().weight is meta.get_output_embeddings().weight
 
 
 def report(base: Path, out: Path) -> None:
@@ -215,14 +215,14 @@ def test_nothing_gathers_the_whole_model(
             yield tensors
             held[0] -= num_bytes
 
-    def refused(self: Room, weights: object) -> None:
+    def refused(self: WeightBuffer, weights: object) -> None:
         raise AssertionError("a whole copy was gathered")
 
     monkeypatch.setattr(Sharded, "unit", counted)
-    monkeypatch.setattr(Room, "held", refused)
+    monkeypatch.setattr(WeightBuffer, "filled", refused)
     trained, sampler = (
         split(tmp_path, lora),
-        hollow_policy(tmp_path, lora, adapter=None, seed=3, dtype=torch.float32, trust_remote_code=False),
+        meta_policy(tmp_path, lora, adapter=None, seed=3, dtype=torch.float32, trust_remote_code=False),
     )
     units = {}
     for name in trained.units:

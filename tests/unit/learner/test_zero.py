@@ -20,7 +20,7 @@ from covey.learner.backends.single import SingleBackend
 from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
 from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
 from covey.learner.reference import MovingReference
-from covey.learner.sharding.build import hollow_policy, rows_of_source
+from covey.learner.sharding.build import meta_policy, rows_of_source
 from covey.learner.sharding.partitions import Partitioned
 from covey.learner.sharding.reference import SplitReference
 from covey.models.load import load_policy, read_policy
@@ -58,12 +58,12 @@ def made(base: Path, name: str, dtype: torch.dtype, *, follows: bool = False) ->
     """The backend of a preset; `single` is one process."""
     pace = {"every": 1, "alpha": 0.5}
     if name.startswith("zero3"):
-        hollow = hollow_policy(base, None, adapter=None, seed=0, dtype=dtype, trust_remote_code=False)
-        sampler = hollow_policy(base, None, adapter=None, seed=0, dtype=dtype, trust_remote_code=False)
-        hollow.policy.runs_on = sampler.policy.runs_on = CPU
-        with rows_of_source(hollow, base, trust_remote_code=False) as read:
-            partition(hollow.policy, settings(name), read, dtype)
-            own = Partitioned(ZeroEngine(hollow.policy, settings(name), OPTIMIZER))
+        meta = meta_policy(base, None, adapter=None, seed=0, dtype=dtype, trust_remote_code=False)
+        sampler = meta_policy(base, None, adapter=None, seed=0, dtype=dtype, trust_remote_code=False)
+        meta.policy.runs_on = sampler.policy.runs_on = CPU
+        with rows_of_source(meta, base, trust_remote_code=False) as read:
+            partition(meta.policy, settings(name), read, dtype)
+            own = Partitioned(ZeroEngine(meta.policy, settings(name), OPTIMIZER))
             own.fill_masters(read)
         moving = SplitReference(own, **pace) if follows else None
         return Zero3Backend(own, sampler.policy, OPTIMIZER, compute_dtype=dtype, moving=moving)
@@ -151,7 +151,7 @@ def followed(base: Path, name: str) -> dict[str, Tensor]:
         whole = {n: t.clone() for n, t in backend.split.whole()}
         some = [n for n in whole if "norm" in n or "up_proj" in n]
         assert_equal({n: t.clone() for n, t in backend.split.each_whole(some)}, {n: whole[n] for n in some})
-    tensors = {p.name: p.tensor.clone() for p in backend.moving.pieces(0, 1)}
+    tensors = {p.name: p.tensor.clone() for p in backend.moving.shards(0, 1)}
     backend.close()
     return {**found, **{f"piece/{n}": t for n, t in tensors.items()}}
 

@@ -30,7 +30,7 @@ from support.attention import (
 @pytest.mark.parametrize("buckets", ["usual", "one_each", "cut"])
 def test_attend_against_a_dense_mask(name, key_heads, buckets, monkeypatch, assert_close_guarded):
     if buckets == "cut":
-        monkeypatch.setattr(stream, "_PIECE", 2)
+        monkeypatch.setattr(stream, "_CHUNK", 2)
         monkeypatch.setattr(attention, "SMALL_CELLS", 0)
     monkeypatch.setattr(stream, "SMALL_CELLS", 0)
     if buckets == "one_each":
@@ -81,20 +81,20 @@ def test_every_segment_is_in_one_bucket_and_buckets_stay_tight():
     for length in (1, 2, 250, 240, 3, 260, 120):
         last = segments[-1]
         segments.append(StreamSegment(start=last.start + last.length, length=length, parent=0))
-    pieces = stream._pieces(segments)
-    buckets = stream._plan_buckets(pieces, stream.SMALL_CELLS)
-    assert sorted(map(id, (p for b in buckets for p in b))) == sorted(map(id, pieces))
-    assert 2 <= len(buckets) < len(pieces)
-    needed = sum(p.queries * p.keys for p in pieces)
+    chunks = stream._chunks(segments)
+    buckets = stream._plan_buckets(chunks, stream.SMALL_CELLS)
+    assert sorted(map(id, (p for b in buckets for p in b))) == sorted(map(id, chunks))
+    assert 2 <= len(buckets) < len(chunks)
+    needed = sum(p.queries * p.keys for p in chunks)
     padded = sum(len(b) * max(p.queries for p in b) * max(p.keys for p in b) for b in buckets)
     assert needed <= padded <= 1.5 * needed
 
 
 def test_long_completions_are_cut():
     segments = [StreamSegment(start=0, length=10), StreamSegment(start=10, length=1000, parent=0)]
-    pieces = stream._pieces(segments)
-    assert [p.queries for p in pieces] == [10, 256, 256, 256, 232]
-    assert sum(p.queries * p.keys for p in pieces[1:]) < 0.65 * 1000 * 1010
+    chunks = stream._chunks(segments)
+    assert [p.queries for p in chunks] == [10, 256, 256, 256, 232]
+    assert sum(p.queries * p.keys for p in chunks[1:]) < 0.65 * 1000 * 1010
 
 
 def test_the_registered_function_needs_a_layout():

@@ -10,7 +10,7 @@ import pytest
 from covey.config.resolve import from_dict
 from covey.plan.checks import checks
 from covey.plan.facts import ServerFacts
-from covey.plan.memory_vllm import adapter_room
+from covey.plan.memory_vllm import largest_adapter_rank
 from covey.plan.server_line import start_line
 from support.checks import BASE, config, facts
 
@@ -40,7 +40,7 @@ def said(given: Any = HERE, **options: Any) -> list[tuple[str, str]]:
 def test_when_vllm_applies_the_adapter(options: dict[str, Any], applied: bool) -> None:
     found = from_dict({**BASE, **options}).config
     assert found.vllm_enable_lora is applied
-    assert adapter_room(found) == (found.lora_rank if applied else 0)
+    assert largest_adapter_rank(found) == (found.lora_rank if applied else 0)
     assert found.use_vllm is ("vllm_enable_lora" in options)
 
 

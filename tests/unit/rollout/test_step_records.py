@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from covey.checkpoint.pieces import SavedPieces, write_pieces
 from covey.checkpoint.registry import State
+from covey.checkpoint.shards import SavedShards, write_shards
 from covey.errors import CheckpointError
 from covey.rewards.registry import total
 from covey.rollout.records import score_of, to_record
@@ -63,9 +63,9 @@ def test_a_replay_weighs_steps_anew(tmp_path):
 def saved(buffers: Sequence[RolloutBuffer], directory: Path, into: RolloutBuffer) -> RolloutBuffer:
     """What the buffers of all ranks write, read by one."""
     for buffer in buffers:
-        write_pieces(directory, RolloutTokens(buffer).pieces(), buffer.plan.rank, len(buffers))
+        write_shards(directory, RolloutTokens(buffer).shards(), buffer.plan.rank, len(buffers))
     into.load_state(State(json=json.loads(json.dumps(buffers[0].state().json))))
-    RolloutTokens(into).load_pieces(SavedPieces(directory))
+    RolloutTokens(into).load_shards(SavedShards(directory))
     return into
 
 
@@ -186,12 +186,12 @@ def test_tokens_that_do_not_match_their_rows_are_refused(tmp_path):
     buffer, again = RolloutBuffer(plan), RolloutBuffer(plan)
     buffer.fill(rows_of_two(None), {}, {})
     again.load_state(buffer.state())
-    tensors = {p.name: p.tensor for p in RolloutTokens(buffer).pieces()}
+    tensors = {p.name: p.tensor for p in RolloutTokens(buffer).shards()}
     with pytest.raises(CheckpointError, match="old"):
         again.take_tokens({**tensors, "old": tensors["old"][:-1]})
     buffer.fill(with_sets(rows_of_two(None), (0, 1)), {}, {})
     again.load_state(buffer.state())
-    tensors = {p.name: p.tensor for p in RolloutTokens(buffer).pieces()}
+    tensors = {p.name: p.tensor for p in RolloutTokens(buffer).shards()}
     for name in ("kept_vocab", "kept_counts", "kept_words"):
         with pytest.raises(CheckpointError, match=name):
             again.take_tokens({**tensors, name: tensors[name][:-1]})

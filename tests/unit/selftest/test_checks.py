@@ -160,7 +160,7 @@ def noisy_gradient(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OptimizerState, "load_pieces", lambda self, saved: None)
+    patch.setattr(OptimizerState, "load_shards", lambda self, saved: None)
 
 
 def no_gradient(patch: pytest.MonkeyPatch) -> None:

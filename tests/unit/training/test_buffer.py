@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from covey.checkpoint.pieces import SavedPieces, write_pieces
 from covey.checkpoint.registry import State
+from covey.checkpoint.shards import SavedShards, write_shards
 from covey.errors import CheckpointError
 from covey.training.buffer import RolloutBuffer, RolloutTokens
 from covey.types import TrainSample
@@ -44,17 +44,17 @@ def written(given: Sequence[TrainSample], folder: Path, world: int, *without: st
     for rank in range(world):
         buffer = buffer_of(rank, world)
         buffer.fill(given, {}, {})
-        pieces = (piece for piece in RolloutTokens(buffer).pieces() if piece.name not in without)
-        write_pieces(folder, pieces, rank, world)
+        shards = (shard for shard in RolloutTokens(buffer).shards() if shard.name not in without)
+        write_shards(folder, shards, rank, world)
     found: list[dict[str, Any]] = json.loads(json.dumps(buffer.state().json))["rows"]
     return found
 
 
-def read(saved: list[dict[str, Any]], tensors: SavedPieces, rank: int, world: int) -> RolloutBuffer:
+def read(saved: list[dict[str, Any]], tensors: SavedShards, rank: int, world: int) -> RolloutBuffer:
     """What a rank reads back."""
     buffer = buffer_of(rank, world)
     buffer.load_state(State(json={"done": 0, "rows": saved}))
-    RolloutTokens(buffer).load_pieces(tensors)
+    RolloutTokens(buffer).load_shards(tensors)
     return buffer
 
 
@@ -68,11 +68,11 @@ def same(ours: RolloutBuffer, theirs: RolloutBuffer) -> bool:
         ]
         for of in (ours, theirs)
     ]
-    pieces = [{p.name: p for p in RolloutTokens(of).pieces()} for of in (ours, theirs)]
-    assert pieces[0].keys() == pieces[1].keys() >= {"token_ids", "versions", "old"}
+    shards = [{p.name: p for p in RolloutTokens(of).shards()} for of in (ours, theirs)]
+    assert shards[0].keys() == shards[1].keys() >= {"token_ids", "versions", "old"}
     return states[0] == states[1] and all(
         own.first_row == other.first_row and torch.equal(own.tensor, other.tensor)
-        for own, other in zip(pieces[0].values(), pieces[1].values(), strict=True)
+        for own, other in zip(shards[0].values(), shards[1].values(), strict=True)
     )
 
 
@@ -90,12 +90,12 @@ def test_rows_with_the_versions_of_their_tokens(of: Any, world: int, tmp_path: P
         for row, sample in zip(today, given, strict=True)
     ]
     for rank in range(world):
-        expected = read(today, SavedPieces(tmp_path / "today"), rank, world)
-        found = read(older, SavedPieces(tmp_path / "older"), rank, world)
+        expected = read(today, SavedShards(tmp_path / "today"), rank, world)
+        found = read(older, SavedShards(tmp_path / "older"), rank, world)
         assert same(found, expected)
         # The comparison is not blind.
         wrong = [{**row, "versions": [[5, row["num_trained"]]]} for row in older]
-        assert not same(read(wrong, SavedPieces(tmp_path / "older"), rank, world), expected)
+        assert not same(read(wrong, SavedShards(tmp_path / "older"), rank, world), expected)
 
 
 def test_rows_with_all_that_there_is_of_their_tokens(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_rows_with_all_that_there_is_of_their_tokens(tmp_path: Path) -> None:
                 "loss_mask": trained.loss_mask.tolist(),
             }
         )
-    tensors = SavedPieces(tmp_path)
+    tensors = SavedShards(tmp_path)
     buffer = buffer_of(0, 1)
     annotations = {name: tensors[name] for name in ("old", "ref", "entropy")}
     buffer.load_state(State(json={"done": 0, "rows": older}, tensors=annotations))
@@ -126,4 +126,4 @@ def test_tensors_that_are_not_those_of_the_rows(tmp_path: Path) -> None:
     saved = written(rows(), tmp_path, 1)
     saved[0]["num_trained"] -= 1
     with pytest.raises(CheckpointError, match="does not match its samples"):
-        read(saved, SavedPieces(tmp_path), 0, 1)
+        read(saved, SavedShards(tmp_path), 0, 1)

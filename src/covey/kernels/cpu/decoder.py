@@ -76,7 +76,7 @@ class CompiledLlama:
 
     @property
     def sampler(self) -> CompiledLlama | None:
-        """Itself, where it draws."""
+        """Return this decoder if it draws tokens itself, else None."""
         return self if self.draws else None
 
     def serves(self, weights: Sequence[Tensor], num_positions: int) -> bool:

@@ -25,13 +25,13 @@ from covey.types import StreamSegment
 # A bucket may compute this many times the query-key cells that its rows need, before another bucket is
 # opened.
 _MAX_BUCKET_WASTE = 1.35
-# Queries of a piece: a segment of twice as many is cut.
-_PIECE = 256
+# Queries of a chunk: a segment of twice as many is cut.
+_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Segments computed by one kernel call, padded to a common number of queries and keys."""
+    """Holds segments computed by one kernel call, padded to a common number of queries and keys."""
 
     query_RQ: Tensor
     key_RL: Tensor
@@ -41,7 +41,8 @@ class _Bucket:
 
 
 class MaskedRows:
-    """The attention of the queries from token `first` of a stream on; `rows` computes that of a bucket."""
+    """Computes the attention of the queries from token `first` of a stream on; `rows` computes that of a
+    bucket."""
 
     def __init__(
         self,
@@ -55,19 +56,19 @@ class MaskedRows:
 
     @cached_property
     def _planned(self) -> tuple[list[_Bucket], Tensor]:
-        """The buckets, and where every token is among their rows; made when something reads them."""
+        """Return the buckets, and where every token is among their rows; made when something reads them."""
         is_cpu = torch.device(self._device).type == "cpu"
         first = self._first
-        pieces = [piece for piece in _pieces(self._segments) if piece.segment.start >= first]
-        buckets = _plan_buckets(pieces, SMALL_CELLS if is_cpu else 0)
+        chunks = [chunk for chunk in _chunks(self._segments) if chunk.segment.start >= first]
+        buckets = _plan_buckets(chunks, SMALL_CELLS if is_cpu else 0)
         total = sum(segment.length for segment in self._segments)
         restore_T = upload(_restore_index(total, buckets)[first:], self._device)
-        return [_build_bucket(pieces, first, self._device) for pieces in buckets], restore_T
+        return [_build_bucket(chunks, first, self._device) for chunks in buckets], restore_T
 
     def attend(
         self, query_THD: Tensor, key_LKD: Tensor, value_LKD: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """As the protocol says."""
+        """Compute attention as the protocol says."""
         outputs = []
         buckets, restore_T = self._planned
         for number, bucket in enumerate(buckets):
@@ -83,8 +84,8 @@ class MaskedRows:
         return flat_XHD.index_select(0, restore_T)
 
     def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """What is added to a bucket's scores, 0 or -inf: made once for all layers, and kept once for all of
-        them by autograd. None where the kernel's own causal mask is the same."""
+        """Return what is added to a bucket's scores, 0 or -inf; None where the kernel's own causal mask is
+        the same. It is made once, and autograd keeps it once for all layers."""
         bucket = self._planned[0][number]
         if bucket.is_causal and window is None:
             return None
@@ -104,9 +105,9 @@ def _gather(source_THD: Tensor, index_RQ: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Some queries of a segment, from token `first` of it on, and what they may see: its ancestors from the
-    root on, of `before` tokens, and its own tokens up to the last of them."""
+class _Chunk:
+    """Holds some queries of a segment, from token `first` of it on, and what they may see: its ancestors from
+    the root on, of `before` tokens, and its own tokens up to the last of them."""
 
     segment: StreamSegment
     ancestors: tuple[StreamSegment, ...]
@@ -116,80 +117,81 @@ class _Piece:
 
     @property
     def keys(self) -> int:
-        """Tokens that the last query sees."""
+        """Return the number of tokens that the last query sees."""
         return self.before + self.first + self.queries
 
     @property
     def size(self) -> tuple[int, int]:
-        """Queries and keys."""
+        """Return the numbers of queries and keys."""
         return self.queries, self.keys
 
 
-def _pieces(segments: Sequence[StreamSegment]) -> list[_Piece]:
-    """Segments in order; a long one behind a parent is cut, as its first queries see few of its keys."""
+def _chunks(segments: Sequence[StreamSegment]) -> list[_Chunk]:
+    """Return the chunks of all segments in order. A long segment behind a parent is cut, as its first queries
+    see few of its keys."""
     found = []
     paths: list[tuple[StreamSegment, ...]] = []
     for segment in segments:
         ancestors = () if segment.parent is None else (*paths[segment.parent], segments[segment.parent])
         paths.append(ancestors)
         before = sum(ancestor.length for ancestor in ancestors)
-        step = _PIECE if ancestors and segment.length >= 2 * _PIECE else segment.length
+        step = _CHUNK if ancestors and segment.length >= 2 * _CHUNK else segment.length
         for first in range(0, segment.length, step):
             queries = min(step, segment.length - first)
-            found.append(_Piece(segment, ancestors, before, first, queries))
+            found.append(_Chunk(segment, ancestors, before, first, queries))
     return found
 
 
-def _plan_buckets(pieces: Sequence[_Piece], cheap: int) -> list[list[_Piece]]:
-    """Group pieces so that the padded cells stay close to the needed ones; rows of `cheap` cells or fewer
+def _plan_buckets(chunks: Sequence[_Chunk], cheap: int) -> list[list[_Chunk]]:
+    """Group chunks so that the padded cells stay close to the needed ones; rows of `cheap` cells or fewer
     share a bucket whatever the waste."""
-    buckets: list[list[_Piece]] = []
+    buckets: list[list[_Chunk]] = []
     needed = widest = longest = 0
     has_parent = False
-    for piece in sorted(pieces, key=lambda p: (p.before > 0, p.size)):
-        queries, keys = piece.size
-        parented = piece.before > 0
+    for chunk in sorted(chunks, key=lambda p: (p.before > 0, p.size)):
+        queries, keys = chunk.size
+        parented = chunk.before > 0
         row = max(widest, queries) * max(longest, keys)
         is_cheap = row <= cheap
         if not is_cheap and buckets and parented == has_parent:
             cells = (len(buckets[-1]) + 1) * row
             is_cheap = cells <= _MAX_BUCKET_WASTE * (needed + queries * keys)
         if buckets and is_cheap:
-            buckets[-1].append(piece)
+            buckets[-1].append(chunk)
             needed += queries * keys
             widest, longest, has_parent = max(widest, queries), max(longest, keys), parented
             continue
-        buckets.append([piece])
+        buckets.append([chunk])
         needed, widest, longest, has_parent = queries * keys, queries, keys, parented
     return buckets
 
 
-def _build_bucket(pieces: Sequence[_Piece], first: int, device: torch.device | str) -> _Bucket:
-    num_queries = max(piece.queries for piece in pieces)
-    num_keys = max(piece.keys for piece in pieces)
-    query = np.zeros((len(pieces), num_queries), dtype=np.int64)
-    key = np.zeros((len(pieces), num_keys), dtype=np.int64)
-    query_position = np.zeros((len(pieces), num_queries), dtype=np.int64)
-    key_length = np.zeros((len(pieces), 1), dtype=np.int64)
-    for row, piece in enumerate(pieces):
-        own = np.arange(piece.segment.start, piece.segment.start + piece.first + piece.queries)
+def _build_bucket(chunks: Sequence[_Chunk], first: int, device: torch.device | str) -> _Bucket:
+    num_queries = max(chunk.queries for chunk in chunks)
+    num_keys = max(chunk.keys for chunk in chunks)
+    query = np.zeros((len(chunks), num_queries), dtype=np.int64)
+    key = np.zeros((len(chunks), num_keys), dtype=np.int64)
+    query_position = np.zeros((len(chunks), num_queries), dtype=np.int64)
+    key_length = np.zeros((len(chunks), 1), dtype=np.int64)
+    for row, chunk in enumerate(chunks):
+        own = np.arange(chunk.segment.start, chunk.segment.start + chunk.first + chunk.queries)
         position = 0
-        for ancestor in piece.ancestors:
+        for ancestor in chunk.ancestors:
             end = position + ancestor.length
             key[row, position:end] = np.arange(ancestor.start, ancestor.start + ancestor.length)
             position = end
-        query[row, : piece.queries] = own[piece.first :] - first
-        query_position[row, : piece.queries] = np.arange(piece.before + piece.first, piece.keys)
-        key[row, piece.before : piece.keys] = own
-        key_length[row] = piece.keys
+        query[row, : chunk.queries] = own[chunk.first :] - first
+        query_position[row, : chunk.queries] = np.arange(chunk.before + chunk.first, chunk.keys)
+        key[row, chunk.before : chunk.keys] = own
+        key_length[row] = chunk.keys
     key_position = np.arange(num_keys)
     age = query_position[:, :, None] - key_position
     # A padded query has position 0 and so sees the row's first key: no row of the softmax is ever empty.
     visible = (age >= 0) & (key_position < key_length)[:, None, :]
     # Short padded rows on a CPU have a faster way than the fused kernel, which takes a mask.
-    is_even = all(piece.queries == num_queries for piece in pieces)
+    is_even = all(chunk.queries == num_queries for chunk in chunks)
     has_short_way = torch.device(device).type == "cpu" and num_queries * num_keys <= SMALL_CELLS
-    is_causal = all(piece.before == 0 for piece in pieces) and (is_even or not has_short_way)
+    is_causal = all(chunk.before == 0 for chunk in chunks) and (is_even or not has_short_way)
 
     def tensor(array: np.ndarray[Any, Any]) -> Tensor:
         return upload(array, device)
@@ -197,13 +199,13 @@ def _build_bucket(pieces: Sequence[_Piece], first: int, device: torch.device | s
     return _Bucket(tensor(query), tensor(key), tensor(visible[:, None]), tensor(age[:, None]), is_causal)
 
 
-def _restore_index(total: int, buckets: Sequence[Sequence[_Piece]]) -> np.ndarray[Any, Any]:
+def _restore_index(total: int, buckets: Sequence[Sequence[_Chunk]]) -> np.ndarray[Any, Any]:
     restore = np.empty(total, dtype=np.int64)
     offset = 0
-    for pieces in buckets:
-        width = max(piece.queries for piece in pieces)
-        for piece in pieces:
-            start = piece.segment.start + piece.first
-            restore[start : start + piece.queries] = np.arange(offset, offset + piece.queries)
+    for chunks in buckets:
+        width = max(chunk.queries for chunk in chunks)
+        for chunk in chunks:
+            start = chunk.segment.start + chunk.first
+            restore[start : start + chunk.queries] = np.arange(offset, offset + chunk.queries)
             offset += width
     return restore

@@ -1,4 +1,4 @@
-"""What every training backend is to the learner."""
+"""The protocol of training backends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from covey.algorithm.losses import LossOutput
 from covey.checkpoint.manifest import FileEntry
-from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.checkpoint.shards import SavedShards, Shard
 from covey.learner.reference import MovingReference
 from covey.models.load import Attention
 from covey.models.lora import AdapterAlone
@@ -58,24 +58,24 @@ class Backend(Protocol):
         ...
 
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
-        """Logprobs (N,) of the trained tokens by the current policy (`old`) or the reference, or the policy's
-        entropies; without gradient, from the same forward passes as training uses."""
+        """Return logprobs (N,) of the trained tokens by the current policy (`old`) or the reference, or the
+        policy's entropies; without gradient, from the same forward passes as training uses."""
         ...
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
-        """Forward, loss and backward of one micro-batch; gradients are exchanged in the `last` one of a
+        """Run forward, loss and backward of one micro-batch; gradients are exchanged in the `last` one of a
         step at the latest."""
         ...
 
     def gradient_probe(self) -> Tensor | None:
-        """A fixed small part of the gradient that this rank has accumulated, to see that a backward pass adds
-        to it; None where that is not known before the last one."""
+        """Return a fixed small part of the gradient that this rank has accumulated, to see that a backward
+        pass adds to it; None where that is not known before the last one."""
         ...
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The accumulated gradient of every trained tensor, whole, under the policy's names, one at a time
-        and not copied; zeros where there is none. That of the whole step on every rank, after its last
-        backward. Collective."""
+        """Return the accumulated gradient of every trained tensor, whole, under the policy's names, one at a
+        time and not copied; zeros where there is none. After the last backward it is
+        the gradient of the whole step on every rank. Collective."""
         ...
 
     def plain_gradient(
@@ -84,8 +84,8 @@ class Backend(Protocol):
         objective: Objective,
         sample: Callable[[Tensor], Tensor],
     ) -> dict[str, Tensor]:
-        """`sample` of the gradient of this rank's rows by the name of every trained tensor, in float32, from
-        autograd alone: what is accumulated stays as it is. Collective."""
+        """Return `sample` of the gradient of this rank's rows by the name of every trained tensor, in
+        float32. It comes from autograd alone: the accumulated gradient stays as it is. Collective."""
         ...
 
     def step(self, learning_rate: float) -> StepStats:
@@ -98,42 +98,44 @@ class Backend(Protocol):
         ...
 
     def rollout_view(self) -> AbstractContextManager[Policy]:
-        """The sampler as an engine may call it: whole weights, no dropout. Collective."""
+        """Return a context with the sampler as an engine may call it: whole weights, no dropout.
+        Collective."""
         ...
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights under transformers' names, an adapter added, one at a time, in `dtype` (None: as they
-        compute). Collective."""
+        """Return whole weights under transformers' names, an adapter added, one at a time, in `dtype` (None:
+        as they compute). Collective."""
         ...
 
     @property
     def adapter_alone(self) -> AdapterAlone | None:
-        """The policy's adapter, where an engine can apply it itself."""
+        """Return the policy's adapter, where an engine can apply it itself."""
         ...
 
     def frozen(self) -> Mapping[str, Tensor]:
-        """What this rank holds of the tensors that no step may change, the reference's among them."""
+        """Return what this rank holds of the tensors that no step may change, the reference's among them."""
         ...
 
     def trained(self) -> Mapping[str, Tensor]:
-        """What this rank holds of the tensors that steps change."""
+        """Return what this rank holds of the tensors that steps change."""
         ...
 
     def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
-        """Sums of the bit patterns of the whole tensors of which these are held here. Collective."""
+        """Return sums of the bit patterns of the whole tensors of which these are held here. Collective."""
         ...
 
     def model_writer(self, text: TextFiles, base: str | None) -> ModelWriter:
-        """What writes this rank's part of what `from_pretrained` or peft loads, with its text files; an
-        adapter names `base` as its model, or their origin. Collective; the writing is not."""
+        """Return what writes this rank's part of a directory that `from_pretrained` or peft loads, with its
+        text files; an adapter names `base`, or else the origin of the texts, as its model. Collective; the
+        writing is not."""
         ...
 
-    def pieces(self) -> Iterable[Piece]:
-        """This rank's share of optimizer state and masters; those of all ranks are enough for an exact resume
-        together with the saved model. Collective where shares of rows are not what a rank holds."""
+    def shards(self) -> Iterable[Shard]:
+        """Return this rank's share of optimizer state and masters; those of all ranks are enough for an exact
+        resume together with the saved model. Collective where shares of rows are not what a rank holds."""
         ...
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def load_shards(self, saved: SavedShards) -> None:
         """Restore what any number of ranks saved. No collective: each rank reads the rows that it holds."""
         ...
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from covey.algorithm.losses import LossOutput
 from covey.learner.backends.base import LossFunction
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import Alone, Masters, OptimizerConfig
+from covey.learner.optimizer import LocalReduction, Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.models.policy import Policy
 from covey.types import MicroBatch, TokenStats
@@ -26,9 +26,9 @@ _NO_BUFFERS = (
 
 
 class DDPBackend(SingleBackend):
-    """One whole model in each process, stepped by the same gradient: what is read of one is the same on all.
-    DDP averages gradients over ranks in the last micro-batch of a step, so losses are scaled by their
-    number."""
+    """Holds one whole model in each process. All are stepped by the same gradient, so they stay equal. DDP
+    averages gradients over ranks in the last micro-batch of a step, so losses are scaled by the number of
+    ranks."""
 
     def __init__(
         self,
@@ -42,7 +42,12 @@ class DDPBackend(SingleBackend):
         self.dp_rank, self.dp_world = dist.get_rank(), dist.get_world_size()
         self.grad_scale = float(self.dp_world)
         super().__init__(
-            policy, config, compute_dtype=compute_dtype, reference=reference, moving=moving, across=_Copies()
+            policy,
+            config,
+            compute_dtype=compute_dtype,
+            reference=reference,
+            moving=moving,
+            reduction=_CopyReduction(),
         )
         self._wrapped = DistributedDataParallel(policy, **_NO_BUFFERS)  # type: ignore[arg-type]
         self._is_low = any(p.dtype != torch.float32 for p in self.masters.params)
@@ -50,7 +55,7 @@ class DDPBackend(SingleBackend):
             self._wrapped.register_comm_hook(self.masters, _reduce_in_float32)
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
-        """Forward, loss and backward; gradients are reduced over ranks while the `last` backward runs."""
+        """Run forward, loss and backward; gradients are reduced over ranks while the `last` backward runs."""
         self._let_reference_go()
         quiet: AbstractContextManager[None] = nullcontext() if last else self._wrapped.no_sync()
         with quiet:
@@ -69,8 +74,8 @@ class DDPBackend(SingleBackend):
         del self._wrapped
 
 
-class _Copies(Alone):
-    """Across processes that hold the same: only whether a gradient is finite may differ."""
+class _CopyReduction(LocalReduction):
+    """Reduces over ranks that hold equal tensors: only whether a gradient is finite may differ."""
 
     def all(self, own: bool) -> bool:
         """Whether it holds on every rank."""

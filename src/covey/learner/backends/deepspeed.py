@@ -24,9 +24,9 @@ from covey.environment import silence_libraries
 from covey.learner.backends.base import LossFunction
 from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
 from covey.learner.sharding.fragments import Fragment, Fragments
-from covey.learner.sharding.room import computing_dtypes
 from covey.learner.sharding.rows import ReadRows
 from covey.learner.sharding.units import join_group
+from covey.learner.sharding.weight_buffer import computing_dtypes
 from covey.models.policy import Policy
 from covey.texts import tr
 from covey.types import MicroBatch, TokenStats
@@ -35,7 +35,7 @@ Settings = Mapping[str, Any]
 
 
 def _library(device: torch.device) -> Any:
-    """DeepSpeed on torch's process group: silent, and without compiling a kernel."""
+    """Return DeepSpeed, set up on torch's process group: silent, and without compiling a kernel."""
     join_group(device)
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     # Its first forward pass reads this, too; no launcher has set it where there is one process.
@@ -57,7 +57,7 @@ def _library(device: torch.device) -> Any:
 
 @contextmanager
 def _without_mlflow() -> Iterator[None]:
-    """Within it DeepSpeed is imported without mlflow, which takes most of the import's time and serves an
+    """Within it, DeepSpeed is imported without mlflow, which takes most of the import's time and serves an
     autotuner that covey does not use."""
     is_hidden = "mlflow" not in sys.modules
     if is_hidden:
@@ -70,8 +70,8 @@ def _without_mlflow() -> Iterator[None]:
 
 
 def _settings(given: Settings, dtype: torch.dtype) -> dict[str, Any]:
-    """What DeepSpeed is given: the dtype of what it trains, float32 for an adapter; and to leave torch's
-    `linear` alone, which it would replace for every model of this process."""
+    """Return DeepSpeed's settings: the dtype of what it trains, float32 for an adapter; torch's `linear`
+    stays, which DeepSpeed would replace for every model of this process."""
     own = copy.deepcopy(dict(given))
     own["bf16"] = {"enabled": dtype == torch.bfloat16}
     own["zero_optimization"] = {**own["zero_optimization"], "memory_efficient_linear": False}
@@ -79,7 +79,7 @@ def _settings(given: Settings, dtype: torch.dtype) -> dict[str, Any]:
 
 
 class ZeroEngine:
-    """DeepSpeed's engine around a policy, with the optimizer of what it trains.
+    """Holds DeepSpeed's engine around a policy, with the optimizer of what it trains.
 
     `masters` are this rank's fragments of the trained tensors in float32, by name. An engine without `config`
     only forwards.
@@ -101,7 +101,7 @@ class ZeroEngine:
         self.fragments = Fragments(found, policy.device)
 
     def _make_adam(self, config: OptimizerConfig) -> torch.optim.Optimizer:
-        """AdamW of torch; weight decay spares biases and norms."""
+        """Return torch's AdamW; weight decay spares biases and norms."""
         matrices = [p for n, p in self._trained.items() if len(self.shape(n)) > 1]
         others = [p for n, p in self._trained.items() if len(self.shape(n)) <= 1]
         groups = [
@@ -112,12 +112,12 @@ class ZeroEngine:
         return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.epsilon, fused=True)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a whole trained tensor."""
+        """Return the shape of a whole trained tensor."""
         parameter = self._trained[name]
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def _place(self, name: str, parameter: Any) -> Fragment:
-        """Where this rank's fragment lies, whose master is made of it."""
+        """Return the place of this rank's fragment, of which its master is made."""
         optimizer, shape = self._optimizer, self.shape(name)
         if self.stage == 3:
             group, offset, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
@@ -140,7 +140,8 @@ class ZeroEngine:
     def backward(
         self, micro: MicroBatch, loss: LossFunction, scale: float, *, last: bool
     ) -> tuple[TokenStats, LossOutput]:
-        """Forward, loss and backward of a micro-batch, whose gradients are reduced as it ends. Collective."""
+        """Run forward, loss and backward of a micro-batch; its gradients are reduced as it ends.
+        Collective."""
         self._engine.set_gradient_accumulation_boundary(last)
         stats = self._engine(micro)
         output = loss(stats, micro)
@@ -151,7 +152,7 @@ class ZeroEngine:
         return stats, output
 
     def _gradient(self, name: str) -> Tensor:
-        """This rank's fragment of the accumulated gradient, not copied."""
+        """Return this rank's fragment of the accumulated gradient, not copied."""
         parameter: Any = self._trained[name]
         count = self.fragments[name].count
         if self.stage == 3:
@@ -200,17 +201,17 @@ class ZeroEngine:
             self._gradient(name).zero_()
 
     def moments(self) -> list[Tensor]:
-        """Those of all masters, with DeepSpeed's padding."""
+        """Return the moments of all masters, with DeepSpeed's padding."""
         return [v for flat in self._flats() for v in self._state(flat).values() if v.dim()]
 
     def state(self, master: Tensor) -> Mapping[str, Tensor]:
-        """Its moments, and the steps that were taken; nothing before the first."""
+        """Return moments and step count of a master; nothing before the first step."""
         flat, offset, count = self._places[id(master)]
         held = self._state(flat)
         return {k: v.narrow(0, offset, count) if v.dim() else v for k, v in held.items()}
 
     def _flats(self) -> Iterable[Tensor]:
-        """The buffers that DeepSpeed steps, each once."""
+        """Return the buffers that DeepSpeed steps, each once."""
         return {id(flat): flat for flat, _, _ in self._places.values()}.values()
 
     def _state(self, flat: Tensor) -> dict[str, Tensor]:
@@ -234,7 +235,7 @@ class ZeroEngine:
     # -- weights
 
     def held(self) -> dict[str, Tensor]:
-        """In stage 3, this rank's part of each tensor as it computes."""
+        """Return this rank's part of each tensor as it computes, in stage 3."""
         own: dict[str, Any] = dict(self.policy.named_parameters())
         return {n: p.ds_tensor.detach().reshape(-1)[: _partition(p)[1]] for n, p in own.items()}
 
@@ -244,7 +245,7 @@ class ZeroEngine:
 
     @contextmanager
     def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Within it these are whole, in stage 3. Collective."""
+        """Within it, these parameters are whole, in stage 3. Collective."""
         with self._gathered(list(parameters)):
             yield
 
@@ -283,7 +284,8 @@ def partition(policy: Policy, given: Settings, read: ReadRows, compute_dtype: to
 
 
 def _partition(parameter: Any) -> tuple[int, int]:
-    """The first number of this rank's part of a tensor in stage 3, and how many there are without padding."""
+    """Return the first number of this rank's part of a tensor in stage 3, and how many there are without
+    padding."""
     size: int = parameter.ds_tensor.ds_numel
     first: int = size * dist.get_rank(parameter.ds_process_group)
     return min(first, parameter.ds_numel), max(0, min(size, parameter.ds_numel - first))

@@ -15,21 +15,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from covey.algorithm.losses import LossOutput
-from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.checkpoint.shards import SavedShards, Shard
 from covey.learner.backends.base import LossFunction, Objective
 from covey.learner.backends.split import SplitModel
-from covey.learner.offload import Parked
+from covey.learner.offload import Offloaded
 from covey.learner.optimizer import Masters, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
-from covey.learner.sharding.room import Shards
 from covey.learner.sharding.units import Sharded, local
+from covey.learner.sharding.weight_buffer import ShardReduction
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
 class FSDP2Backend(SplitModel):
-    """FSDP averages gradients over ranks, so losses are scaled by their number.
+    """Trains a policy that FSDP2 splits. FSDP averages gradients over ranks, so losses are scaled by the
+    number of ranks.
 
     Where `reduces_each`, a micro-batch's gradients are reduced as it ends, so that no rank holds whole ones;
     else they add up whole, in float32, and are reduced in the last.
@@ -49,23 +50,28 @@ class FSDP2Backend(SplitModel):
         self.dp_rank, self.dp_world = dist.get_rank(), dist.get_world_size()
         self.grad_scale = float(self.dp_world)
         mesh = sharded.sharding.mesh
-        across = Shards(mesh.get_group(mesh.ndim - 1))
+        reduction = ShardReduction(mesh.get_group(mesh.ndim - 1))
         self._reduces_each = reduces_each
         self._trained = {n: p for n, p in sharded.parameters.items() if p.requires_grad}
         super().__init__(
-            sharded, sampler, compute_dtype=compute_dtype, across=across, reference=reference, moving=moving
+            sharded,
+            sampler,
+            compute_dtype=compute_dtype,
+            reduction=reduction,
+            reference=reference,
+            moving=moving,
         )
         shards = [nn.Parameter(local(p)) for p in self._trained.values()]
-        low = [n for n in self._trained if self._room.dtypes[n] != torch.float32]
-        self.masters = Masters(list(self._trained), shards, shards, config, across, low=low)
+        low = [n for n in self._trained if self._buffer.dtypes[n] != torch.float32]
+        self.masters = Masters(list(self._trained), shards, shards, config, reduction, low=low)
         self._offload = config.offload
-        self._shards = Parked(self._all_shards)
+        self._offloaded_shards = Offloaded(self._all_shards)
         if moving is not None and config.offload.reference:
-            moving.parked = Parked(moving.own_tensors)
-            moving.parked.leave()
+            moving.offloaded = Offloaded(moving.own_tensors)
+            moving.offloaded.to_cpu()
 
     def _all_shards(self) -> list[Tensor]:
-        """This rank's rows of the policy and of its reference, but for what is in CPU memory in any case."""
+        """Return this rank's rows of the policy and of its reference that are not always in CPU memory."""
         found = list(self.split.held().values())
         if self._offload.reference:
             return found
@@ -74,7 +80,7 @@ class FSDP2Backend(SplitModel):
         return found if self.moving is None else [*found, *self.moving.own_tensors()]
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
-        """Forward, loss and backward; collective in each micro-batch."""
+        """Run forward, loss and backward; collective in each micro-batch."""
         is_reduced = last or self._reduces_each
         self.policy.set_requires_gradient_sync(is_reduced)  # type: ignore[operator]
         self.policy.set_is_last_backward(last)  # type: ignore[operator]
@@ -87,11 +93,10 @@ class FSDP2Backend(SplitModel):
         return stats, output
 
     def gradient_probe(self) -> None:
-        """Not known of a rank's own rows: what is there are sums over ranks, or nothing before the last
-        pass."""
+        """Return None: a rank holds sums over ranks, and nothing before the last pass."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Gathered one tensor at a time."""
+        """Yield the accumulated gradients by name, gathered one tensor at a time."""
         for name, parameter in self._trained.items():
             gradient = parameter.grad
             if gradient is None:
@@ -105,7 +110,8 @@ class FSDP2Backend(SplitModel):
         objective: Objective,
         sample: Callable[[Tensor], Tensor],
     ) -> dict[str, Tensor]:
-        """What autograd has for whole weights, before FSDP reduces it: in place of it FSDP is given zeros."""
+        """Return what autograd computes for whole weights, before FSDP reduces it; FSDP is given zeros
+        instead."""
         seen = {name: weight for name, weight in self.split.whole() if weight.requires_grad}
         self.policy.set_requires_gradient_sync(True)  # type: ignore[operator]
         with sampled_gradients(seen, sample) as sums:
@@ -114,7 +120,7 @@ class FSDP2Backend(SplitModel):
         return {name: sums[name] for name in self._trained}
 
     def step(self, learning_rate: float) -> StepStats:
-        """The shards of this rank; none is stepped where one rank's gradient is not finite."""
+        """Step the shards of this rank; none is stepped where one rank's gradient is not finite."""
         for shard, parameter in zip(self.masters.masters, self._trained.values(), strict=True):
             assert parameter.to_local().data_ptr() == shard.data_ptr(), "FSDP moved a shard"
         stats = self.masters.step(learning_rate)
@@ -123,25 +129,25 @@ class FSDP2Backend(SplitModel):
         return stats
 
     def move_reference(self, step: int) -> bool:
-        """The rows of this rank, where a sync is due."""
+        """Move this rank's rows of the reference where a sync is due; return whether it was."""
         return self.moving is not None and self.moving.move(step, self.masters.each())
 
     @contextmanager
-    def _rest_away(self) -> Iterator[None]:
+    def _idle_tensors_on_cpu(self) -> Iterator[None]:
         if not self._offload.model:
             yield
             return
         self.split.let_go()
-        with self.masters.away(), self._shards.away():
+        with self.masters.on_cpu(), self._offloaded_shards.on_cpu():
             yield
 
-    def pieces(self) -> Iterable[Piece]:
-        """The rows of this rank; of equal shards those of the first."""
-        return self.split.pieces(self.masters.state())
+    def shards(self) -> Iterable[Shard]:
+        """Return this rank's rows of masters and moments; of equal shards the first rank returns its own."""
+        return self.split.shards(self.masters.state())
 
-    def load_pieces(self, saved: SavedPieces) -> None:
-        """The rows of this rank."""
-        self.masters.load_state(self.split.own_parts(saved))
+    def load_shards(self, saved: SavedShards) -> None:
+        """Restore the rows of this rank."""
+        self.masters.load_state(self.split.own_shards(saved))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to free."""

@@ -18,22 +18,22 @@ from covey.types import MicroBatch
 
 
 class Passes:
-    """The reference is `moving`, or the frozen policy `reference`; without either it is the policy with its
-    adapter off."""
+    """Runs passes of the policy and of its reference: `moving`, or the frozen policy `reference`, or else the
+    policy with its adapter off."""
 
     policy: Policy
     reference: Policy | None
     moving: MovingReference | None
 
     def _use_layout(self, layout: RowLayout) -> None:
-        """As probed; but each pass computes its own prompts: one that did not would run its layers less often
-        than another rank's."""
+        """Use the probed layout, but have each pass compute its own prompts: otherwise ranks would run their
+        layers unequally often."""
         for policy in (self.policy, *([self.reference] if self.reference else [])):
             policy.use_layout(replace(layout, shares_prompts=False))
 
     @torch.no_grad()
     def annotate(self, micros: Sequence[MicroBatch], which: Annotation, advance: Advance) -> Tensor:
-        """Logprobs of the trained tokens by the policy (`old`) or by the reference, or entropies."""
+        """Return logprobs of the trained tokens by the policy (`old`) or by the reference, or entropies."""
         values = []
         with self._model_of(which) as policy:
             for micro in micros:
@@ -56,7 +56,7 @@ class Passes:
         objective: Objective,
         sample: Callable[[Tensor], Tensor],
     ) -> dict[str, Tensor]:
-        """No `.grad` is written, and of a gradient no more is kept than its sample."""
+        """Return `sample` of each gradient; no `.grad` is written, and no gradient is kept."""
         trained = {n: p for n, p in self.policy.named_parameters() if p.requires_grad}
         with sampled_gradients(trained, sample, self._shapes()) as sums:
             for micro in micros:
@@ -67,8 +67,8 @@ class Passes:
         return sums
 
     def _shapes(self) -> Mapping[str, tuple[int, ...]] | None:
-        """The shapes of the trained tensors, where they are whole within a pass alone."""
+        """Return the shapes of the trained tensors, where they are whole within a pass alone."""
         return None
 
     def let_go(self) -> None:
-        """Free the weights that a pass without a backward pass leaves gathered; here there are none."""
+        """Free gathered weights; a whole model has none."""

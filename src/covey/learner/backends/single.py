@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
-from covey.checkpoint.pieces import Piece, SavedPieces, share_of
+from covey.checkpoint.shards import SavedShards, Shard, share_of
 from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.backends.whole import WholeModel
-from covey.learner.offload import Parked, own_memory
-from covey.learner.optimizer import Across, Masters, OptimizerConfig
+from covey.learner.offload import Offloaded, own_memory
+from covey.learner.optimizer import Masters, OptimizerConfig, Reduction
 from covey.learner.reference import MovingReference
 from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy, RowLayout
@@ -39,48 +39,48 @@ class SingleBackend(WholeModel):
         compute_dtype: torch.dtype = torch.float32,
         reference: Policy | None = None,
         moving: MovingReference | None = None,
-        across: Across | None = None,
+        reduction: Reduction | None = None,
     ) -> None:
         assert policy.adapter is None or reference is None, "an adapter's reference is its own base"
         self.policy = self.sampler = policy
         self.reference = reference
         self.moving = moving
-        self.masters = Masters.of(policy, config, compute_dtype, adapter_parameters(policy), across)
+        self.masters = Masters.of(policy, config, compute_dtype, adapter_parameters(policy), reduction)
         self._offload = config.offload
-        self._parked_reference = self._parkable_reference()
+        self._offloaded_reference = self._offloadable_reference()
 
-    def _parkable_reference(self) -> Parked:
-        """The tensors of the reference, if there are any beside the policy's; away if they are to be."""
+    def _offloadable_reference(self) -> Offloaded:
+        """Return the tensors of the reference that are not the policy's, in CPU memory if they wait there."""
         reference, moving = self.reference, self.moving
         if not (self._offload.reference or self._offload.model):
-            return Parked()
+            return Offloaded()
         own = [] if reference is None else list(reference.parameters())
         if moving is None:
             own_memory(own)
-        parked = Parked(lambda: [*own, *([] if moving is None else moving.own_tensors())])
+        offloaded = Offloaded(lambda: [*own, *([] if moving is None else moving.own_tensors())])
         if moving is not None:
-            moving.parked = parked
+            moving.offloaded = offloaded
         if self._offload.reference:
-            parked.leave()
-        return parked
+            offloaded.to_cpu()
+        return offloaded
 
     def _use_layout(self, layout: RowLayout) -> None:
-        """The policy was probed itself."""
+        """Do nothing: the policy was probed itself."""
 
     def _model_of(self, which: Annotation) -> AbstractContextManager[Policy]:
         if which != "reference":
             self._let_reference_go()
-        elif self._parked_reference.is_away:
+        elif self._offloaded_reference.is_on_cpu:
             # It stays until something else is computed: a rollout is annotated in several calls.
-            self._parked_reference.come()
+            self._offloaded_reference.to_device()
         return super()._model_of(which)
 
     def _let_reference_go(self) -> None:
-        if self._offload.reference and not self._parked_reference.is_away:
-            self._parked_reference.leave(is_changed=False)
+        if self._offload.reference and not self._offloaded_reference.is_on_cpu:
+            self._offloaded_reference.to_cpu(is_changed=False)
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
-        """Forward, loss and backward; gradients add up in float32."""
+        """Run forward, loss and backward of a micro-batch; gradients add up in float32."""
         self._let_reference_go()
         stats = self.policy(micro)
         output = loss(stats, micro)
@@ -89,50 +89,50 @@ class SingleBackend(WholeModel):
         return stats, output
 
     def gradient_probe(self) -> Tensor:
-        """A part of the accumulated gradient."""
+        """Return a part of the accumulated gradient."""
         return self.masters.gradient_sample()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor's accumulated gradient."""
+        """Return every tensor's accumulated gradient."""
         return self.masters.each_gradient()
 
     def step(self, learning_rate: float) -> StepStats:
-        """One optimizer step."""
+        """Take one optimizer step."""
         return self.masters.step(learning_rate)
 
     def move_reference(self, step: int) -> bool:
-        """Where the reference follows the policy, and a sync is due."""
+        """Move a reference that follows the policy where a sync is due; return whether it was."""
         return self.moving is not None and self.moving.move(step, self.masters.each())
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
-        """What no rollout needs is in CPU memory where that was asked for."""
-        with self._rest_away(), super().rollout_view() as sampler:
+        """Within it, the policy samples, and with `offload.model` idle tensors are in CPU memory."""
+        with self._idle_tensors_on_cpu(), super().rollout_view() as sampler:
             yield sampler
 
     @contextmanager
-    def _rest_away(self) -> Iterator[None]:
+    def _idle_tensors_on_cpu(self) -> Iterator[None]:
         self._let_reference_go()
         if not self._offload.model:
             yield
             return
-        with self.masters.away(), self._parked_reference.away():
+        with self.masters.on_cpu(), self._offloaded_reference.on_cpu():
             if self.policy.device.type == "cuda":
                 # The memory goes to the cache of a rollout, whose blocks have other sizes.
                 torch.cuda.empty_cache()
             yield
 
     def frozen(self) -> Mapping[str, Tensor]:
-        """Also those that are in CPU memory."""
-        return {name: self._parked_reference.look(tensor) for name, tensor in super().frozen().items()}
+        """Return the tensors that no step changes, also those that are in CPU memory."""
+        return {name: self._offloaded_reference.read(tensor) for name, tensor in super().frozen().items()}
 
-    def pieces(self) -> Iterable[Piece]:
-        """Its part of AdamW's moments and the masters, whole tensors."""
+    def shards(self) -> Iterable[Shard]:
+        """Return this rank's share of AdamW's moments and the masters, whole tensors."""
         return share_of(self.masters.state(), self.dp_rank, self.dp_world)
 
-    def load_pieces(self, saved: SavedPieces) -> None:
+    def load_shards(self, saved: SavedShards) -> None:
         """Restore moments and masters."""
         self.masters.load_state(saved)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to free."""

@@ -1,4 +1,4 @@
-"""A model that is split over ranks: what is sampled, checked, saved and handed back of it."""
+"""Models that are split over ranks: how they sample, how they are checked, saved and given back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from covey.learner.backends.base import ModelWriter
 from covey.learner.backends.passes import Passes
 from covey.learner.backends.writers import adapter_writer, model_writer
 from covey.learner.fingerprints import whole_checksums
-from covey.learner.optimizer import Across
+from covey.learner.optimizer import Reduction
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.layers import layout_of_layers, pairs_of_layers
 from covey.learner.sharding.protocol import Split
-from covey.learner.sharding.room import Room, computing_dtypes
+from covey.learner.sharding.weight_buffer import WeightBuffer, computing_dtypes
 from covey.models.adapter_shapes import is_of_adapter, saved_name
 from covey.models.load import Attention
 from covey.models.lora import (
@@ -37,8 +37,8 @@ from covey.text_files import TextFiles
 
 
 class SplitModel(Passes):
-    """`sampler` is a policy without weights beside the one that is split: a rollout fills it and lets go of
-    it after."""
+    """Holds a policy whose tensors are split over ranks, and `sampler`, a policy without weights of its own:
+    a rollout fills it and frees it afterwards."""
 
     is_sharded = True
     dp_rank: int
@@ -50,16 +50,16 @@ class SplitModel(Passes):
         sampler: Policy,
         *,
         compute_dtype: torch.dtype,
-        across: Across,
+        reduction: Reduction,
         reference: Split | None,
         moving: MovingReference | None,
     ) -> None:
-        self.split, self.split_reference, self._across = split, reference, across
+        self.split, self.split_reference, self._reduction = split, reference, reduction
         self.policy, self.sampler, self.moving = split.policy, sampler, moving
         self.reference = None if reference is None else reference.policy
         dtypes = computing_dtypes(dict(self.policy.named_parameters()), compute_dtype)
         self._compute_dtype = compute_dtype
-        self._room = Room(sampler, self.policy.device, dtypes)
+        self._buffer = WeightBuffer(sampler, self.policy.device, dtypes)
         self._reset_magnitudes()
 
     @torch.no_grad()
@@ -68,12 +68,12 @@ class SplitModel(Passes):
         is 0. Collective."""
         own = {n: t for n, t in self.trained().items() if "magnitude" in n}
         total = sum((t.abs().sum().cpu() for t in own.values()), torch.zeros(()))
-        if not own or self.sampler.adapter is None or float(self._across.sum(total)):
+        if not own or self.sampler.adapter is None or float(self._reduction.sum(total)):
             return
         adapted = {n: m for n, m in self.sampler.named_modules() if hasattr(m, "lora_A")}
         values: dict[str, Tensor] = {}
         for unit in self.split.units:
-            with self.split.unit(unit) as tensors, self._room.lent(tensors):
+            with self.split.unit(unit) as tensors, self._buffer.lent(tensors):
                 reset_magnitudes(m for n, m in adapted.items() if f"{n}.base_layer.weight" in tensors)
                 self.sampler.requires_grad_(False)
                 made = dict(self.sampler.named_parameters())
@@ -93,8 +93,8 @@ class SplitModel(Passes):
             self.split_reference.let_go()
 
     def choose_layout(self, attention: Attention) -> None:
-        """The layout that layers of each kind pass the probe with, two at a time beside the embedding and the
-        head: no more is gathered."""
+        """Use the layout that layers of each kind pass the probe with. Two layers at a time are gathered,
+        with the embedding and the head. Collective."""
         self.split.let_go()
         pairs = pairs_of_layers(self.sampler)
         found = [self._probed(pair, attention) for pair in pairs]
@@ -108,34 +108,38 @@ class SplitModel(Passes):
         names = list(self.split.units)
         with ExitStack() as stack:
             for unit in ("", *(names[number] for number in layers)):
-                stack.enter_context(self._room.lent(stack.enter_context(self.split.unit(unit))))
+                stack.enter_context(self._buffer.lent(stack.enter_context(self.split.unit(unit))))
             return layout_of_layers(self.sampler, layers, attention)
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
-        """The sampler with whole weights as they compute, gathered a layer at a time."""
-        with self._room.held(self.split.whole()), self._rest_away(), merged(self.sampler):
+        """Within it, the sampler has whole weights in the dtype that they compute in. They are gathered a
+        layer at a time. Collective."""
+        with self._buffer.filled(self.split.whole()), self._idle_tensors_on_cpu(), merged(self.sampler):
             yield self.sampler
 
-    def _rest_away(self) -> AbstractContextManager[None]:
-        """Within it what a rollout does not need is in CPU memory, where that was asked for."""
+    def _idle_tensors_on_cpu(self) -> AbstractContextManager[None]:
+        """Return a context within which tensors that a rollout does not need are in CPU memory, if so
+        configured."""
         return nullcontext()
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Gathered a unit at a time, where the sampler does not hold them all."""
-        if self._room.is_held:
+        """Yield whole weights by name, gathered a unit at a time if the sampler does not hold them.
+        Collective."""
+        if self._buffer.is_filled:
             yield from in_dtype(plain_weights(self.sampler), dtype)
         elif self.policy.adapter is None:
             yield from in_dtype(_of_model(self.split.whole()), dtype)
         else:
             self.split.let_go()
             for unit in self.split.units:
-                with self.split.unit(unit) as tensors, self._room.lent(tensors):
+                with self.split.unit(unit) as tensors, self._buffer.lent(tensors):
                     yield from in_dtype(plain_weights(self.sampler, among=tensors), dtype)
 
     @property
     def adapter_alone(self) -> AdapterAlone | None:
-        """That of the sampler: the base is gathered a layer at a time, of the adapter its matrices alone."""
+        """Return the adapter of the sampler: of the base a layer at a time is gathered, of the adapter only
+        its matrices."""
         adapter, rank = self.sampler.adapter, applied_rank(self.sampler)
         if adapter is None or not rank:
             return None
@@ -151,23 +155,24 @@ class SplitModel(Passes):
         return AdapterAlone(rank=rank, base=base, matrices=matrices)
 
     def frozen(self) -> Mapping[str, Tensor]:
-        """This rank's parts of the base of an adapter, and of the reference."""
+        """Return this rank's parts of the base of an adapter, and of the reference."""
         trained = self.trained()
         own = {n: t for n, t in self.split.held().items() if n not in trained}
         reference = {} if self.split_reference is None else self.split_reference.held()
         return {**own, **{f"reference {n}": t for n, t in reference.items()}}
 
     def trained(self) -> Mapping[str, Tensor]:
-        """This rank's parts of what is trained."""
+        """Return this rank's parts of what is trained."""
         held = self.split.held()
         return {n: held[n] for n, p in self.policy.named_parameters() if p.requires_grad}
 
     def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
-        """Sums over the parts of all ranks."""
-        return whole_checksums(tensors, self._across)
+        """Return checksums of whole tensors, from the parts of all ranks. Collective."""
+        return whole_checksums(tensors, self._reduction)
 
     def model_writer(self, text: TextFiles, base: str | None) -> ModelWriter:
-        """Each rank keeps the tensors that it writes, on the CPU; the first one an adapter."""
+        """Return what writes the model: each rank writes its tensors from the CPU, the first rank an
+        adapter."""
         adapter = self.sampler.adapter
         if adapter is not None:
             own: dict[str, Tensor] = {}
@@ -190,5 +195,5 @@ class SplitModel(Passes):
 
 
 def _of_model(named: Iterable[tuple[str, Tensor]]) -> Named:
-    """A policy's tensors by the names that they have in its model."""
+    """Return a policy's tensors by the names that they have in its model."""
     return ((name.removeprefix("model."), tensor) for name, tensor in named)

@@ -1,4 +1,4 @@
-"""A model that each rank holds whole: what is sampled, checked, saved and handed back of it."""
+"""Models that each rank holds whole: how they sample, how they are checked, saved and given back."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from covey.text_files import TextFiles
 
 
 class WholeModel(Passes):
-    """The policy is the sampler too."""
+    """Holds a whole policy, which samples too."""
 
     dp_rank: int
     dp_world: int
 
     def choose_layout(self, attention: Attention) -> None:
-        """The layout that the policy passes the probe with."""
+        """Use the layout that the policy passes the probe with."""
         choose_stream(self.policy, attention)
         self._use_layout(self.policy.layout)
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
-        """The policy itself, in evaluation mode, its adapter merged where that is exact."""
+        """Within it, the policy is in evaluation mode, with its adapter merged where that is exact."""
         training = self.policy.training
         self.policy.eval()
         try:
@@ -51,28 +51,28 @@ class WholeModel(Passes):
             self.policy.train(training)
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Weights under transformers' names, adapters merged, in `dtype` (None: as held)."""
+        """Yield weights under transformers' names, adapters merged, in `dtype` (None: as held)."""
         return in_dtype(plain_weights(self.policy), dtype)
 
     @property
     def adapter_alone(self) -> AdapterAlone | None:
-        """That of the policy."""
+        """Return the adapter of the policy, if there is one."""
         return adapter_alone(self.policy)
 
     def frozen(self) -> Mapping[str, Tensor]:
-        """Frozen tensors of the policy, and a reference that does not move."""
+        """Return the frozen tensors of the policy and of a reference that does not move."""
         return frozen_tensors(self.policy, None if self.moving is not None else self.reference)
 
     def trained(self) -> Mapping[str, Tensor]:
-        """The trained parameters, as they compute."""
+        """Return the trained parameters, as they compute."""
         return {n: p.detach() for n, p in self.policy.named_parameters() if p.requires_grad}
 
     def fingerprints(self, tensors: Mapping[str, Tensor]) -> list[int]:
-        """Those of the tensors themselves."""
+        """Return the checksums of the tensors themselves."""
         return [checksum(tensor) for tensor in tensors.values()]
 
     def model_writer(self, text: TextFiles, base: str | None) -> ModelWriter:
-        """Tensors are dealt out to the processes; the first one writes an adapter."""
+        """Return what writes this rank's share of the tensors; the first rank writes an adapter."""
         adapter = self.policy.adapter
         if adapter is not None:
             return adapter_writer(adapter, adapter_tensors(adapter), text, base, self.dp_rank)
@@ -80,5 +80,5 @@ class WholeModel(Passes):
         return model_writer(files.add_all(self.policy.model.named_parameters()), text, self.dp_rank)
 
     def give_back(self, model: nn.Module) -> None:
-        """The policy is that model; an adapter is added to it for good."""
+        """Merge the adapter into the model, which is the policy's own."""
         fold_adapter(self.policy)

@@ -1,4 +1,4 @@
-"""What a backend hands out to be written: each rank's part of a model."""
+"""Writers of each rank's part of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covey.text_files import TextFiles
 
 
 def model_writer(files: ModelFiles, text: TextFiles, rank: int) -> ModelWriter:
-    """Writes the rank's tensors, and on the first rank config and text files."""
+    """Return what writes the rank's tensors, and on the first rank config and text files."""
 
     def write(directory: Path) -> dict[str, FileEntry]:
         entries = files.write(directory)
@@ -29,7 +29,8 @@ def model_writer(files: ModelFiles, text: TextFiles, rank: int) -> ModelWriter:
 def adapter_writer(
     adapter: Adapter, tensors: Mapping[str, Tensor], text: TextFiles, base: str | None, rank: int
 ) -> ModelWriter:
-    """Writes an adapter on the first rank; it names `base` as its model, or the origin of its texts."""
+    """Return what writes an adapter on the first rank; it names `base` as its model, or else the origin of
+    its texts."""
 
     def write(directory: Path) -> dict[str, FileEntry]:
         if rank == 0:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from covey.algorithm.losses import LossOutput
-from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.checkpoint.shards import SavedShards, Shard
 from covey.learner.backends.base import LossFunction
 from covey.learner.backends.deepspeed import Settings, ZeroEngine
 from covey.learner.backends.passes import Passes
@@ -21,13 +21,13 @@ from covey.learner.backends.whole import WholeModel
 from covey.learner.optimizer import Masters, NonFiniteGradient, OptimizerConfig
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.partitions import Partitioned
-from covey.learner.sharding.room import Shards, computing_dtypes
+from covey.learner.sharding.weight_buffer import ShardReduction, computing_dtypes
 from covey.models.policy import Policy
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
 class _Zero(Passes):
-    """What the stages have in common: a step, and what is saved of the optimizer.
+    """Takes a step and saves the optimizer, in the same way at all stages.
 
     DeepSpeed averages gradients over ranks, so losses are scaled by their number. It reduces those of every
     micro-batch, so all ranks must have as many of them.
@@ -41,20 +41,20 @@ class _Zero(Passes):
         self.grad_scale = float(self.dp_world)
         world = dist.group.WORLD
         assert world is not None
-        self.across = Shards(world)
+        self.reduction = ShardReduction(world)
         masters = list(engine.masters.values())
         low = [n for n, p in self.policy.named_parameters() if p.requires_grad and p.dtype != torch.float32]
-        self.masters = Masters(list(engine.masters), masters, masters, config, self.across, engine, low)
+        self.masters = Masters(list(engine.masters), masters, masters, config, self.reduction, engine, low)
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
-        """Forward, loss and backward; collective in each micro-batch."""
+        """Run forward, loss and backward; collective in each micro-batch."""
         return self.engine.backward(micro, loss, self.grad_scale, last=last)
 
     def gradient_probe(self) -> None:
-        """Not known of a rank's own rows: what is there are sums over ranks."""
+        """Return None: a rank holds sums over ranks, not the gradient of its own rows."""
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Put together one tensor at a time."""
+        """Yield whole gradients by name, put together one tensor at a time. Collective."""
         for name, master in self.engine.masters.items():
             part = torch.zeros_like(master) if master.grad is None else master.grad
             yield name, self.engine.fragments.whole(name, part)
@@ -63,20 +63,21 @@ class _Zero(Passes):
         return {name: self.engine.shape(name) for name in self.engine.masters}
 
     def step(self, learning_rate: float) -> StepStats:
-        """None is stepped where one rank's gradient is not finite; that gradient is then gone."""
+        """Step the masters; none is stepped where one rank's gradient is not finite, and that gradient is
+        gone."""
         try:
             return self.masters.step(learning_rate)
         except NonFiniteGradient:
             self.engine.discard()
             raise
 
-    def pieces(self) -> list[Piece]:
-        """Its part of AdamW's moments and the masters, whole tensors. Collective."""
-        return self.engine.fragments.pieces(self.masters.state())
+    def shards(self) -> list[Shard]:
+        """Return this rank's share of AdamW's moments and the masters, whole tensors. Collective."""
+        return self.engine.fragments.shards(self.masters.state())
 
-    def load_pieces(self, saved: SavedPieces) -> None:
-        """The fragments of this rank. The model was saved as it computes, and is loaded."""
-        self.masters.load_state(self.engine.fragments.own_parts(saved))
+    def load_shards(self, saved: SavedShards) -> None:
+        """Restore the fragments of this rank. The model was saved as it computes, and is loaded."""
+        self.masters.load_state(self.engine.fragments.own_shards(saved))
 
     def close(self) -> None:
         """Take DeepSpeed off the policy."""
@@ -84,7 +85,7 @@ class _Zero(Passes):
 
 
 class Zero2Backend(_Zero, WholeModel):
-    """Each rank has all weights, and steps its part of them."""
+    """Holds all weights on each rank, which steps its part of them."""
 
     def __init__(
         self,
@@ -98,14 +99,14 @@ class Zero2Backend(_Zero, WholeModel):
         self.sampler, self.reference, self.moving = self.policy, reference, moving
 
     def move_reference(self, step: int) -> bool:
-        """Whole masters are put together for it, one at a time."""
+        """Put whole masters together for a sync, one at a time; return whether one was due."""
         fragments, masters = self.engine.fragments, self.engine.masters
         whole = ((name, fragments.whole(name, master.detach())) for name, master in masters.items())
         return self.moving is not None and self.moving.move(step, whole)
 
 
 class Zero3Backend(_Zero, SplitModel):
-    """Each rank has its part of every tensor."""
+    """Holds a part of every tensor on each rank."""
 
     def __init__(
         self,
@@ -123,14 +124,14 @@ class Zero3Backend(_Zero, SplitModel):
             partitioned,
             sampler,
             compute_dtype=compute_dtype,
-            across=self.across,
+            reduction=self.reduction,
             reference=reference,
             moving=moving,
         )
         self._engines = [e.engine for e in (partitioned, reference) if e is not None]
 
     def move_reference(self, step: int) -> bool:
-        """The parts of this rank, where a sync is due."""
+        """Move this rank's parts of the reference where a sync is due; return whether it was."""
         return self.moving is not None and self.moving.move(step, self.masters.each())
 
     def close(self) -> None:
@@ -143,7 +144,8 @@ class Zero3Backend(_Zero, SplitModel):
 def whole_engine(
     policy: Policy, given: Settings, config: OptimizerConfig, compute_dtype: torch.dtype
 ) -> ZeroEngine:
-    """An engine of stage 1 or 2 around a policy whose weights are float32, which become the masters."""
+    """Return an engine of stage 1 or 2 around a policy whose weights are float32, which become the
+    masters."""
     parameters = dict(policy.named_parameters())
     dtypes = computing_dtypes(parameters, compute_dtype)
     saved = {}

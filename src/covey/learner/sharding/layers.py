@@ -70,7 +70,7 @@ def _layers_by_kind(policy: Policy) -> dict[Any, list[int]]:
 
 @contextmanager
 def _only_layers(policy: Policy, numbers: Sequence[int]) -> Iterator[None]:
-    """Within it the model has its layers of these numbers and no others, in this order."""
+    """Within it, the model has only its layers of these numbers, in this order."""
     name, layers = _layer_list(policy)
     parent, _, own = name.rpartition(".")
     holder = policy.get_submodule(parent)
@@ -98,7 +98,7 @@ def _layer_list(policy: Policy) -> tuple[str, nn.ModuleList]:
 
 
 def _options(layer: nn.Module) -> dict[tuple[str, str], bool | int | str | None]:
-    """The plain attributes of a layer's modules, such as the width of its attention's window."""
+    """Return the plain attributes of a layer's modules, such as the width of its attention's window."""
     return {
         (path, name): value
         for path, module in layer.named_modules()
@@ -115,13 +115,14 @@ def _counts_layers(values: Mapping[int, Any]) -> bool:
 
 
 def _configs(policy: Policy, num_layers: int) -> list[Any]:
-    """The configurations in the model that say how many of these layers there are."""
+    """Return the configurations in the model that say how many of these layers there are."""
     found = {id(m.config): m.config for m in policy.modules() if hasattr(m, "config")}
     return [c for c in found.values() if getattr(c, "num_hidden_layers", None) == num_layers]
 
 
 def _lists_by_layer(policy: Policy, num_layers: int) -> list[tuple[Any, str, list[Any]]]:
-    """The options of configurations that have a value for each layer: configuration, name and values."""
+    """Return the options of configurations that have a value for each layer: configuration, name and
+    values."""
     return [
         (config, option, value)
         for config in _configs(policy, num_layers)

@@ -1,4 +1,4 @@
-"""A policy whose tensors DeepSpeed has split over ranks (ZeRO-3): its parts, and whole tensors of them."""
+"""Policies whose tensors DeepSpeed has split over ranks (ZeRO-3): their parts, and whole tensors of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.checkpoint.shards import SavedShards, Shard
 from covey.learner.sharding.layers import decoder_layers
 from covey.learner.sharding.rows import ReadRows
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Partitioned:
-    """The policy of an engine of stage 3 as `Split` says."""
+    """Implements `Split` for the policy of an engine of stage 3."""
 
     def __init__(self, engine: ZeroEngine) -> None:
         self.engine, self.policy = engine, engine.policy
@@ -33,15 +33,16 @@ class Partitioned:
 
     @contextmanager
     def unit(self, name: str) -> Iterator[dict[str, Tensor]]:
-        """The tensors of a unit whole and as they compute, by name, within it. Collective."""
+        """Within it, the tensors of a unit are whole, by name, in the dtype that they compute in.
+        Collective."""
         own = dict(self.policy.named_parameters())
         names = self.units[name]
         with self.engine.gathered([own[n] for n in names]):
             yield {n: own[n].data for n in names}
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor whole and as it computes, by name: a decoder layer at a time, and those outside of
-        layers one at a time. Collective."""
+        """Yield every tensor whole and as it computes, by name: a decoder layer at a time, and those outside
+        of layers one at a time. Collective."""
         self.let_go()
         for name in self.units:
             if name:
@@ -50,7 +51,7 @@ class Partitioned:
         yield from self.each_whole(self.units[""])
 
     def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """These tensors whole and as they compute, one at a time. Collective."""
+        """Yield these tensors whole and as they compute, one at a time. Collective."""
         self.let_go()
         own = dict(self.policy.named_parameters())
         for name in names:
@@ -77,17 +78,17 @@ class Partitioned:
             held[name].copy_(part)
 
     def held(self) -> Mapping[str, Tensor]:
-        """The parts of this rank as they compute."""
+        """Return the parts of this rank as they compute."""
         return self.engine.held()
 
     def masters(self) -> Mapping[str, Tensor]:
-        """The float32 parts of the trained tensors."""
+        """Return the float32 parts of the trained tensors."""
         return self.engine.masters
 
-    def pieces(self, tensors: Mapping[str, Tensor]) -> list[Piece]:
-        """This rank's share of the whole tensors. Collective."""
-        return self.engine.fragments.pieces(tensors)
+    def shards(self, tensors: Mapping[str, Tensor]) -> list[Shard]:
+        """Return this rank's share of the whole tensors. Collective."""
+        return self.engine.fragments.shards(tensors)
 
-    def own_parts(self, saved: SavedPieces) -> Mapping[str, Tensor]:
-        """The parts of this rank."""
-        return self.engine.fragments.own_parts(saved)
+    def own_shards(self, saved: SavedShards) -> Mapping[str, Tensor]:
+        """Return the parts of this rank."""
+        return self.engine.fragments.own_shards(saved)

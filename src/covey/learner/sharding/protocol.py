@@ -1,4 +1,4 @@
-"""What is asked of a policy that is split over ranks, by FSDP or by DeepSpeed."""
+"""The protocol of a policy that is split over ranks, by FSDP or by DeepSpeed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from covey.checkpoint.pieces import Piece, SavedPieces
+from covey.checkpoint.shards import SavedShards, Shard
 from covey.models.policy import Policy
 
 
@@ -18,31 +18,31 @@ class Split(Protocol):
     policy: Policy
 
     def held(self) -> Mapping[str, Tensor]:
-        """This rank's parts, not copied: FSDP's in float32, DeepSpeed's as they compute."""
+        """Return this rank's parts, not copied: FSDP's in float32, DeepSpeed's as they compute."""
         ...
 
     def masters(self) -> Mapping[str, Tensor]:
-        """This rank's parts of the trained tensors in float32, not copied."""
+        """Return this rank's parts of the trained tensors in float32, not copied."""
         ...
 
     @property
     def units(self) -> Collection[str]:
-        """The names of the decoder layers, and "" for what is in none of them."""
+        """Return the names of the decoder layers, and "" for what is in none of them."""
         ...
 
     def unit(self, name: str) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """The tensors of a unit whole and in the dtype that they compute in, within it; called when passes
-        have let go of theirs. Collective."""
+        """Return a context within which the tensors of a unit are whole and in the dtype that they compute
+        in. Called when passes have freed theirs. Collective."""
         ...
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor whole and in the dtype that it computes in, a unit at a time; its memory is freed
-        with its unit. Collective."""
+        """Return every tensor whole and in the dtype that it computes in, a unit at a time; its memory is
+        freed with its unit. Collective."""
         ...
 
     def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """These tensors whole, one at a time, in the dtype that they are held in; no other one is gathered.
-        Collective."""
+        """Return these tensors whole, one at a time, in the dtype that they are held in; no other one is
+        gathered. Collective."""
         ...
 
     def refill(self, values: Mapping[str, Tensor]) -> None:
@@ -53,11 +53,11 @@ class Split(Protocol):
         """Free the weights that a pass without a backward pass leaves gathered."""
         ...
 
-    def pieces(self, tensors: Mapping[str, Tensor]) -> Iterable[Piece]:
-        """What this rank saves of tensors called NAME or `KIND/NAME` that are split as the parameter NAME
-        is; of equal ones on several ranks the first rank saves them. Collective."""
+    def shards(self, tensors: Mapping[str, Tensor]) -> Iterable[Shard]:
+        """Return what this rank saves of tensors called NAME or `KIND/NAME`, which are split as the parameter
+        NAME is. Of equal shards on several ranks the first rank saves its own. Collective."""
         ...
 
-    def own_parts(self, saved: SavedPieces) -> Mapping[str, Tensor]:
-        """This rank's parts of what any number of ranks have saved so."""
+    def own_shards(self, saved: SavedShards) -> Mapping[str, Tensor]:
+        """Return this rank's shards of what any number of ranks have saved."""
         ...

@@ -1,4 +1,4 @@
-"""A reference that has an adapter of its own or follows the policy, where the policy is split over ranks."""
+"""References with an adapter of their own, or that follow the policy, where it is split over ranks."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from covey.checkpoint.pieces import Piece, SavedPieces
-from covey.learner.offload import Parked
+from covey.checkpoint.shards import SavedShards, Shard
+from covey.learner.offload import Offloaded
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.protocol import Split
 from covey.models.policy import Policy
 
 
 class SplitReference(MovingReference):
-    """This rank's parts of the trained tensors as they are when it is made, in float32; for a pass they take
-    the place of the policy's."""
+    """Holds this rank's parts of the trained tensors in float32, as they are when it is made. For a pass they
+    replace the policy's."""
 
     def __init__(self, split: Split, *, every: int, alpha: float) -> None:
         self._split, self._policy = split, split.policy
         self._every, self._alpha = every, alpha
         self._float32 = {n: t.detach().clone() for n, t in split.masters().items()}
         self._computing = {}
-        self.parked = Parked()
+        self.offloaded = Offloaded()
 
     @contextmanager
     def view(self) -> Iterator[Policy]:
-        """The policy with the reference's parts, for passes without gradient."""
+        """Within it, the policy has the reference's parts, for passes without gradient."""
         own = {n: t for n, t in self._split.held().items() if n in self._float32}
         policys = {n: t.clone() for n, t in own.items()}
         is_training = self._policy.training
@@ -42,7 +42,7 @@ class SplitReference(MovingReference):
 
     @torch.no_grad()
     def _write(self, own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        """Change the parts, while no weights are gathered from them."""
+        """Overwrite the parts `own` with `values`, while no weights are gathered from them."""
         self._split.let_go()
         if self._policy.device.type == "cuda":
             # It may still be copying offloaded parts, which the CPU is about to overwrite.
@@ -50,10 +50,10 @@ class SplitReference(MovingReference):
         for name, part in own.items():
             part.copy_(values[name])
 
-    def pieces(self, rank: int, world: int) -> Iterable[Piece]:
-        """This rank's share of the whole tensors. Collective."""
-        return self._split.pieces(self.state())
+    def shards(self, rank: int, world: int) -> Iterable[Shard]:
+        """Return this rank's share of the whole tensors. Collective."""
+        return self._split.shards(self.state())
 
-    def load_pieces(self, saved: SavedPieces) -> None:
-        """The parts of this rank."""
-        self.load_state(self._split.own_parts(saved))
+    def load_shards(self, saved: SavedShards) -> None:
+        """Load the parts of this rank."""
+        self.load_state(self._split.own_shards(saved))

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from covey.checkpoint.pieces import SavedPieces
+from covey.checkpoint.shards import SavedShards
 from covey.weight_files import stored_tensors
 
 # Reads rows of a parameter, by its name, the first row and the last; None where nothing is known of it.
@@ -18,13 +18,12 @@ ReadRows = Callable[[str, int, int], "Tensor | None"]
 
 
 def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
-    """Rows of a tensor in memory, as a view; all of it where it has no dimension."""
+    """Return rows of a tensor in memory, as a view; all of it where it has no dimension."""
     return tensor.detach()[first:last] if tensor.dim() else tensor.detach()
 
 
 class FileRows:
-    """Rows of a model's files, which stay open and are read a slice at a time; `keys` are the names of the
-    tensors in the files."""
+    """Reads rows of a model's files, which stay open; `keys` are the names of the tensors in the files."""
 
     def __init__(self, directory: Path, keys: Mapping[str, str]) -> None:
         self._stored, self._keys = stored_tensors(directory), keys
@@ -32,7 +31,7 @@ class FileRows:
         self._stack = ExitStack()
 
     def read(self, name: str, first: int, last: int) -> Tensor:
-        """The rows alone, in the dtype of the file."""
+        """Return the rows alone, in the dtype of the file."""
         key = self._keys[name]
         file, shape = self._stored[key].file, self._stored[key].shape
         if file not in self._files:
@@ -46,8 +45,8 @@ class FileRows:
 
 
 def file_keys(model: nn.Module, directory: Path) -> dict[str, str] | None:
-    """The key in the files of each parameter of a model without weights, by its name; None where the files
-    hold something else than the model's own tensors, such as experts one by one."""
+    """Return the key in the files of each parameter of a model without weights, by its name; None where the
+    files hold something else than the model's own tensors, such as experts one by one."""
     stored = stored_tensors(directory)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     names: dict[int, list[str]] = {}
@@ -65,19 +64,19 @@ def file_keys(model: nn.Module, directory: Path) -> dict[str, str] | None:
 
 
 def parameter_of(key: str) -> str:
-    """The parameter that a saved tensor, NAME or `KIND/NAME`, belongs to."""
+    """Return the parameter that a saved tensor, NAME or `KIND/NAME`, belongs to."""
     return key.rpartition("/")[2]
 
 
 class OwnParts(Mapping[str, Tensor]):
-    """This rank's parts of saved tensors, read as they are asked for: `read` gives that of a tensor with
-    dimensions."""
+    """Reads this rank's parts of saved tensors when they are asked for; `read` reads the part of a tensor
+    with dimensions."""
 
-    def __init__(self, saved: SavedPieces, read: Callable[[str], Tensor]) -> None:
+    def __init__(self, saved: SavedShards, read: Callable[[str], Tensor]) -> None:
         self._saved, self._read = saved, read
 
     def __getitem__(self, key: str) -> Tensor:
-        """The part of a tensor; all of one without dimensions."""
+        """Return the part of a tensor; all of one without dimensions."""
         return self._read(key) if self._saved.shape(key) else self._saved[key]
 
     def __iter__(self) -> Iterator[str]:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from covey.checkpoint.pieces import Piece, SavedPieces, whole
+from covey.checkpoint.shards import SavedShards, Shard, whole
 from covey.errors import ConfigError
 from covey.learner.sharding.layers import decoder_layers
 from covey.learner.sharding.rows import OwnParts, ReadRows, parameter_of
@@ -33,8 +33,8 @@ from covey.types import Fix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How a policy is sharded: over the last dimension of `mesh`, and equal along the others. `offload` keeps
-    shards in the machine's memory; `keeps_weights` a layer's whole weights from forward to backward."""
+    """Holds how a policy is sharded: over the last dimension of `mesh`, and equal along the others. `offload`
+    keeps shards in the machine's memory; `keeps_weights` a layer's whole weights from forward to backward."""
 
     mesh: DeviceMesh
     device: torch.device
@@ -43,7 +43,7 @@ class Sharding:
 
     @property
     def shard(self) -> int:
-        """Which shard this rank holds."""
+        """Return which shard this rank holds."""
         return self.mesh.get_local_rank(self.mesh.ndim - 1)
 
     @property
@@ -60,7 +60,7 @@ def join_group(device: torch.device) -> None:
 
 
 def sharding_over(layout: Layout, device: torch.device) -> Sharding:
-    """How a layout splits a model over the processes of this run. Collective."""
+    """Return how a layout splits a model over the processes of this run. Collective."""
     join_group(device)
     world = dist.get_world_size()
     shards = layout.shard_gpus or world
@@ -77,7 +77,7 @@ def sharding_over(layout: Layout, device: torch.device) -> Sharding:
 
 
 class Sharded:
-    """A policy whose parameters are shards, as `Split` says; on the meta device until `fill`."""
+    """Implements `Split` for a policy whose parameters are FSDP's shards; on the meta device until `fill`."""
 
     def __init__(self, policy: Policy, sharding: Sharding, compute_dtype: torch.dtype) -> None:
         self.policy, self.sharding = policy, sharding
@@ -96,15 +96,15 @@ class Sharded:
 
     @property
     def parameters(self) -> dict[str, DTensor]:
-        """The shards by name."""
+        """Return the shards by name."""
         return dict(self.policy.named_parameters())  # type: ignore[arg-type]
 
     def held(self) -> dict[str, Tensor]:
-        """The float32 shards as plain tensors, not copied."""
+        """Return the float32 shards as plain tensors, not copied."""
         return {name: local(parameter) for name, parameter in self.parameters.items()}
 
     def masters(self) -> dict[str, Tensor]:
-        """Those of the trained tensors."""
+        """Return the float32 shards of the trained tensors."""
         return {name: local(p) for name, p in self.parameters.items() if p.requires_grad}
 
     @torch.no_grad()
@@ -150,7 +150,7 @@ class Sharded:
         return nn.Parameter(made, requires_grad=parameter.requires_grad)
 
     def rows_of(self, parameter: DTensor) -> tuple[int, int]:
-        """Which rows of a tensor this rank holds: `torch.chunk`'s."""
+        """Return which rows of a tensor this rank holds: `torch.chunk`'s."""
         mesh = self.sharding.mesh
         shards, own = mesh.size(mesh.ndim - 1), self.sharding.shard
         length = parameter.shape[0]
@@ -159,21 +159,21 @@ class Sharded:
         assert last - first == parameter.to_local().shape[0], "FSDP shards in another way than torch.chunk"
         return first, last
 
-    def pieces(self, tensors: Mapping[str, Tensor]) -> Iterator[Piece]:
-        """This rank's rows of tensors sharded as the parameters that they are named after, `KIND/NAME` or
-        the name alone; of equal shards those of the first."""
+    def shards(self, tensors: Mapping[str, Tensor]) -> Iterator[Shard]:
+        """Yield this rank's rows of tensors sharded as the parameters that they are named after, `KIND/NAME`
+        or the name alone; of equal shards those of the first."""
         if not self.sharding.is_first_copy:
             return
         parameters = self.parameters
         for key, tensor in tensors.items():
             parameter = parameters[parameter_of(key)]
             if tensor.dim():
-                yield Piece(key, tensor, self.rows_of(parameter)[0], tuple(parameter.shape))
+                yield Shard(key, tensor, self.rows_of(parameter)[0], tuple(parameter.shape))
             elif self.sharding.shard == 0:
                 yield whole(key, tensor)
 
-    def own_parts(self, saved: SavedPieces) -> Mapping[str, Tensor]:
-        """This rank's rows of what `pieces` gave, on any ranks."""
+    def own_shards(self, saved: SavedShards) -> Mapping[str, Tensor]:
+        """Return this rank's rows of what `shards` gave on any number of ranks."""
         parameters = self.parameters
         return OwnParts(saved, lambda key: saved.read(key, *self.rows_of(parameters[parameter_of(key)])))
 
@@ -184,7 +184,8 @@ class Sharded:
 
     @contextmanager
     def unit(self, name: str) -> Iterator[dict[str, Tensor]]:
-        """The parameters of a unit whole and as they compute, by name, within it. Collective."""
+        """Within it, the parameters of a unit are whole, by name, in the dtype that they compute in.
+        Collective."""
         unit = self.units[name]
         unit.unshard()
         try:
@@ -194,13 +195,13 @@ class Sharded:
             unit.reshard()
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter whole and as it computes, by name, a unit at a time. Collective."""
+        """Yield every parameter whole and as it computes, by name, a unit at a time. Collective."""
         for name in self.units:
             with self.unit(name) as tensors:
                 yield from tensors.items()
 
     def each_whole(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """These parameters whole and in float32, one at a time. Collective."""
+        """Yield these parameters whole and in float32, one at a time. Collective."""
         self.let_go()
         parameters = self.parameters
         for name in names:
@@ -209,7 +210,7 @@ class Sharded:
 
 
 def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
-    """ConfigError (E115) where a unit would have to hold some of what it trains in float32, and cast the
+    """Raise ConfigError (E115) if a unit would have to hold some trained tensors in float32 and cast the
     rest."""
     own = [n for n, p in unit.named_parameters() if p.requires_grad and not isinstance(p, DTensor)]
     copies = [n for n in own if ".lora_" not in n]
@@ -235,9 +236,9 @@ def _refuse_mixed(unit: nn.Module, compute_dtype: torch.dtype) -> None:
 
 
 def _precision(unit: nn.Module, compute_dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Float32 shards compute in `compute_dtype`; those of a unit with an adapter in the dtype that each is
-    held in. Gradients are reduced in float32, and what a layer is given keeps its dtype, rotary angles among
-    it."""
+    """Return FSDP's policy of dtypes: float32 shards compute in `compute_dtype`, those of a unit with an
+    adapter in their own dtype. Gradients are reduced in float32. Inputs of a layer keep their dtype, rotary
+    angles too."""
     own = {n: p for n, p in unit.named_parameters() if not isinstance(p, DTensor)}
     has_adapter = any(".lora_" in name for name in own)
     is_cast = (
@@ -249,6 +250,6 @@ def _precision(unit: nn.Module, compute_dtype: torch.dtype) -> MixedPrecisionPol
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's rows of a sharded tensor, not copied."""
+    """Return this rank's rows of a sharded tensor, not copied."""
     assert isinstance(tensor, DTensor)
     return tensor.to_local().detach()

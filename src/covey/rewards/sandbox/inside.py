@@ -73,7 +73,7 @@ def _read_all(number: int) -> bytes:
 
 
 def _run(job: Mapping[str, Any], test: Mapping[str, Any], nothing: int) -> tuple[str, bytes]:
-    """How a test ended (`exit CODE`, `signal NAME`, `late`, `output`), and what it gave."""
+    """Return how a test ended (`exit CODE`, `signal NAME`, `late`, `output`), and what it gave."""
     mine, theirs = os.pipe()
     given = os.memfd_create("input")
     _write_all(given, test.get("input", "").encode())
@@ -160,11 +160,11 @@ class _Text(SourceFileLoader):
         self._source = source.encode()
 
     def get_data(self, path: str) -> bytes:
-        """The source, whatever the path."""
+        """Return the source, whatever the path."""
         return self._source
 
     def path_stats(self, path: str) -> NoReturn:
-        """There is no file that something compiled could stand for."""
+        """Raise OSError: the source is in no file, so no bytecode of it is cached."""
         raise OSError(path)
 
 
@@ -183,7 +183,7 @@ def _run_program(code: str, test: Mapping[str, Any], results: int) -> NoReturn:
 
 
 def _function(module: ModuleType, name: str) -> Callable[..., Any]:
-    """A function of the program, or a method of its class `Solution`."""
+    """Return a function of the program, or a method of its class `Solution`."""
     found = getattr(module, name, None)
     return found if found is not None else getattr(module.Solution(), name)
 

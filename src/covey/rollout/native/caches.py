@@ -87,7 +87,7 @@ class Caches:
         if held is not None:
             if held.shape.serves(wanted):
                 return held
-            both = wanted.with_room_for(held.shape)
+            both = wanted.covering(held.shape)
             # Where memory is short for both, each gets what it asks for, and the other is made anew.
             wanted = both if self._that_fits(both, held) == both else wanted
         self._caches[flat] = KVCache(wanted)

@@ -139,13 +139,13 @@ class NativeEngine:
         if self._cache is not None and self._is_running:
             # What a generator that was left alone has begun.
             self._decoding.use(self._cache, self._caches.numbers)
-        self._make_room()
+        self._fit_cache()
         while True:
             self.on_turn()
             yield from self._aborted
             self._aborted.clear()
             if self._has_new or self._later:
-                self._make_room()
+                self._fit_cache()
             if not (self._prompts or self._branches.held or self._families):
                 self._decoding.end_rollout()
                 return
@@ -219,7 +219,7 @@ class NativeEngine:
             self.num_computed += sum(len(family.prompt) for family in waiting)
 
     @torch.inference_mode()
-    def _make_room(self) -> None:
+    def _fit_cache(self) -> None:
         """Make cache and decoder for all that is queued, but for what has to wait for the rows that run."""
         has_new, self._has_new = self._has_new, False
         cache = self._cache

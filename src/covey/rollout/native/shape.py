@@ -32,8 +32,8 @@ class CacheShape:
             and self.slots >= _NEARLY * other.slots
         )
 
-    def with_room_for(self, other: CacheShape) -> CacheShape:
-        """The smallest shape that covers both."""
+    def covering(self, other: CacheShape) -> CacheShape:
+        """Return the smallest shape that covers both."""
         return CacheShape(
             rows=max(self.rows, other.rows),
             completion=max(self.completion, other.completion),

@@ -19,7 +19,7 @@ from covey.rollout.server.values import WireError, parsed
 from covey.rollout.server.wire import JSON_BYTES, LINE_BYTES, RUN_HEADER, ServerStatus
 from covey.texts import tr
 
-_PIECE = 1 << 16
+_CHUNK = 1 << 16
 # Seconds without traffic after which the system asks whether the other side is still there, and how often.
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
@@ -53,12 +53,12 @@ class Caller:
         return ServerStatus.of(self.get("/v1/status", timeout_s))
 
     def get(self, path: str, timeout_s: float | None = None) -> Any:
-        """The JSON that a path answers."""
+        """Return the JSON that a path answers."""
         with self.open("GET", path, None, timeout_s=timeout_s) as answer:
             return answer.json()
 
     def post(self, path: str, body: Any) -> Any:
-        """The JSON that a path answers to JSON, or to bytes."""
+        """Return the JSON that a path answers to JSON, or to bytes."""
         with self.open("POST", path, body) as answer:
             return answer.json()
 
@@ -101,7 +101,7 @@ class Answer:
 
     @property
     def hosts(self) -> tuple[str, str]:
-        """The addresses of the connection, this side's and the other's, without ports."""
+        """Return the addresses of the connection, this side's and the other's, without ports."""
         return self._socket.getsockname()[0], self._socket.getpeername()[0]
 
     def wait_for_ever(self) -> None:
@@ -123,10 +123,10 @@ class Answer:
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def json(self) -> Any:
-        """The whole answer, within its time and size."""
+        """Return the whole answer, within its time and size."""
         data, until = bytearray(), time.monotonic() + self._limit_s
-        while piece := self.response.read1(_PIECE):
-            data += piece
+        while chunk := self.response.read1(_CHUNK):
+            data += chunk
             if len(data) > JSON_BYTES:
                 raise WireError(tr("an answer of more than {json_bytes} bytes", json_bytes=JSON_BYTES))
             if time.monotonic() > until:
@@ -134,14 +134,14 @@ class Answer:
         return parsed(bytes(data))
 
     def json_or_none(self) -> Any:
-        """The same; None where it is no JSON."""
+        """Return the same; None where it is no JSON."""
         try:
             return self.json()
         except WireError:
             return None
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The objects of a stream, one a line, as they come."""
+        """Yield the objects of a stream, one a line, as they come."""
         while line := self.response.readline(self.line_bytes):
             body = parsed(line)
             if not isinstance(body, dict):
@@ -150,7 +150,7 @@ class Answer:
 
 
 def connect(address: str, timeout_s: float) -> http.client.HTTPConnection:
-    """A connection to `http://HOST:PORT` or `https://HOST:PORT`, whose certificate is checked."""
+    """Return a connection to `http://HOST:PORT` or `https://HOST:PORT`, whose certificate is checked."""
     parts = urlsplit(address)
     assert parts.hostname is not None
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -186,7 +186,7 @@ def address_fault(address: str) -> str | None:
 
 
 def read_token(path: str) -> str:
-    """The token in a file; OSError where it cannot be read, WireError where it holds none."""
+    """Return the token in a file; OSError where it cannot be read, WireError where it holds none."""
     words = Path(expanduser(path)).read_text(encoding="ascii", errors="replace").split()
     if len(words) != 1 or not words[0].isprintable():
         raise WireError(tr("the file has {num_words} words instead of one token", num_words=len(words)))

@@ -32,7 +32,7 @@ _TAKE_S, _ABORT_S = 600.0, 10.0
 
 
 class Refusal(Exception):
-    """A call that is refused, with HTTP's status and what is said beside `error`."""
+    """Raised where a call is refused, with HTTP's status and what is said beside `error`."""
 
     def __init__(self, status: int, error: str, **more: Any) -> None:
         self.status, self.body = status, {"error": error, **more}
@@ -41,7 +41,7 @@ class Refusal(Exception):
 
 @dataclass(slots=True)
 class Call:
-    """A call of generate: what came of its requests, in the order in which they ended."""
+    """Holds the completions of one call of generate, in the order in which they ended."""
 
     requests: Mapping[str, GenerationRequest]
     version: int
@@ -49,7 +49,7 @@ class Call:
     num_computed: int = -1
 
     def next(self, timeout_s: float) -> tuple[str, Completion] | None:
-        """The next completion with its id; None where none ended in time."""
+        """Return the next completion with its id; None where none ended in time."""
         try:
             return self.ended.get(timeout=timeout_s)
         except Empty:
@@ -57,11 +57,11 @@ class Call:
 
 
 class GroupWorkers(Protocol):
-    """Workers of an engine that are processes of their own and ranks of a group; called by the engine's
-    thread."""
+    """The protocol of an engine's workers that are separate processes and ranks of a group; the engine's
+    thread calls it."""
 
     def join(self, place: GroupPlace) -> None:
-        """Be its ranks from 1 on; ValueError where one of them fails."""
+        """Join a process group as its ranks from 1 on; ValueError where one of them fails."""
         ...
 
     def leave(self) -> None:
@@ -71,7 +71,7 @@ class GroupWorkers(Protocol):
 
 @dataclass(slots=True)
 class _User:
-    """The run that uses the server, and how many of its processes do."""
+    """Holds the run that uses the server, and how many of its processes do."""
 
     run: str
     name: str
@@ -79,7 +79,7 @@ class _User:
 
 
 class Front:
-    """An engine for one run at a time. `about` says what it is; its version is kept here.
+    """Serves an engine to one run at a time. `about` describes the engine; its version is kept here.
 
     `ends_with_run`: `serve` returns once the run that used the server has ended. `workers` take the place of
     this process in a group.
@@ -112,14 +112,14 @@ class Front:
     # -- by the threads of HTTP
 
     def status(self) -> ServerStatus:
-        """What the server is, which version it has, and who uses it."""
+        """Return what the server is, which version it has, and which run uses it."""
         with self._changed:
             name = self._user.name if self._user is not None else ""
             is_receiving = self._transfer is not None and not self._transfer.has_failed
             return replace(self._about, run=name, is_receiving=is_receiving)
 
     def metrics(self) -> str:
-        """What it has done and what it does now, for Prometheus."""
+        """Return counters and gauges of the server, as Prometheus reads them."""
         with self._changed:
             return metrics_text(
                 self._counts,
@@ -131,7 +131,8 @@ class Front:
             )
 
     def attend(self, run: str, name: str) -> None:
-        """Be one of the processes of a run, which has the server to itself from then on."""
+        """Count a process of a run, which has the server to itself from then on; Refusal (409) for another
+        run."""
         with self._changed:
             if self._user is None:
                 self._user = _User(run, name)
@@ -140,7 +141,7 @@ class Front:
             self._user.processes += 1
 
     def leave(self, run: str) -> None:
-        """Be it no longer; what runs of a run that nobody attends ends."""
+        """Count a process of this run as gone; after the last one, end the requests of the run."""
         with self._changed:
             if self._user is None or self._user.run != run:
                 return
@@ -199,8 +200,8 @@ class Front:
         return f"version {held}" if held != NO_VERSION else "no whole version"
 
     def progress(self, call: Call) -> int | None:
-        """Tokens that the engine has computed since it started; None where there are no more of them than
-        when this was last asked for the call."""
+        """Return tokens that the engine has computed since it started; None where there are no more of them
+        than when this was last asked for the call."""
         before, call.num_computed = call.num_computed, self._engine.num_computed
         return call.num_computed if before != call.num_computed else None
 
@@ -222,8 +223,9 @@ class Front:
         return len(own)
 
     def begin(self, run: str, version: int, form: str) -> Transfer:
-        """Open the publish of a version: the former one is gone from here on, as weights are written over.
-        What runs goes on by the new one where the engine takes it meanwhile; else it has to have ended."""
+        """Open the publish of a version. The former version is gone from here on, as its weights are
+        overwritten. Requests that run continue by the new one where the engine can swap weights; else they
+        must have ended."""
         with self._changed:
             self._check_user(run)
             if form == ADAPTER and not self._about.adapter_rank:
@@ -363,5 +365,5 @@ class Front:
 
 
 def new_instance() -> str:
-    """The id of a server's process."""
+    """Return the id of a server's process."""
     return secrets.token_hex(8)

@@ -97,7 +97,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
             connection, address = self.socket.accept()
         except OSError as error:
             if is_full(error):
-                self.unproven.make_room()
+                self.unproven.end_older_half()
                 # The connection goes on waiting, so the next try would come at once.
                 time.sleep(_FULL_S)
             raise

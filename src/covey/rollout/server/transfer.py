@@ -14,11 +14,12 @@ from covey.types import Receipt
 
 
 class TransferEnded(Exception):
-    """A publish that nobody goes on with: a newer one took its place, or its run has ended."""
+    """Raised where a publish was given up: a newer one took its place, or its run has ended."""
 
 
 class Transfer:
-    """Tensors of `version` that a run sends, taken by one thread and given by others; `form` says which.
+    """Passes the tensors of `version`, which a run sends, from threads that give them to the one that takes
+    them; `form` says which tensors they are.
 
     One bucket waits at most, so that a server never holds much more than its model and a bucket.
     """
@@ -102,19 +103,19 @@ class Transfer:
     # -- by the engine's thread, and by who ends it
 
     def succeed(self, receipt: Receipt) -> None:
-        """The engine serves the version."""
+        """Record the receipt of an engine that serves the version now."""
         with self._changed:
             self._receipt = receipt
             self._changed.notify_all()
 
     def fail(self, words: str) -> None:
-        """The engine cannot take the weights."""
+        """Record why the engine cannot take the weights; the first reason stays."""
         with self._changed:
             self._fault = self._fault or words
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nobody goes on with it."""
+        """Mark the transfer as ended, and wake whoever waits for it."""
         with self._changed:
             self._is_ended = True
             self._changed.notify_all()

@@ -51,8 +51,8 @@ class Unproven:
         with self._lock:
             self._since.pop(connection, None)
 
-    def make_room(self) -> None:
-        """End the older half."""
+    def end_older_half(self) -> None:
+        """End the older half of the connections."""
         with self._lock:
             for _ in range((len(self._since) + 1) // 2):
                 self._end_oldest()

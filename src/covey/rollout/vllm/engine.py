@@ -369,7 +369,7 @@ class VllmEngine:
             self._has_weights, self._base = False, None
 
     def take_notices(self) -> list[Finding]:
-        """Nothing happens to it that it goes on after."""
+        """Return no findings: this engine survives no fault that it would have to report."""
         return []
 
     def close(self) -> None:

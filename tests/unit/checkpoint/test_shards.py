@@ -13,19 +13,19 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from covey.checkpoint.pieces import Piece, SavedPieces, deal, share_of, whole, write_pieces
+from covey.checkpoint.shards import SavedShards, Shard, deal, share_of, whole, write_shards
 from covey.checkpoint.tensor_file import write_tensors
 from covey.errors import CheckpointError
 
 
-def rows(name: str, tensor: torch.Tensor, first: int, last: int) -> Piece:
-    return Piece(name, tensor[first:last], first, tuple(tensor.shape))
+def rows(name: str, tensor: torch.Tensor, first: int, last: int) -> Shard:
+    return Shard(name, tensor[first:last], first, tuple(tensor.shape))
 
 
-def write(directory: Path, *ranks: list[Piece]) -> SavedPieces:
-    for rank, pieces in enumerate(ranks):
-        write_pieces(directory, pieces, rank, len(ranks))
-    return SavedPieces(directory)
+def write(directory: Path, *ranks: list[Shard]) -> SavedShards:
+    for rank, shards in enumerate(ranks):
+        write_shards(directory, shards, rank, len(ranks))
+    return SavedShards(directory)
 
 
 def test_the_file_is_read_by_the_library_of_the_format(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_any_cut_reads_back_in_any_other_cut(seed: int, tmp_path: Path) -> None:
     shapes = [(7, 3), (1, 4), (64,), (5, 2, 2), (2, 8)]
     tensors = {f"exp_avg/{i}": torch.randn(*shape, generator=g) for i, shape in enumerate(shapes)}
     tensors["exp_avg/low"] = torch.randn(9, 3, generator=g).bfloat16()
-    ranks: list[list[Piece]] = [[] for _ in range(world)]
+    ranks: list[list[Shard]] = [[] for _ in range(world)]
     for name, tensor in tensors.items():
         # As torch chunks a tensor: some ranks may have no row.
         size = -(-tensor.shape[0] // world)
@@ -117,16 +117,16 @@ def test_a_missing_a_surplus_and_a_damaged_file_are_named(tmp_path: Path) -> Non
     content = one.read_bytes()
     one.unlink()
     with pytest.raises(CheckpointError, match=r"rank-00001\.safetensors is missing"):
-        SavedPieces(tmp_path)
+        SavedShards(tmp_path)
     one.write_bytes(content[:-1])
     with pytest.raises(CheckpointError, match=r"rank-00001\.safetensors is .* bytes long"):
-        SavedPieces(tmp_path)
+        SavedShards(tmp_path)
     one.write_bytes(content)
-    write_pieces(tmp_path, [], 2, 3)
+    write_shards(tmp_path, [], 2, 3)
     with pytest.raises(CheckpointError, match="ranks: 2 and 3"):
-        SavedPieces(tmp_path)
+        SavedShards(tmp_path)
     with pytest.raises(CheckpointError, match="it has no rank-"):
-        SavedPieces(tmp_path / "absent")
+        SavedShards(tmp_path / "absent")
 
 
 def test_parts_of_different_dtypes_are_refused(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_tensors_are_dealt_out_by_size() -> None:
 def test_headers_are_read_without_torch(tmp_path: Path) -> None:
     write(tmp_path, [rows("m", TENSOR, 0, 5)], [rows("m", TENSOR, 5, 10)])
     program = (
-        "import sys; from pathlib import Path; from covey.checkpoint.pieces import SavedPieces\n"
-        "assert SavedPieces(Path(sys.argv[1])).shape('m') == (10, 2); sys.exit('torch' in sys.modules)"
+        "import sys; from pathlib import Path; from covey.checkpoint.shards import SavedShards\n"
+        "assert SavedShards(Path(sys.argv[1])).shape('m') == (10, 2); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 0

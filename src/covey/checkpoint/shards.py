@@ -28,10 +28,10 @@ _MOST_FAULTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows [first_row, first_row + tensor.shape[0]) of the tensor `name`, whose whole shape is `shape`.
+class Shard:
+    """Holds rows [first_row, first_row + tensor.shape[0]) of the tensor `name`, whose whole shape is `shape`.
 
-    A tensor without dimensions is whole. What every rank holds is a piece of one of them alone.
+    A tensor without dimensions is whole. What every rank holds is a shard of one of them alone.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Piece:
     shape: Shape
 
 
-def whole(name: str, tensor: Tensor) -> Piece:
-    """A tensor as one piece."""
-    return Piece(name, tensor, 0, tuple(tensor.shape))
+def whole(name: str, tensor: Tensor) -> Shard:
+    """Return a tensor as one shard."""
+    return Shard(name, tensor, 0, tuple(tensor.shape))
 
 
-def share_of(tensors: Mapping[str, Tensor], rank: int, world: int) -> Iterator[Piece]:
-    """The tensors that this rank writes of those that every rank holds whole: dealt out by size, whatever
-    their order."""
+def share_of(tensors: Mapping[str, Tensor], rank: int, world: int) -> Iterator[Shard]:
+    """Return the tensors that this rank writes of those that every rank holds whole: dealt out by size,
+    whatever their order."""
     names = sorted(tensors)
     owners = deal([tensors[n].numel() * tensors[n].element_size() for n in names], world)
     return (whole(n, tensors[n]) for n, owner in zip(names, owners, strict=True) if owner == rank)
@@ -62,38 +62,38 @@ def deal(sizes: Sequence[int], world: int) -> list[int]:
     return owners
 
 
-def pieces_file(rank: int) -> str:
-    """The name of a rank's file: "rank-00000.safetensors"."""
+def shard_file(rank: int) -> str:
+    """Return the name of a rank's file: "rank-00000.safetensors"."""
     return f"rank-{rank:05d}.safetensors"
 
 
-def write_pieces(directory: Path, pieces: Iterable[Piece], rank: int, world: int) -> tuple[str, FileEntry]:
-    """Write a rank's pieces into a file of its own in `directory`; returns the file's name and entry."""
+def write_shards(directory: Path, shards: Iterable[Shard], rank: int, world: int) -> tuple[str, FileEntry]:
+    """Write a rank's shards into a file of its own in `directory`; returns the file's name and entry."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     parts: dict[str, tuple[str, int, Shape]] = {}
-    for piece in pieces:
-        rows = tuple(piece.tensor.shape)
-        key = piece.name
-        if rows != piece.shape:
-            last = piece.first_row + rows[0]
-            assert rows[1:] == piece.shape[1:] and last <= piece.shape[0], (
-                f"{piece.name} is no row of a tensor"
+    for shard in shards:
+        rows = tuple(shard.tensor.shape)
+        key = shard.name
+        if rows != shard.shape:
+            last = shard.first_row + rows[0]
+            assert rows[1:] == shard.shape[1:] and last <= shard.shape[0], (
+                f"{shard.name} is no row of a tensor"
             )
-            key = f"{piece.name}[{piece.first_row}:{last}]"
-            parts[key] = (piece.name, piece.first_row, piece.shape)
+            key = f"{shard.name}[{shard.first_row}:{last}]"
+            parts[key] = (shard.name, shard.first_row, shard.shape)
         if key in tensors:
             raise CheckpointError(tr("rank {rank} has two parts with the key {key}", rank=rank, key=key))
-        if key == piece.name or rows[0]:
-            tensors[key] = piece.tensor
+        if key == shard.name or rows[0]:
+            tensors[key] = shard.tensor
     metadata = {"rank": str(rank), "world": str(world), "parts": json.dumps(parts)}
-    name = pieces_file(rank)
+    name = shard_file(rank)
     return name, write_tensors(directory / name, tensors, metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of a tensor: the tensor `key` of a file."""
+    """Holds rows of a tensor: the tensor `key` of a file."""
 
     file: Path
     key: str
@@ -101,8 +101,8 @@ class _Part:
     last: int
 
 
-class SavedPieces(Mapping[str, "Tensor"]):
-    """The tensors of a directory of pieces: whole ones by name, as of any mapping, or some rows (`read`).
+class SavedShards(Mapping[str, "Tensor"]):
+    """Maps names to the whole tensors of a directory of shards; `read` gives some rows of a tensor.
 
     Constructing reads headers alone, without torch. Raises CheckpointError where a file is missing or
     damaged, and where rows are missing or there twice, by the names of the tensors.
@@ -125,12 +125,12 @@ class SavedPieces(Mapping[str, "Tensor"]):
         return len(self._parts)
 
     def __getitem__(self, name: str) -> Tensor:
-        """A whole tensor, in memory of its own."""
+        """Return a whole tensor, in memory of its own."""
         shape = self.shape(name)
         return self.read(name, 0, shape[0]) if shape else self._open(name).get_tensor(name).clone()
 
     def shape(self, name: str) -> Shape:
-        """The shape of the whole tensor; CheckpointError where there is none of this name."""
+        """Return the shape of the whole tensor; CheckpointError where there is none of this name."""
         if name not in self._shapes:
             raise CheckpointError(
                 tr("no file in {directory} holds the tensor {name}", directory=self._directory, name=name)
@@ -138,7 +138,7 @@ class SavedPieces(Mapping[str, "Tensor"]):
         return self._shapes[name]
 
     def read(self, name: str, first: int, last: int) -> Tensor:
-        """Rows [first, last) of a tensor on the CPU, from whatever files they lie in."""
+        """Return rows [first, last) of a tensor on the CPU, from whatever files they lie in."""
         import torch
 
         shape = self.shape(name)
@@ -182,7 +182,7 @@ class SavedPieces(Mapping[str, "Tensor"]):
                     )
                 ]
             world = worlds.pop()
-            expected = {pieces_file(rank) for rank in range(world)}
+            expected = {shard_file(rank) for rank in range(world)}
             missing = tr("{name} is missing: the run had {ranks}")
             surplus = tr("{name} does not belong to the checkpoint: the run had only {ranks}")
             if odd := sorted(expected ^ {file.name for file in files}):
@@ -213,7 +213,7 @@ class SavedPieces(Mapping[str, "Tensor"]):
         return faults
 
     def _gaps(self) -> list[str]:
-        """Rows that are missing or there twice."""
+        """Return rows that are missing or there twice."""
         faults = []
         for name, parts in self._parts.items():
             total = self._shapes[name][0] if self._shapes[name] else 1
@@ -262,7 +262,7 @@ class SavedPieces(Mapping[str, "Tensor"]):
 
 
 def damaged(path: Path, faults: Sequence[str]) -> CheckpointError:
-    """The error of a checkpoint with these faults, of which the first ones are named."""
+    """Return the error of a checkpoint with these faults, of which the first ones are named."""
     rest = len(faults) - _MOST_FAULTS
     more = tr("; and {num_faults} more", num_faults=rest) if rest > 0 else ""
     shown = joined("; ", faults[:_MOST_FAULTS])

@@ -25,11 +25,11 @@ from covey.models.policy import Policy
 from covey.weight_files import stored_tensors
 
 
-def hollow_model(source: Path | nn.Module, trust_remote_code: bool) -> nn.Module:
-    """The model of a directory, or a copy of one that is loaded, without weights; errors are transformers'
-    own."""
+def meta_model(source: Path | nn.Module, trust_remote_code: bool) -> nn.Module:
+    """Return the model of a directory, or a copy of one that is loaded, without weights; errors are
+    transformers' own."""
     if isinstance(source, nn.Module):
-        memo: dict[int, Any] = {id(p): _hollow(p) for p in source.parameters()}
+        memo: dict[int, Any] = {id(p): _meta_parameter(p) for p in source.parameters()}
         return copy.deepcopy(source, memo)
     how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = transformers.AutoConfig.from_pretrained(source, **how)
@@ -43,14 +43,14 @@ def hollow_model(source: Path | nn.Module, trust_remote_code: bool) -> nn.Module
 
 
 @torch.no_grad()
-def add_hollow_adapter(
+def add_meta_adapter(
     policy: Policy, lora: LoraSettings, *, adapter: Path | None, seed: int, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Put a new adapter, or the saved one of the directory `adapter`, on a policy without weights, whose base
     becomes `dtype`.
 
-    Returns the values that the adapter starts with, the same as on a whole model; what is made of the base's
-    weights, DoRA's magnitudes and whole copies, is not among them unless it was saved.
+    Return the values that the adapter starts with, the same as on a whole model. Tensors that are computed
+    from the base's weights (DoRA's magnitudes, whole copies) are not among them unless they were saved.
     """
     # One number stands for all of a tensor, so that peft makes the adapter on the CPU.
     _replace(policy.model, lambda p: nn.Parameter(torch.zeros(()).expand(p.shape), p.requires_grad))
@@ -60,7 +60,7 @@ def add_hollow_adapter(
         load_adapter(policy, adapter)
     saved = {n: p.detach() for n, p in policy.named_parameters() if p.requires_grad}
     values = {n: t for n, t in saved.items() if adapter is not None or is_drawn(n)}
-    _replace(policy.model, lambda p: _hollow(p, torch.float32 if p.requires_grad else dtype))
+    _replace(policy.model, lambda p: _meta_parameter(p, torch.float32 if p.requires_grad else dtype))
     return values
 
 
@@ -85,20 +85,20 @@ def read_buffers(model: Any, source: Path) -> None:
 
 @contextmanager
 def _on_meta() -> Iterator[None]:
-    """Within it every parameter that a module registers is one of the meta device."""
+    """Within it, every parameter that a module registers is on the meta device."""
     register = nn.Module.register_parameter
 
-    def register_hollow(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param if param is None or param.is_meta else _hollow(param))
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param if param is None or param.is_meta else _meta_parameter(param))
 
-    nn.Module.register_parameter = register_hollow  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _hollow(parameter: Tensor, dtype: torch.dtype | None = None) -> nn.Parameter:
+def _meta_parameter(parameter: Tensor, dtype: torch.dtype | None = None) -> nn.Parameter:
     empty = torch.empty(parameter.shape, dtype=dtype or parameter.dtype, device="meta")
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)
 
