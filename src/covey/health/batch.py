@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from covey.algorithm.losses import LossType
+from covey.algorithm.loss_types.declare import Average
+from covey.algorithm.loss_types.registry import loss_named
 from covey.batching.pack import episode_tokens
 from covey.batching.shares import PackPlan, steps_of
 from covey.health.words import broken
@@ -40,7 +41,7 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
         _check_sets(batch, forwarded, step + number)
 
 
-def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int) -> tuple[float, float]:
+def planned_loss(rows: Sequence[TrainSample], loss_type: str, longest: int) -> tuple[float, float]:
     """The loss of a step over `rows` at a ratio of 1 and without KL, and the sum of its terms' sizes.
 
     Taken from the rows as a whole, so it knows nothing of forward passes. `longest` is
@@ -50,13 +51,17 @@ def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int)
     advantage_S = np.array([r.advantage for r in rows])
     count_of = episode_tokens(rows)
     own_S = np.array([count_of[r.annotated.sample.episode] for r in rows], dtype=np.float64)
+    loss = loss_named(loss_type)
+    assert loss.value_at_1 is not None, f"{loss.name} declares no value at a ratio of 1"
     weight_S = {
-        "grpo": tokens_S / np.maximum(own_S, 1.0) / len(count_of),
-        "dr_grpo": tokens_S / (len(count_of) * longest),
-        "luspo": tokens_S / len(count_of),
-    }.get(loss_type, tokens_S / max(1.0, tokens_S.sum()))
+        Average.EPISODE: tokens_S / np.maximum(own_S, 1.0) / len(count_of),
+        Average.EPISODES: tokens_S / len(count_of),
+        Average.LENGTH: tokens_S / (len(count_of) * longest),
+        Average.TOKENS: tokens_S / max(1.0, tokens_S.sum()),
+    }[loss.average]
     size_S = np.array([_size(r) for r in rows])
-    return -float(weight_S @ advantage_S), float(weight_S @ size_S)
+    value, size = float(weight_S @ advantage_S), float(weight_S @ size_S)
+    return loss.value_at_1 * value, abs(loss.value_at_1) * size
 
 
 def _size(row: TrainSample) -> float:

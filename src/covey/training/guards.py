@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from covey.algorithm.losses import LossType
 from covey.batching.shares import PackPlan, step_slices
 from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import GuardStop
@@ -44,7 +43,7 @@ class Guards:
     num_episodes: int
     scaled_by: Literal["group", "rollout"] | None
     is_over_rollout: bool
-    plain_loss: LossType | None
+    plain_loss: str | None
     is_comparable: bool
     is_low_precision: bool
     engine: EngineName

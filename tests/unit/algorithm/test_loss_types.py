@@ -7,14 +7,11 @@ import math
 import pytest
 import torch
 
-from covey.algorithm.objectives import (
-    cispo_objective,
-    clipped_objective,
-    fipo_weights,
-    future_kl,
-    sapo_objective,
-    vespo_weights,
-)
+from covey.algorithm.loss_types.cispo import cispo_objective
+from covey.algorithm.loss_types.clipped import clipped_objective
+from covey.algorithm.loss_types.fipo import fipo_weights, future_kl
+from covey.algorithm.loss_types.sapo import sapo_objective
+from covey.algorithm.loss_types.vespo import vespo_weights
 from support.losses import slow_future_kl
 
 LN2 = math.log(2.0)
