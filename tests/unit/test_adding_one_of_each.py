@@ -141,7 +141,7 @@ def test_a_loss(ask):
     assert found["gradient"] == pytest.approx(derivatives) and found["second"] == pytest.approx(derivatives)
     assert found["loss"] == pytest.approx(-7.0 / 14)
     assert found["planned"] == pytest.approx([-7.0 / 14, 11.0 / 14])
-    assert found["is_held"] == ["bar", False] and found["selftest"] == 1
+    assert found["is_held"] == ["bar", True] and found["selftest"] == 1
 
 
 @pytest.mark.parametrize("call", ["policy_loss", "planned_loss", "loss_derivative", "token_weights"])

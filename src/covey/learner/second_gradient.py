@@ -91,8 +91,9 @@ def loss_derivative(logprob_N: Tensor, micro: MicroBatch, total: Denominators, c
     """d loss / d logprob (N,) of the step's loss, but for an entropy bonus, where every ratio is 1.
 
     There no clip is reached, every weight and gate is 1, and the derivative of a token's term is what the
-    loss declares, mostly -A (the policy gradient). With d = ref - logprob that of k1 = -d is 1, of k2 = d^2 / 2 is
-    -d, and of k3 = exp(d) - d - 1 is 1 - exp(d); times the ratio, the estimate itself is added.
+    loss declares, mostly -A (the policy gradient). With d = ref - logprob that of k1 = -d is 1, of
+    k2 = d^2 / 2 is -d, and of k3 = exp(d) - d - 1 is 1 - exp(d); times the ratio, the estimate itself is
+    added.
     """
     loss = loss_named(config.loss_type)
     assert loss.derivative_at_1 is not None, f"{loss.name} declares no derivative at a ratio of 1"
