@@ -35,7 +35,29 @@ BAR = Loss(
     per_completion="which is an example",
 )
 """
-FILES = {"algorithm/loss_types/bar.py": LOSS}
+RULE = """
+from covey.health.rule import Rule
+from covey.health.sign import Sign
+
+
+def snows(history):
+    depth = history.value("snow/depth")
+    if depth is None or depth < 1:
+        return None
+    return Sign(seen=f"the snow is {depth:g} m deep", cause="Winter.", fixes=(), badness=depth)
+
+
+F298 = Rule(
+    code="F298",
+    title="Snow",
+    why="Cold devices are slow.",
+    check=snows,
+    streak=2,
+    each="step",
+    when="snow is 1 m deep",
+)
+"""
+FILES = {"algorithm/loss_types/bar.py": LOSS, "health/signs/snow.py": RULE}
 
 SAYS_OF_THE_LOSS = r"""
 import sys
@@ -98,6 +120,27 @@ found |= {
 }
 """
 
+SAYS_OF_THE_RULE = r"""
+import sys
+from covey.codes import CODES
+from covey.doctor.verdicts import BY_CODE
+from covey.health.rules import Rules
+from covey.types import Metric, StepRecord
+
+rules = Rules({})
+records = [
+    StepRecord(step=s, rollout=s, pass_index=0, metrics={"snow/depth": Metric(value=float(s), count=1)})
+    for s in range(4)
+]
+said = [(f.step, f.code, f.seen, f.why, f.cause) for record in records for f in rules.check(record)]
+found = {
+    "said": said,
+    "title": CODES["F298"].title,
+    "verdict": [str(word) for word, codes in BY_CODE if "F298" in codes],
+    "has_torch": "torch" in sys.modules,
+}
+"""
+
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -142,6 +185,14 @@ def test_a_loss(ask):
     assert found["loss"] == pytest.approx(-7.0 / 14)
     assert found["planned"] == pytest.approx([-7.0 / 14, 11.0 / 14])
     assert found["is_held"] == ["bar", True] and found["selftest"] == 1
+
+
+def test_a_rule(ask):
+    found = ask(SAYS_OF_THE_RULE)
+    seen = "steps 1 to 2: the snow is 2 m deep"
+    assert found["said"] == [[2, "F298", seen, "Cold devices are slow.", "Winter."]]
+    assert found["title"] == "Snow" and found["verdict"] == ["unhealthy"]
+    assert not found["has_torch"]
 
 
 @pytest.mark.parametrize("call", ["policy_loss", "planned_loss", "loss_derivative", "token_weights"])

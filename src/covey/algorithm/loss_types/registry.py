@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import covey.algorithm.loss_types as package
 from covey.algorithm.loss_types.declare import Loss
+from covey.modules import values_in
 
 
 def _declared() -> dict[str, Loss]:
-    found: set[Loss] = set()
-    for info in pkgutil.iter_modules(package.__path__):
-        # This file is still being imported.
-        if info.name != "registry":
-            values = vars(import_module(f"{package.__name__}.{info.name}")).values()
-            found |= {value for value in values if isinstance(value, Loss)}
+    found = values_in(package, Loss)
     losses = {loss.name: loss for loss in sorted(found, key=lambda loss: (loss.place, loss.name))}
     assert len(losses) == len(found), "two losses have the same name"
     assert all((loss.term is None) != (loss.share is None) for loss in found), "a loss is a term or a share"
