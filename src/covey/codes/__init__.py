@@ -36,7 +36,7 @@ class Code:
     why: str
 
 
-BESIDE = ("covey.health.rule_list:RULES",)
+BESIDE = ("covey.health.rule_list:RULES", "covey.health.guard_list:CODES_OF_GUARDS")
 """What has its code, title and reason beside what it checks, in parts that import this one."""
 
 _TABLE = (

@@ -17,7 +17,7 @@ from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.start import starts_at_reference
 from covey.config.write import to_yaml
-from covey.health.invariants import EngineName
+from covey.health.guards.invariants import EngineName
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.health.saved import checkpoints_of

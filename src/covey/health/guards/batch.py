@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from covey.algorithm.loss_types.declare import Average
 from covey.algorithm.loss_types.registry import loss_named
-from covey.batching.pack import episode_tokens
-from covey.batching.shares import PackPlan, steps_of
+from covey.health.guard import Guard
 from covey.health.words import broken
 from covey.texts import tr
 from covey.types import Batch, TrainSample
 from covey.types.episode import held
+
+if TYPE_CHECKING:
+    from covey.batching.shares import PackPlan
 
 _ROUNDING = 1e-6
 _LOST = tr("A row was counted twice, or left out of a forward pass.")
@@ -28,6 +30,9 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
     denominators do not add up. F113: a token with another row's advantage. `step` is the number of the first
     batch's step.
     """
+    from covey.batching.pack import episode_tokens
+    from covey.batching.shares import steps_of
+
     first = [b for b in batches if b.pass_index == 0]
     samples = [r.annotated.sample for r in rows]
     steps = steps_of(samples, [r.needs_forward for r in rows], plan)[-len(first) :] if first else []
@@ -47,6 +52,8 @@ def planned_loss(rows: Sequence[TrainSample], loss_type: str, longest: int) -> t
     Taken from the rows as a whole, so it knows nothing of forward passes. `longest` is
     max_completion_length.
     """
+    from covey.batching.pack import episode_tokens
+
     tokens_S = np.array([r.num_tokens for r in rows], dtype=np.float64)
     advantage_S = np.array([r.advantage for r in rows])
     count_of = episode_tokens(rows)
@@ -180,3 +187,6 @@ def _check_sets(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
             num_sampled=int((counts > 0).sum()),
         )
         raise broken("F110", step, seen, tr("A mask or an index is shifted by one, or rows were mixed."))
+
+
+GUARD = Guard(place=4, of_batches=lambda seen: check_batches(seen.batches, seen.rows, seen.plan, seen.step))
