@@ -57,7 +57,36 @@ F298 = Rule(
     when="snow is 1 m deep",
 )
 """
-FILES = {"algorithm/loss_types/bar.py": LOSS, "health/signs/snow.py": RULE}
+GUARD = """
+from covey.codes import Code
+from covey.health.guard import Guard
+from covey.health.words import broken
+
+
+def _check(seen):
+    if seen.batch == "icy":
+        raise broken("F199", seen.facts.step, "the batch is icy", "Winter.")
+
+
+GUARD = Guard(of_step=_check, codes=(Code(code="F199", title="Ice", why="Nothing moves on ice."),))
+"""
+REWARD = """
+from covey.rewards.declare import BuiltIn
+
+
+def warm(*, completions, solution, soft_max_length):
+    return [float(gold in text) - len(text) / soft_max_length for text, gold in zip(completions, solution)]
+
+
+WARM = BuiltIn(name="warm", function=warm, options=("soft_max_length",), golds=("solution",), is_penalty=True)
+"""
+TESTS = Path(__file__).parents[1]
+FILES = {
+    "algorithm/loss_types/bar.py": LOSS,
+    "health/signs/snow.py": RULE,
+    "health/guards/ice.py": GUARD,
+    "rewards/built_in/warm.py": REWARD,
+}
 
 SAYS_OF_THE_LOSS = r"""
 import sys
@@ -84,7 +113,7 @@ found = {
 
 import torch
 from covey.algorithm.losses import LossInputs, policy_loss
-from covey.health.batch import planned_loss
+from covey.health.guards.batch import planned_loss
 from covey.learner.second_gradient import loss_derivative
 from covey.selftest.bounds import BOUNDS
 from covey.training.loss import is_comparable, loss, plain_loss
@@ -141,6 +170,50 @@ found = {
 }
 """
 
+SAYS_OF_THE_GUARD = r"""
+import sys
+from types import SimpleNamespace as Some
+from covey.codes import CODES
+title, has_torch = CODES["F199"].title, "torch" in sys.modules
+
+from covey.comm import LocalComm
+from covey.errors import GuardStop
+from covey.health.guard_list import GUARDS
+from covey.training.guards import Guards
+
+
+def stopped(batch):
+    guards = Guards(
+        comm=LocalComm(), num_generations=2, num_episodes=2, scaled_by=None, is_over_rollout=False,
+        plain_loss=None, is_comparable=False, is_low_precision=False, engine="native", peak_rate=1e-4,
+        weights=Some(check=lambda step, comm: None),
+    )
+    try:
+        guards.check_step(batch, Some(stats=None, match=None), 3, is_fresh=True)
+    except GuardStop as stop:
+        return [stop.finding.code, stop.finding.seen, stop.finding.why, stop.finding.cause]
+
+
+found = {"icy": stopped("icy"), "warm": stopped("warm"), "title": title, "has_torch": has_torch}
+found["last"] = [code.code for code in GUARDS[-1].codes]
+"""
+
+SAYS_OF_THE_REWARD = r"""
+import sys
+from covey.rewards.kinds import kind_of
+from covey.rewards.registry import available, build, options_read, score_rows
+from unit.rewards.conftest import make_scored
+
+rows = [make_scored(text, solution="sun") for text in ("a sun", "ice")]
+found = {
+    "is_named": "warm" in available(),
+    "options": options_read()["warm"],
+    "kind": kind_of("warm"),
+    "scores": [score.total for score in score_rows(build(["warm"], {"soft_max_length": 10}), [1.0], rows)],
+    "has_torch": "torch" in sys.modules,
+}
+"""
+
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -156,7 +229,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Any:
         done = subprocess.run(
             [sys.executable, "-c", f"{code}\nimport json\njson.dump(found, sys.stdout)"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder / "src")},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "src"), str(TESTS)])},
             capture_output=True,
             text=True,
         )
@@ -195,12 +268,27 @@ def test_a_rule(ask):
     assert not found["has_torch"]
 
 
+def test_a_guard(ask):
+    found = ask(SAYS_OF_THE_GUARD)
+    assert found["icy"] == ["F199", "step 3: the batch is icy", "Nothing moves on ice.", "Winter."]
+    assert found["warm"] is None
+    assert found["title"] == "Ice" and found["last"] == ["F199"]
+    assert not found["has_torch"]
+
+
+def test_a_reward(ask):
+    found = ask(SAYS_OF_THE_REWARD)
+    assert found["is_named"] and found["options"] == ["soft_max_length"] and found["kind"] == "penalty"
+    assert found["scores"] == pytest.approx([0.5, -0.3])
+    assert not found["has_torch"]
+
+
 @pytest.mark.parametrize("call", ["policy_loss", "planned_loss", "loss_derivative", "token_weights"])
 def test_an_unknown_loss_raises(call):
     import torch
 
     from covey.algorithm.losses import LossConfig, LossInputs, policy_loss, token_weights
-    from covey.health.batch import planned_loss
+    from covey.health.guards.batch import planned_loss
     from covey.learner.second_gradient import loss_derivative
     from covey.types import Denominators
 
