@@ -17,7 +17,7 @@ from peft.tuners.lora import layer as lora_layer
 from covey import token_streams
 from covey.algorithm import losses
 from covey.algorithm.loss_types import clipped
-from covey.algorithm.loss_types.registry import CLIPPED
+from covey.algorithm.loss_types.registry import LOSSES as LOSS_TYPES
 from covey.algorithm.losses import LossInputs, LossType
 from covey.batching import pack
 from covey.kernels.cpu.head import CompiledDerivatives, CompiledSoftmax
@@ -210,7 +210,7 @@ FAULTS = (
     (wrong_predictor_shared, {"prompt sharing: gradient", "LoRA, prompt sharing: gradient"}),
     (lost_micro_batch, {"micro-batches: gradient", "LoRA, micro-batches: gradient", *LOSSES}),
     (denominator_of_a_pass, {"loss grpo: gradient"}),
-    (clip_of_a_pass, {f"loss {name}: gradient" for name in CLIPPED}),
+    (clip_of_a_pass, {f"loss {name}: gradient" for name, loss in LOSS_TYPES.items() if loss.is_clipped}),
     (adapter_by_width, {"LoRA, micro-batches: gradient", "LoRA, prompt sharing: gradient"}),
     (wrong_normaliser, {"head in blocks: logprobs", "head in blocks: gradient"}),
     (doubled_gradient, {"head in blocks: gradient"}),

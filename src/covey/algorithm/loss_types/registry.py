@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 else:
     LossType = Literal[tuple(LOSSES)]
 
-CLIPPED: frozenset[str] = frozenset(name for name, loss in LOSSES.items() if loss.is_clipped)
-"""Losses of the clipped objective, which epsilon and delta reach."""
-
 
 def loss_named(name: str) -> Loss:
     """Return the loss of this name. Raises ValueError where there is none."""
