@@ -23,7 +23,8 @@ REPOSITORY = ROOT.parent.parent
 # A package may import those of lower layers and itself, nothing else of covey.
 LAYERS = (
     ("texts",),
-    ("types", "meeting"),
+    ("types", "meeting", "modules"),
+    ("algorithm",),
     (
         "errors",
         "codes",
@@ -39,7 +40,7 @@ LAYERS = (
         "options",
     ),
     ("comm", "config"),
-    ("plan", "algorithm", "kernels", "token_streams"),
+    ("plan", "kernels", "token_streams"),
     ("models", "data", "rewards", "quickstart"),
     ("batching", "checkpoint"),
     ("rollout",),
@@ -55,7 +56,7 @@ ENTRY_POINTS = {"__init__", "__main__"}
 TORCH_FREE = (
     *("types", "texts", "errors", "codes", "exits", "meeting", "activity", "environment", "json_lines"),
     *("paths", "weight_files", "text_files", "options", "config", "plan", "data", "rewards", "api", "cli"),
-    "doctor",
+    *("doctor", "modules", "algorithm.loss_types", "health.signs", "health.guards"),
     *("training.facts", "training.together"),
     *("health.hang", "health.stacks", "health.watchdog", "health.rules"),
 )

@@ -9,7 +9,8 @@ from pathlib import Path
 import covey
 from covey.codes import CODES
 from covey.doctor.verdicts import BY_CODE, MEANINGS, NAMED
-from covey.health.rule_list import RULES, Rule
+from covey.health.rule import Rule
+from covey.health.rule_list import RULES
 
 PAGE = Path(covey.__file__).parents[2] / "docs" / "doctor.md"
 

@@ -9,8 +9,9 @@ Axes: N trained tokens of a micro-batch, S its sequences.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
@@ -18,23 +19,10 @@ from torch import Tensor
 from covey.algorithm.contrast import Contrast
 from covey.algorithm.correction import Correction, correction_weights
 from covey.algorithm.kl import ESTIMATORS, KLEstimator
-from covey.algorithm.objectives import (
-    cispo_objective,
-    clipped_objective,
-    fipo_weights,
-    future_kl,
-    sapo_objective,
-    vespo_weights,
-)
+from covey.algorithm.loss_types.declare import Average
+from covey.algorithm.loss_types.registry import LossType, loss_named
 from covey.algorithm.ratios import Level, ratios, sequence_means
 from covey.types import Denominators
-
-LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "real", "fipo"]
-
-CLIPPED: frozenset[str] = frozenset({"grpo", "bnpo", "dr_grpo", "dapo", "luspo", "fipo"})
-"""Losses of the clipped objective, which epsilon and delta reach."""
-
-_CLIPPED_SUMS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
 
 SEQUENCE_MEANS: frozenset[str] = frozenset({"vespo/phi_seq_mean"})
 """Sums of a LossOutput that are over sequences; all others are over tokens."""
@@ -46,7 +34,7 @@ class LossConfig:
 
     `epsilon_high` is the cap itself for cispo. `measures_kl` has the divergence measured where `beta` is 0.
     `tau` is (for A > 0, else) of sapo, `vespo_k` and `vespo_lambda` (for A >= 0, below). `entropy_coef`
-    weighs the entropy bonus.
+    weighs the entropy bonus. `own` has the options of the loss that are no field here, by name.
     """
 
     loss_type: LossType
@@ -69,6 +57,7 @@ class LossConfig:
     real_tau: float = 0.5
     off_policy_delta: float | None = None
     correction: Correction | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +85,22 @@ class LossInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the term of a loss is computed from; the metrics of its own join `sums`.
+
+    `old_N` are the old logprobs, `ratio_N` the ratios of the level that is asked for. `weight_N` is the
+    weight of a rollout correction, None without one.
+    """
+
+    inputs: LossInputs
+    config: LossConfig
+    old_N: Tensor
+    ratio_N: Tensor
+    weight_N: Tensor | None
+    sums: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
     """The micro-batch's share of the step's loss, and sums over its loss tokens (detached) for the
     metrics."""
@@ -105,18 +110,25 @@ class LossOutput:
 
 
 def token_weights(inputs: LossInputs, loss_type: LossType) -> Tensor:
-    """The weight (N,) of every token in the step's loss.
+    """The weight (N,) of every token in the step's loss, by the average that its loss declares.
 
-    grpo and sapo: 1 / (episodes x loss tokens of the token's episode). luspo: 1 / episodes. dr_grpo: 1 /
-    (episodes x max_completion_length). All others: 1 / loss tokens of the step. Fully masked episodes count.
-    Sources: arXiv:2402.03300, 2511.20347, 2602.05261, 2503.20783, 2503.14476.
+    EPISODE: 1 / (episodes x loss tokens of the token's episode). EPISODES: 1 / episodes. LENGTH: 1 /
+    (episodes x max_completion_length). TOKENS: 1 / loss tokens of the step. Fully masked episodes count.
     """
     d = inputs.denominators
-    if loss_type in ("grpo", "sapo"):
-        own_N = inputs.episode_count_S.to(inputs.logprob_N.dtype)[inputs.sequence_N]
-        return 1.0 / (own_N * d.num_episodes)
-    count = {"dr_grpo": d.num_episodes * d.max_completion_length, "luspo": d.num_episodes}
-    return torch.full_like(inputs.advantage_N, 1.0 / max(count.get(loss_type, d.num_tokens), 1))
+    match loss_named(loss_type).average:
+        case Average.EPISODE:
+            own_N = inputs.episode_count_S.to(inputs.logprob_N.dtype)[inputs.sequence_N]
+            return 1.0 / (own_N * d.num_episodes)
+        case Average.EPISODES:
+            count = d.num_episodes
+        case Average.LENGTH:
+            count = d.num_episodes * d.max_completion_length
+        case Average.TOKENS:
+            count = d.num_tokens
+        case unknown:
+            assert_never(unknown)
+    return torch.full_like(inputs.advantage_N, 1.0 / max(count, 1))
 
 
 def policy_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
@@ -140,128 +152,50 @@ def policy_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
         weight_N, sums = correction_weights(
             old_N, inputs.sampler_logprob_N, inputs.sequence_N, inputs.trained_count_S, config.correction
         )
-    if config.loss_type == "real":
-        per_token_N, policy = torch.zeros_like(logprob_N), _contrast_loss(inputs, old_N)
+    terms = Terms(inputs=inputs, config=config, old_N=old_N, ratio_N=ratio_N, weight_N=weight_N, sums=sums)
+    loss_type = loss_named(config.loss_type)
+    if loss_type.term is None:
+        per_token_N = torch.zeros_like(logprob_N)
     else:
-        per_token_N, policy = _objective(inputs, config, old_N, ratio_N, weight_N, sums), None
-        for mask_N in _masks(inputs, config, weight_N, sums):
+        per_token_N = loss_type.term(terms)
+        for mask_N in _masks(terms, takes_weights=loss_type.takes_weights):
             per_token_N = per_token_N * mask_N
-    per_token_N = _with_kl(per_token_N, inputs, config, ratio_N, sums)
+    policy = None if loss_type.share is None else loss_type.share(terms)
+    per_token_N = _with_kl(per_token_N, terms)
     loss = (per_token_N * token_weights(inputs, config.loss_type)).sum()
     if policy is not None:
         loss = loss + policy
     return LossOutput(loss=_with_entropy(loss, inputs, config), sums=sums)
 
 
-def _objective(
-    inputs: LossInputs,
-    config: LossConfig,
-    old_N: Tensor,
-    ratio_N: Tensor,
-    weight_N: Tensor | None,
-    sums: dict[str, Tensor],
-) -> Tensor:
-    """The policy term per token (N,); its own metrics join `sums`."""
-    advantage_N, logprob_N = inputs.advantage_N, inputs.logprob_N
-    if config.loss_type == "cispo":
-        is_capped_N = (ratio_N.detach() > config.epsilon_high) & (advantage_N > 0)
-        sums["cispo_clip_ratio"] = is_capped_N.sum(dtype=torch.float64)
-        return cispo_objective(ratio_N, advantage_N, logprob_N, config.epsilon_high)
-    if config.loss_type == "sapo":
-        return sapo_objective(ratio_N, advantage_N, *config.tau)
-    if config.loss_type == "vespo":
-        phi_N = _phi(inputs, config, old_N, weight_N)
-        own_S = sequence_means(phi_N, inputs.sequence_N, inputs.trained_count_S)
-        sums["vespo/phi_seq_mean"] = own_S.sum(dtype=torch.float64)
-        return -phi_N * advantage_N * logprob_N
-    if inputs.old_logprob_N is None and (config.delta is None or config.delta >= 1.0):
-        # Every ratio is 1, which no clip reaches.
-        clipped_N = -ratio_N * advantage_N
-        sums.update(dict.fromkeys(_CLIPPED_SUMS, ratio_N.new_zeros((), dtype=torch.float64)))
-    else:
-        clipped_N = clipped_objective(ratio_N, advantage_N, config.epsilon, config.epsilon_high, config.delta)
-        sums.update(_clip_sums(ratio_N.detach(), advantage_N, config))
-    if config.loss_type == "fipo":
-        clipped_N = clipped_N * _influence(inputs, config, old_N, ratio_N.detach(), sums)
-    return clipped_N
-
-
-def _phi(inputs: LossInputs, config: LossConfig, old_N: Tensor, weight_N: Tensor | None) -> Tensor:
-    log_weight_N = inputs.logprob_N.detach() - old_N
-    if weight_N is not None:
-        log_weight_N = log_weight_N + weight_N.clamp_min(1e-8).log()
-    return vespo_weights(
-        log_weight_N,
-        inputs.advantage_N,
-        inputs.sequence_N,
-        inputs.trained_count_S.shape[0],
-        config.vespo_k,
-        config.vespo_lambda,
-    )
-
-
-def _influence(
-    inputs: LossInputs, config: LossConfig, old_N: Tensor, ratio_N: Tensor, sums: dict[str, Tensor]
-) -> Tensor:
-    """FIPO's weight of each token (N,). Tokens whose ratio is above `delta` say nothing of others."""
-    log_ratio_N = inputs.logprob_N.detach() - old_N
-    if config.delta is not None:
-        log_ratio_N = torch.where(ratio_N > config.delta, 0.0, log_ratio_N)
-    future_N = future_kl(log_ratio_N, inputs.sequence_N, inputs.trained_count_S, config.fipo_decay_rate)
-    influence_N, is_safe_N = fipo_weights(
-        future_N,
-        ratio_N,
-        inputs.advantage_N,
-        config.fipo_clip_range,
-        config.fipo_clip_high_only,
-        config.fipo_safety_threshold,
-    )
-    sums["fipo/future_kl_mean"] = future_N.sum(dtype=torch.float64)
-    sums["fipo/influence_weight_mean"] = influence_N.sum(dtype=torch.float64)
-    sums["fipo/safety_keep_ratio"] = is_safe_N.sum(dtype=torch.float64)
-    return influence_N
-
-
-def _contrast_loss(inputs: LossInputs, old_N: Tensor) -> Tensor:
-    """This micro-batch's share of `real`: the value, and the gradient of each score times its derivative."""
-    assert inputs.contrast is not None, "real needs the sums of the whole step"
-    log_ratio_N = inputs.logprob_N - old_N
-    score_S = sequence_means(log_ratio_N, inputs.sequence_N, inputs.trained_count_S)
-    moved_S = score_S - score_S.detach()
-    share_S = inputs.contrast.coefficient_S * moved_S + inputs.contrast.value_S
-    return torch.where(inputs.trained_count_S > 0, share_S, 0.0).sum()
-
-
-def _masks(
-    inputs: LossInputs, config: LossConfig, weight_N: Tensor | None, sums: dict[str, Tensor]
-) -> list[Tensor]:
+def _masks(terms: Terms, *, takes_weights: bool) -> list[Tensor]:
     """What the policy term of each token (N,) is multiplied by."""
+    inputs, config = terms.inputs, terms.config
     masks = [] if inputs.keep_N is None else [inputs.keep_N]
-    if weight_N is not None and config.loss_type != "vespo":
-        masks.append(weight_N)
+    if terms.weight_N is not None and not takes_weights:
+        masks.append(terms.weight_N)
     if config.off_policy_delta is not None:
         assert inputs.sampler_logprob_N is not None, "the off-policy mask needs the sampler's logprobs"
         gap_S = sequence_means(
             inputs.sampler_logprob_N - inputs.logprob_N.detach(), inputs.sequence_N, inputs.trained_count_S
         )
         is_kept_N = (inputs.advantage_N >= 0) | (gap_S <= config.off_policy_delta)[inputs.sequence_N]
-        sums["off_policy_mask/masked_frac"] = (~is_kept_N).sum(dtype=torch.float64)
+        terms.sums["off_policy_mask/masked_frac"] = (~is_kept_N).sum(dtype=torch.float64)
         masks.append(is_kept_N.to(torch.float32))
     return masks
 
 
-def _with_kl(
-    per_token_N: Tensor, inputs: LossInputs, config: LossConfig, ratio_N: Tensor, sums: dict[str, Tensor]
-) -> Tensor:
+def _with_kl(per_token_N: Tensor, terms: Terms) -> Tensor:
     """Add the KL term, or measure the divergence alone where that is asked for."""
+    inputs, config = terms.inputs, terms.config
     if config.beta == 0.0 and not config.measures_kl:
         return per_token_N
     assert inputs.ref_logprob_N is not None, "a KL divergence needs reference logprobs"
     kl_N = ESTIMATORS[config.kl_estimator](inputs.logprob_N, inputs.ref_logprob_N)
-    sums["kl"] = kl_N.detach().sum(dtype=torch.float64)
+    terms.sums["kl"] = kl_N.detach().sum(dtype=torch.float64)
     if config.beta == 0.0:
         return per_token_N
-    return per_token_N + config.beta * (kl_N * ratio_N if config.use_bias_correction_kl else kl_N)
+    return per_token_N + config.beta * (kl_N * terms.ratio_N if config.use_bias_correction_kl else kl_N)
 
 
 def _with_entropy(loss: Tensor, inputs: LossInputs, config: LossConfig) -> Tensor:
@@ -273,10 +207,3 @@ def _with_entropy(loss: Tensor, inputs: LossInputs, config: LossConfig) -> Tenso
     d = inputs.denominators
     count = d.num_tokens if d.num_kept is None else d.num_kept
     return loss - config.entropy_coef * entropy_N.sum() / max(count, 1)
-
-
-def _clip_sums(ratio_N: Tensor, advantage_N: Tensor, config: LossConfig) -> dict[str, Tensor]:
-    """Counts of tokens whose gradient the clip removes, below and above."""
-    low = ((ratio_N < 1.0 - config.epsilon) & (advantage_N < 0)).sum(dtype=torch.float64)
-    high = ((ratio_N > 1.0 + config.epsilon_high) & (advantage_N > 0)).sum(dtype=torch.float64)
-    return dict(zip(_CLIPPED_SUMS, (low, high, low + high), strict=True))

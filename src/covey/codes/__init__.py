@@ -7,18 +7,20 @@ keeps its meaning for good.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from covey.codes.configuration import CONFIGURATION
 from covey.codes.directory import DIRECTORY
 from covey.codes.findings import FINDINGS
+from covey.codes.hangs import HANGS
 from covey.codes.inputs import INPUTS
 from covey.codes.publishing import PUBLISHING
 from covey.codes.rewards import REWARDS
 from covey.codes.rows import ROWS
 from covey.codes.servers import SERVERS
-from covey.codes.signs import HANGS, SIGNS
 from covey.codes.start import START
 from covey.codes.vllm import VLLM
 from covey.codes.warnings import WARNINGS
@@ -34,15 +36,47 @@ class Code:
     why: str
 
 
-TABLE = sorted(
-    (
-        *(*CONFIGURATION, *INPUTS, *WARNINGS, *START, *SERVERS, *REWARDS, *ROWS),
-        *(*FINDINGS, *PUBLISHING, *SIGNS, *HANGS, *DIRECTORY, *VLLM),
-    ),
-    key=lambda entry: ("EWF".index(entry[0][0]), entry[0]),
+BESIDE = ("covey.health.rule_list:RULES", "covey.health.guard_list:CODES_OF_GUARDS")
+"""What has its code, title and reason beside what it checks, in parts that import this one."""
+
+_TABLE = (
+    *(*CONFIGURATION, *INPUTS, *WARNINGS, *START, *SERVERS, *REWARDS, *ROWS),
+    *(*FINDINGS, *PUBLISHING, *HANGS, *DIRECTORY, *VLLM),
 )
 
-CODES: dict[str, Code] = {code: Code(code=code, title=title, why=why) for code, title, why in TABLE}
+
+class _Codes(Mapping[str, Code]):
+    """Every code by its name, E before W before F. Those of `BESIDE` are read when one of them, or all, is
+    asked for."""
+
+    def __init__(self) -> None:
+        self._known = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
+        assert len(self._known) == len(_TABLE), "a code is declared twice"
+        self._is_complete = False
+
+    def _all(self) -> dict[str, Code]:
+        if not self._is_complete:
+            known = {**self._known}
+            for place in BESIDE:
+                module, _, name = place.partition(":")
+                for entry in getattr(import_module(module), name):
+                    assert entry.code not in known, f"{entry.code} is declared twice"
+                    known[entry.code] = Code(code=entry.code, title=entry.title, why=entry.why)
+            self._known = dict(sorted(known.items(), key=lambda item: ("EWF".index(item[0][0]), item[0])))
+            self._is_complete = True
+        return self._known
+
+    def __getitem__(self, code: str) -> Code:
+        return self._known[code] if code in self._known else self._all()[code]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+CODES: Mapping[str, Code] = _Codes()
 """The registry, by code."""
 
 

@@ -178,22 +178,9 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "A model with one NaN gives NaN for every token. It is not saved: the earlier checkpoints remain.",
     ),
     (
-        "F129",
-        "Step rewards that the run cannot use",
-        "A list gives each token the advantage of its own step; a single number gives all tokens the same "
-        "advantage. One reward cannot return both, and some losses and baselines need a single number.",
-    ),
-    (
         "F137",
         "Completions of several rows with loss_type real",
         "This loss gives each completion one score, the mean over its tokens in one row. A completion of "
         "several rows would have several scores and count more often than others in its group.",
-    ),
-    (
-        "F138",
-        "Completions lost to infrastructure failures",
-        "A completion that is lost to a broken server or sandbox is left out; it does not count as a reward "
-        "of 0. If more than 5 % of a rollout are lost, and at least two, the others may no longer represent "
-        "what the model does. An evaluation needs all of its completions.",
     ),
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+from covey.algorithm.loss_types.registry import LOSSES
 from covey.options.schema import default_of
 from covey.options.vllm import LORA_RANKS, VllmOptions
 from covey.texts import counted, tr
@@ -96,13 +97,11 @@ def _of(options: Mapping[str, Any], name: str) -> Any:
     return options.get(name, default_of(name))
 
 
-CISPO_CAP = 5.0
-"""The cap of cispo's ratio when none is typed (ScaleRL, arXiv:2510.13786)."""
-
-
 def _epsilon_high(options: Mapping[str, Any]) -> tuple[Any, str]:
-    if _of(options, "loss_type") == "cispo":
-        return CISPO_CAP, tr("default with loss_type cispo")
+    loss_type = _of(options, "loss_type")
+    for loss in LOSSES.values():
+        if loss.name == loss_type and loss.cap is not None:
+            return loss.cap, tr("default with loss_type {loss_type}", loss_type=loss_type)
     if "epsilon" in options:
         return options["epsilon"], tr("derived from epsilon")
     return EPSILON_HIGH, "default"

@@ -10,7 +10,7 @@ from covey.doctor.trend import Trend
 from covey.health.baseline import fallen, total_of
 from covey.health.history import History
 from covey.health.names import ENTROPY, IDENTICAL, INVALID, REPETITIVE, UNPARSED
-from covey.health.unearned import constant_words
+from covey.health.signs.unearned import constant_words
 from covey.texts import filled, joined, plural, tr
 from covey.texts.numbers import told
 

@@ -31,7 +31,7 @@ from covey.health.names import CUT, NO_SPREAD
 from covey.health.record import fixes_of, text_of
 from covey.health.rules import Rules
 from covey.health.saved import Saved, checkpoints_of, possible
-from covey.health.unearned import may_be_unearned, steady_words
+from covey.health.signs.unearned import may_be_unearned, steady_words
 from covey.texts import counted, joined, tr, written
 from covey.types import Finding, Fix, Severity, StepRecord
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from covey.health.rule_list import RULES
 from covey.texts import tr
 
 HEALTHY, WRONG = 0, 3
@@ -11,7 +12,7 @@ HEALTHY, WRONG = 0, 3
 LEARNING, WELL, UNCLEAR = tr("learning"), tr("healthy"), tr("unclear")
 INTERRUPTED, UNFINISHED, HUNG = tr("interrupted"), tr("unfinished"), tr("hung")
 
-BY_CODE = (
+_BY_CODE = (
     (tr("not learning"), ("E201", "E110", "W103")),
     (tr("broken"), ("F218", "F221")),
     (tr("reward hacking"), ("F207", "F223")),
@@ -22,13 +23,18 @@ BY_CODE = (
     (tr("not learning"), ("F216", "F213", "F217", "F219", "F226", "F211", "F215")),
     (tr("unhealthy"), ("F225", "F228", "F212", "F214", "F220", "F233")),
 )
-"""The first of these findings that holds decides the verdict. Options that leave nothing to learn come
-first, because they cause the others; then faults of the model, because a lack of signal follows from them."""
-
-ORDER = tuple(code for _, codes in BY_CODE for code in codes)
 
 NAMED = ("F227",)
 """Findings that do not decide the verdict; the line of the verdict names them."""
+
+_PLACED = {*NAMED, *(code for _, codes in _BY_CODE for code in codes)}
+
+BY_CODE = (*_BY_CODE, (tr("unhealthy"), tuple(rule.code for rule in RULES if rule.code not in _PLACED)))
+"""The first of these findings that holds decides the verdict. Options that leave nothing to learn come
+first, because they cause the others; then faults of the model, because a lack of signal follows from them.
+Rules that are named nowhere above come last."""
+
+ORDER = tuple(code for _, codes in BY_CODE for code in codes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

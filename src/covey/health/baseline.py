@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from covey.health.history import History, Value
 from covey.health.levels import level_size, size_of, spread_name
+from covey.health.signs.unearned import unearned_now
 from covey.health.thresholds import limit
-from covey.health.unearned import unearned_now
 from covey.texts import tr
 from covey.texts.numbers import told
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from covey.codes import CODES
 from covey.health.history import History
-from covey.health.rule_list import RULES, Rule
+from covey.health.rule import Rule
+from covey.health.rule_list import RULES
 from covey.health.saved import BACK, Checkpoints, none_saved, possible
 from covey.health.sign import Sign
 from covey.health.thresholds import limit

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from covey.algorithm.loss_types.declare import Average
+from covey.algorithm.loss_types.registry import loss_named
 from covey.algorithm.losses import LossConfig
 from covey.comm import Comm
 from covey.learner.backends.base import Backend
@@ -88,19 +90,23 @@ def second_gradient(batch: Batch, backend: Backend, config: LossConfig, comm: Co
 def loss_derivative(logprob_N: Tensor, micro: MicroBatch, total: Denominators, config: LossConfig) -> Tensor:
     """d loss / d logprob (N,) of the step's loss, but for an entropy bonus, where every ratio is 1.
 
-    There no clip is reached, every weight and gate is 1, and the objective's derivative is -A (the policy
-    gradient). With d = ref - logprob that of k1 = -d is 1, of k2 = d^2 / 2 is -d, and of k3 = exp(d) - d - 1
-    is 1 - exp(d); times the ratio, the estimate itself is added.
+    There no clip is reached, every weight and gate is 1, and the derivative of a token's term is what the
+    loss declares, mostly -A (the policy gradient). With d = ref - logprob that of k1 = -d is 1, of
+    k2 = d^2 / 2 is -d, and of k3 = exp(d) - d - 1 is 1 - exp(d); times the ratio, the estimate itself is
+    added.
     """
+    loss = loss_named(config.loss_type)
+    assert loss.derivative_at_1 is not None, f"{loss.name} declares no derivative at a ratio of 1"
     own_N = micro.episode_count_S[micro.sequence_N].float()
-    per_episode_N = own_N * total.num_episodes
     denominator_N = {
-        "grpo": per_episode_N,
-        "sapo": per_episode_N,
-        "luspo": torch.full_like(own_N, total.num_episodes),
-        "dr_grpo": torch.full_like(own_N, total.num_episodes * total.max_completion_length),
-    }.get(config.loss_type, torch.full_like(own_N, total.num_tokens))
-    derivative_N = -micro.advantage_N if micro.keep_N is None else -micro.advantage_N * micro.keep_N
+        Average.EPISODE: own_N * total.num_episodes,
+        Average.EPISODES: torch.full_like(own_N, total.num_episodes),
+        Average.LENGTH: torch.full_like(own_N, total.num_episodes * total.max_completion_length),
+        Average.TOKENS: torch.full_like(own_N, total.num_tokens),
+    }[loss.average]
+    derivative_N = loss.derivative_at_1 * micro.advantage_N
+    if micro.keep_N is not None:
+        derivative_N = derivative_N * micro.keep_N
     if config.beta != 0.0:
         assert micro.ref_logprob_N is not None, "beta > 0 needs reference logprobs"
         d_N = micro.ref_logprob_N - logprob_N

@@ -13,6 +13,7 @@ from covey.activity import Activity
 from covey.algorithm.agreement import NUM_SUMS, agreement_metrics, agreement_sums
 from covey.algorithm.contrast import Contrast
 from covey.algorithm.correction import derived_metrics
+from covey.algorithm.loss_types.registry import loss_named
 from covey.algorithm.losses import SEQUENCE_MEANS, LossConfig, LossInputs, LossOutput, policy_loss
 from covey.comm import Comm
 from covey.errors import GuardStop
@@ -140,7 +141,7 @@ def accumulate(batch: Batch, backend: Backend, config: LossConfig, comm: Comm) -
     """Forward and backward of every micro-batch: the backend then holds the gradient of the step."""
     activity, num_micro = comm.activity, len(batch.micro_batches)
     of_groups: Sequence[Contrast | None] = [None] * num_micro
-    if config.loss_type == "real":
+    if loss_named(config.loss_type).by_group:
         of_groups = contrasts(batch, backend, config.real_tau, comm)
     sums = _Sums(has_signal=batch.has_signal)
     sums.look(backend.gradient_probe())

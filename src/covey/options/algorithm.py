@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from covey.options.declare import Options, only_if_set, only_with, option
+from covey.algorithm.loss_types.registry import LossType, losses_reading, summary
+from covey.options.declare import Options, ReadIf, only_if_set, only_with, option
 
-CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "fipo")
-"""Losses that clip the ratio."""
+
+def _with_losses(option: str) -> ReadIf:
+    """Read only with the losses that declare it."""
+    return only_with("loss_type", *losses_reading(option))
 
 
 class AlgorithmOptions(Options):
     """Algorithm."""
 
-    loss_type: Literal[
-        "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo", "real", "fipo"
-    ] = option(
+    loss_type: LossType = option(
         "dapo",
-        "The loss. grpo, bnpo, dr_grpo, dapo, luspo and fipo clip the probability ratio; cispo weights "
-        "log-probabilities by the capped ratio; sapo uses a soft gate, vespo a smooth weight per "
-        "sequence; real is a classification loss between the completions of a group. Normalization: grpo "
-        "and sapo average over each completion first, luspo sums over each completion, dr_grpo divides by "
-        "completions x max_completion_length, and the others divide by the number of tokens in the step.",
+        f"The loss. {summary()}",
         trl="dapo",
         swift="grpo",
         rlhf="grpo",
@@ -59,7 +56,7 @@ class AlgorithmOptions(Options):
         swift="0.2",
         rlhf=0.2,
         hints=("clip_ratio",),
-        read_if=only_with("loss_type", *CLIPPED),
+        read_if=_with_losses("epsilon"),
     )
     epsilon_high: float = option(
         ...,
@@ -71,14 +68,14 @@ class AlgorithmOptions(Options):
         usual=0.28,
         trl="epsilon",
         swift="epsilon",
-        read_if=only_with("loss_type", *CLIPPED, "cispo"),
+        read_if=_with_losses("epsilon_high"),
     )
     epsilon_end: float | None = option(
         None,
         "epsilon at the last step; epsilon_high changes with it. Not set: both stay constant.",
         gt=0,
         why="With a clip range of 0 every update is clipped away, and the model learns nothing.",
-        read_if=only_with("loss_type", *CLIPPED),
+        read_if=_with_losses("epsilon_end"),
     )
     epsilon_schedule: Literal["linear", "cosine"] = option(
         "linear",
@@ -102,7 +99,7 @@ class AlgorithmOptions(Options):
         trl="1",
         swift="1",
         names=("sapo_temperature_pos",),
-        read_if=only_with("loss_type", "sapo"),
+        read_if=_with_losses("tau_pos"),
     )
     tau_neg: float = option(
         1.05,
@@ -112,7 +109,7 @@ class AlgorithmOptions(Options):
         trl="1.05",
         swift="1.05",
         names=("sapo_temperature_neg",),
-        read_if=only_with("loss_type", "sapo"),
+        read_if=_with_losses("tau_neg"),
     )
     vespo_k_pos: float = option(
         2.0,
@@ -120,7 +117,7 @@ class AlgorithmOptions(Options):
         ge=0,
         why="With a negative exponent, the least likely completions would get the largest weights.",
         trl="2",
-        read_if=only_with("loss_type", "vespo"),
+        read_if=_with_losses("vespo_k_pos"),
     )
     vespo_lambda_pos: float = option(
         3.0,
@@ -128,7 +125,7 @@ class AlgorithmOptions(Options):
         gt=0,
         why="At 0 VESPO's token weight would grow without limit.",
         trl="3",
-        read_if=only_with("loss_type", "vespo"),
+        read_if=_with_losses("vespo_lambda_pos"),
     )
     vespo_k_neg: float = option(
         3.0,
@@ -136,7 +133,7 @@ class AlgorithmOptions(Options):
         ge=0,
         why="With a negative exponent, the least likely completions would get the largest weights.",
         trl="3",
-        read_if=only_with("loss_type", "vespo"),
+        read_if=_with_losses("vespo_k_neg"),
     )
     vespo_lambda_neg: float = option(
         2.0,
@@ -144,7 +141,7 @@ class AlgorithmOptions(Options):
         gt=0,
         why="At 0 VESPO's token weight would grow without limit.",
         trl="2",
-        read_if=only_with("loss_type", "vespo"),
+        read_if=_with_losses("vespo_lambda_neg"),
     )
     real_tau: float = option(
         0.5,
@@ -152,7 +149,7 @@ class AlgorithmOptions(Options):
         gt=0,
         why="The scores of REAL are divided by it.",
         swift="0.5",
-        read_if=only_with("loss_type", "real"),
+        read_if=_with_losses("real_tau"),
     )
     fipo_decay_rate: float = option(
         32.0,
@@ -160,7 +157,7 @@ class AlgorithmOptions(Options):
         gt=0,
         why="It is a number of tokens.",
         swift="32",
-        read_if=only_with("loss_type", "fipo"),
+        read_if=_with_losses("fipo_decay_rate"),
     )
     fipo_clip_range: float = option(
         0.2,
@@ -169,13 +166,13 @@ class AlgorithmOptions(Options):
         lt=1,
         why="It is how far the ratio may be from 1.",
         swift="0.2",
-        read_if=only_with("loss_type", "fipo"),
+        read_if=_with_losses("fipo_clip_range"),
     )
     fipo_clip_high_only: bool = option(
         True,
         "Only let fipo's weight be 1 or more.",
         swift="true",
-        read_if=only_with("loss_type", "fipo"),
+        read_if=_with_losses("fipo_clip_high_only"),
     )
     fipo_safety_threshold: float | None = option(
         4.0,
@@ -183,7 +180,7 @@ class AlgorithmOptions(Options):
         gt=0,
         why="It limits a ratio of two probabilities from above, and such a ratio is always above 0.",
         swift="4",
-        read_if=only_with("loss_type", "fipo"),
+        read_if=_with_losses("fipo_safety_threshold"),
     )
     beta: float = option(
         0.0,

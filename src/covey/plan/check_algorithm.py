@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from covey.options.algorithm import CLIPPED
+from covey.algorithm.loss_types.registry import loss_named
 from covey.options.schema import Config, default_of
 from covey.plan.check_effect import unread
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import OF_BOTH, start_line
 from covey.texts import tr
 from covey.types import Fix, Problem
-
-_TOKEN_MEANS = ("bnpo", "dr_grpo", "dapo", "cispo", "fipo")
 
 
 def algorithm_problems(config: Config, num_processes: int, typed: Collection[str]) -> list[Problem]:
@@ -30,25 +28,12 @@ def algorithm_problems(config: Config, num_processes: int, typed: Collection[str
 
 
 def _losses(config: Config, num_processes: int) -> list[Problem]:
-    problems = []
-    if config.loss_type == "cispo" and config.epsilon_high <= 1.0:
-        problems.append(
-            problem(
-                "E332",
-                "epsilon_high",
-                tr(
-                    "epsilon_high is {epsilon_high:g}, but with loss_type cispo it is the cap of "
-                    "the ratio itself, not a distance from 1.",
-                    epsilon_high=config.epsilon_high,
-                ),
-                tr("The value was probably chosen for a clipped loss, where epsilon is a distance from 1."),
-                Fix(
-                    text=tr("the cap that the ScaleRL paper uses, covey's default"),
-                    edits={"epsilon_high": 5.0},
-                ),
-            )
-        )
-    if config.delta is not None and config.loss_type not in CLIPPED:
+    loss = loss_named(config.loss_type)
+    problems = [
+        problem(refusal.code, refusal.option, refusal.seen, refusal.cause, *refusal.fixes)
+        for refusal in loss.refuses(config)
+    ]
+    if config.delta is not None and not loss.is_clipped:
         problems.append(
             _pointless(
                 "delta",
@@ -62,13 +47,14 @@ def _losses(config: Config, num_processes: int) -> list[Problem]:
             )
         )
     per_step = num_processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
-    if config.loss_type == "real" and per_step % max(1, config.num_generations):
+    if loss.by_group and per_step % max(1, config.num_generations):
         problems.append(
             _pointless(
                 "loss_type",
                 tr(
-                    "loss_type is real, which needs whole groups, but an optimizer step of "
+                    "loss_type is {loss_type}, which needs whole groups, but an optimizer step of "
                     "{per_step} completions splits the groups of {num_generations}.",
+                    loss_type=config.loss_type,
                     per_step=per_step,
                     num_generations=config.num_generations,
                 ),
@@ -125,13 +111,14 @@ def _advantages(config: Config) -> list[Problem]:
                 Fix(text=tr("do not divide"), edits={"scale_rewards": "none"}),
             )
         )
-    if config.loss_type == "real" and is_over_batch:
+    if loss_named(config.loss_type).by_group and is_over_batch:
         problems.append(
             _pointless(
                 "advantage_estimator",
                 tr(
-                    "loss_type real classifies the completions within a group, but "
-                    "advantage_estimator reinforce_plus_plus compares over all groups."
+                    "loss_type {loss_type} classifies the completions within a group, but "
+                    "advantage_estimator reinforce_plus_plus compares over all groups.",
+                    loss_type=config.loss_type,
                 ),
                 Fix(text=tr("compare completions within their group"), edits={"advantage_estimator": "grpo"}),
             )
@@ -284,20 +271,23 @@ def _selection(config: Config) -> list[Problem]:
 
 def _levels(config: Config) -> list[Problem]:
     """Levels of the ratio that a loss is not meant with; the others warn of them too."""
-    level, loss = config.importance_sampling_level, config.loss_type
-    if level == "sequence" and loss in _TOKEN_MEANS:
+    level, loss = config.importance_sampling_level, loss_named(config.loss_type)
+    if "importance_sampling_level" in loss.ignores:
+        return []
+    if level == "sequence" and loss.averages_tokens:
         seen = tr(
             "importance_sampling_level is sequence, but loss_type {loss} averages over tokens, ",
-            loss=loss,
+            loss=loss.name,
         )
         seen += tr("so a long completion weighs more than a short one with the same ratio.")
         return [
             _unusual("loss_type", seen, Fix(text=tr("use the loss of GSPO"), edits={"loss_type": "grpo"}))
         ]
-    if loss == "luspo" and level != "sequence":
+    if loss.of_sequences and level != "sequence":
         seen = tr(
-            "loss_type is luspo, which is defined with the ratio of the sequence, but "
+            "loss_type is {loss}, which is defined with the ratio of the sequence, but "
             "importance_sampling_level is {level}.",
+            loss=loss.name,
             level=level,
         )
         fix = Fix(text=tr("use the ratio of the sequence"), edits={"importance_sampling_level": "sequence"})
@@ -306,17 +296,8 @@ def _levels(config: Config) -> list[Problem]:
 
 
 def _without_effect(config: Config, typed: Collection[str]) -> list[Problem]:
-    names: list[str] = []
-    if config.importance_sampling_level != "token" and config.loss_type in ("vespo", "real"):
-        names.append("importance_sampling_level")
-    if config.loss_type == "real":
-        masks = {
-            "top_entropy_quantile": config.top_entropy_quantile < 1.0,
-            "off_policy_sequence_mask_delta": config.off_policy_sequence_mask_delta is not None,
-            "rollout_importance_sampling_mode": config.rollout_importance_sampling_mode is not None,
-            "vllm_importance_sampling_mode": config.vllm_importance_sampling_mode is not None,
-        }
-        names += [n for n, is_set in masks.items() if is_set]
+    ignored = loss_named(config.loss_type).ignores
+    names = [name for name in ignored if getattr(config, name) != default_of(name)]
     why = dict.fromkeys(names, tr("loss_type {loss_type} does not use it", loss_type=config.loss_type))
     for name, read_if in unread(config, typed).items():
         why[name] = read_if.why_not(getattr(config, read_if.option))

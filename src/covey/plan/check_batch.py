@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from covey.algorithm.loss_types.registry import loss_named
 from covey.codes import CODES
 from covey.options.schema import Config
 from covey.plan.fixes import batch_fixes
@@ -48,7 +49,7 @@ def batch_problems(
 def _other_estimator(config: Config, shape: Shape, num_prompts: int | None) -> tuple[Fix, ...]:
     """The estimator that compares over the rollout, where nothing else is wrong with the batch and the loss
     does not compare within groups."""
-    if config.loss_type == "real" or faults(replace(shape, least_group=1), num_prompts):
+    if loss_named(config.loss_type).by_group or faults(replace(shape, least_group=1), num_prompts):
         return ()
     edits = {"advantage_estimator": "reinforce_plus_plus", "scale_rewards": "batch"}
     return (Fix(text=tr("use one completion per prompt and compare it with the whole rollout"), edits=edits),)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from covey.algorithm.loss_types.registry import loss_named
 from covey.options.schema import Config, default_of
 from covey.plan.facts import Facts
 from covey.plan.problem import problem, warning
@@ -26,17 +27,6 @@ _SCALES = {
 }
 _LEVELS = {"sequence": tr("whose gradient gives every token the mean advantage of all tokens")}
 _IN_REWARD = tr("which subtracts the KL from the single reward of a completion")
-_LOSSES = {
-    "real": tr("which classifies each completion as good or not good as a whole"),
-    "vespo": tr(
-        "which weights a completion as a whole, by one formula for advantages of 0 or above and by "
-        "another for advantages below 0"
-    ),
-    "fipo": tr(
-        "which weights a token by how much more likely the tokens after it became; those tokens "
-        "must have the same advantage"
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +51,7 @@ def step_refusals(config: Config) -> tuple[StepRefusal, ...]:
     refusals = (
         ("advantage_estimator", _ESTIMATORS.get(config.advantage_estimator), grpo),
         ("scale_rewards", _SCALES.get(config.scale_rewards), spread),
-        ("loss_type", _LOSSES.get(config.loss_type), dapo),
+        ("loss_type", loss_named(config.loss_type).per_completion or None, dapo),
         ("importance_sampling_level", _LEVELS.get(config.importance_sampling_level), level),
         ("kl_in_reward", _IN_REWARD if has_kl else None, in_loss),
     )

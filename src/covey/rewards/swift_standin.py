@@ -16,8 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from covey.rewards.builtin import BUILT_IN, BuiltIn
+from covey.rewards.builtin import BUILT_IN
 from covey.rewards.callee import wants_of
+from covey.rewards.declare import BuiltIn
 from covey.texts import tr
 
 _HOMES = ("swift.rewards", "swift.plugin")

@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from covey.algorithm.losses import LossConfig, LossType
+from covey.algorithm.loss_types.registry import LOSSES
+from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import Needs
 from covey.batching.credit import CreditConfig
 from covey.batching.shares import PackPlan
@@ -29,14 +30,13 @@ from covey.models.adapter_shapes import LoraSettings, read_shapes
 from covey.models.layouts import AttentionKind
 from covey.models.load import choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
-from covey.options.schema import Config
 from covey.plan.problem import START_ANYWAY, problem
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
 from covey.texts import tr
 from covey.token_streams import StreamKind
-from covey.training import settings
 from covey.training.facts.memory import free_memory
+from covey.training.loss import loss
 from covey.types import (
     Completion,
     Episode,
@@ -55,7 +55,7 @@ from covey.types import (
 )
 
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.2)
-LOSS_TYPES: tuple[LossType, ...] = get_args(Config.model_fields["loss_type"].annotation)
+LOSS_TYPES: tuple[str, ...] = tuple(LOSSES)
 """Every value of the option, so that no loss goes without a check."""
 TEMPERATURE = 0.8
 
@@ -289,10 +289,10 @@ def backend_of(
     return SingleBackend(policy, config, compute_dtype=dtype, reference=reference)
 
 
-def loss_of(loss_type: LossType) -> LossConfig:
+def loss_of(loss_type: str) -> LossConfig:
     """A loss with the options that a run has by itself, and with a KL term."""
     asked = {"model": "-", "dataset": ["-"], "reward_funcs": ["format"], "loss_type": loss_type, "beta": 0.04}
-    return settings.loss(from_dict(asked, 1).config)
+    return loss(from_dict(asked, 1).config)
 
 
 def off_policy(rows: Sequence[TrainSample]) -> list[TrainSample]:

@@ -17,7 +17,7 @@ from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.start import starts_at_reference
 from covey.config.write import to_yaml
-from covey.health.invariants import EngineName
+from covey.health.guards.invariants import EngineName
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.health.saved import checkpoints_of
@@ -58,6 +58,7 @@ from covey.training.facts import Survey, model_dir
 from covey.training.failure import writing
 from covey.training.guards import Guards
 from covey.training.job import Job
+from covey.training.loss import is_comparable, may_be_silent, plain_loss
 from covey.training.memory import PhaseMemory
 from covey.training.process import own_device
 from covey.training.recorder import Recorder
@@ -213,9 +214,9 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, engine: Engine, c
         peak_rate=config.learning_rate,
         scaled_by=settings.scaled_by(config),
         is_over_rollout=config.advantage_estimator == "reinforce_plus_plus",
-        plain_loss=settings.plain_loss(config),
-        is_comparable=settings.is_comparable(config),
-        may_be_silent=settings.may_be_silent(config),
+        plain_loss=plain_loss(config),
+        is_comparable=is_comparable(config),
+        may_be_silent=may_be_silent(config),
         has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
         starts_at_reference=starts_at_reference(config),
         sync_every=config.ref_model_sync_steps if config.sync_ref_model else 0,

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from covey.algorithm.losses import LossType
 from covey.batching.shares import PackPlan, step_slices
 from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import GuardStop
-from covey.health.batch import check_batches, planned_loss
-from covey.health.invariants import EngineName, StepFacts, check_step
-from covey.health.outcomes import check_outcomes
-from covey.health.rollout import RolloutFacts, check_rollout
-from covey.health.steps import check_steps
+from covey.health.guard import BatchesSeen, RolloutSeen, StepSeen
+from covey.health.guard_list import GUARDS
+from covey.health.guards.batch import planned_loss
+from covey.health.guards.invariants import EngineName, StepFacts
+from covey.health.guards.rollout import RolloutFacts
 from covey.health.weights import WeightWatch
 from covey.health.words import broken
 from covey.plan.check_steps import StepRefusal
 from covey.rollout.collect import Collected
 from covey.texts import joined, tr
 from covey.types import Batch, StepResult, TrainSample
+
+Seen = TypeVar("Seen", RolloutSeen, BatchesSeen, StepSeen)
 
 # Mean |logprob - sampler's logprob| that rounding explains. bfloat16: slime's gate of 0.1 between engines.
 _GAP_FLOAT32 = 0.01
@@ -44,7 +45,7 @@ class Guards:
     num_episodes: int
     scaled_by: Literal["group", "rollout"] | None
     is_over_rollout: bool
-    plain_loss: LossType | None
+    plain_loss: str | None
     is_comparable: bool
     is_low_precision: bool
     engine: EngineName
@@ -82,8 +83,6 @@ class Guards:
                     "be trainable."
                 ),
             )
-        self._on_all_ranks(lambda: check_outcomes(collected.sampled, version + 1))
-        self._on_all_ranks(lambda: check_steps(collected.groups, self.step_refusals, version + 1))
         facts = RolloutFacts(
             step=version + 1,
             num_generations=self.num_generations,
@@ -93,7 +92,14 @@ class Guards:
             version=None if collected.is_replayed else version,
             stale=collected.stale,
         )
-        self._on_all_ranks(lambda: check_rollout(collected.groups, rows, facts))
+        seen = RolloutSeen(
+            sampled=collected.sampled,
+            groups=collected.groups,
+            rows=rows,
+            facts=facts,
+            refusals=self.step_refusals,
+        )
+        self._on_all_ranks([guard.of_rollout for guard in GUARDS], seen)
 
     def check_batches(
         self, batches: Sequence[Batch], rows: Sequence[TrainSample], plan: PackPlan, steps_done: int
@@ -101,7 +107,8 @@ class Guards:
         """Check the tensors of a rollout's steps before the first of them is taken."""
         if not self.is_on:
             return
-        self._on_all_ranks(lambda: check_batches(batches, rows, plan, steps_done + 1))
+        seen = BatchesSeen(batches=batches, rows=rows, plan=plan, step=steps_done + 1)
+        self._on_all_ranks([guard.of_batches for guard in GUARDS], seen)
         first = [rows[i] for i in step_slices([r.annotated.sample for r in rows], plan)[0]]
         # The ratios of rows of an older policy are known to no plan.
         self._planned_loss = None
@@ -134,7 +141,8 @@ class Guards:
             engine=self.engine,
         )
         if self.is_on:
-            self._on_all_ranks(lambda: check_step(batch, result, facts, self.comm))
+            seen = StepSeen(batch=batch, result=result, facts=facts, comm=self.comm)
+            self._on_all_ranks([guard.of_step for guard in GUARDS], seen)
         self._is_matched |= result.match is not None
         stats = result.stats
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
@@ -162,11 +170,15 @@ class Guards:
         self._is_behind = values.get("is_behind", False)
         self.weights.record_reference()
 
-    def _on_all_ranks(self, check: Callable[[], None]) -> None:
-        """What one rank finds stops all of them; the first rank's finding is everyone's."""
-        found: GuardStop | None = None
-        try:
-            check()
-        except GuardStop as stop:
-            found = stop
-        raise_on_all_ranks(self.comm, found)
+    def _on_all_ranks(self, checks: Iterable[Callable[[Seen], None] | None], seen: Seen) -> None:
+        """Make each check on every rank. What one rank finds stops all of them; the first rank's finding is
+        everyone's."""
+        for check in checks:
+            if check is None:
+                continue
+            found: GuardStop | None = None
+            try:
+                check(seen)
+            except GuardStop as stop:
+                found = stop
+            raise_on_all_ranks(self.comm, found)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from covey.algorithm.losses import CLIPPED, LossConfig
+from covey.algorithm.loss_types.registry import loss_named
+from covey.algorithm.losses import LossConfig
 from covey.batching.credit import CreditConfig
 from covey.checkpoint.registry import State
 
@@ -89,7 +90,7 @@ class Objective:
         changed: dict[str, Any] = {}
         if "epsilon" in self.schedules:
             changed["epsilon"] = self._at("epsilon", step)
-            if self.loss.loss_type in CLIPPED:
+            if loss_named(self.loss.loss_type).is_clipped:
                 changed["epsilon_high"] = self.loss.epsilon_high * changed["epsilon"] / self.loss.epsilon
         if "beta" in self.schedules and not self.kl_in_reward:
             changed["beta"] = self._at("beta", step)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from covey.algorithm.correction import Correction
-from covey.algorithm.losses import CLIPPED, LossConfig, LossType
+from covey.algorithm.loss_types.registry import loss_named
 from covey.algorithm.needs import Needs
 from covey.algorithm.needs import needs as algorithm_needs
 from covey.batching.credit import CreditConfig
@@ -30,6 +28,7 @@ from covey.plan.shape import tokens_per_pass
 from covey.texts import tr
 from covey.training.evaluate import EvalTimes
 from covey.training.limits import Limits
+from covey.training.loss import has_entropy_term, loss
 from covey.training.objective import EntropyBonus, Objective, OptionSchedule
 from covey.types import SamplingParams
 
@@ -83,62 +82,13 @@ def eval_times(config: Config, plan: BatchPlan) -> EvalTimes:
     return EvalTimes(every=every, on_start=config.eval_on_start)
 
 
-def loss(config: Config) -> LossConfig:
-    """The loss. With the KL divergence in the reward its term here is 0 and it is measured alone."""
-    return LossConfig(
-        loss_type=config.loss_type,
-        epsilon=config.epsilon,
-        epsilon_high=config.epsilon_high,
-        delta=config.delta,
-        importance_sampling_level=config.importance_sampling_level,
-        beta=0.0 if config.kl_in_reward else config.beta,
-        measures_kl=bool(config.beta or config.beta_end),
-        kl_estimator=config.kl_estimator,
-        use_bias_correction_kl=config.use_bias_correction_kl,
-        entropy_coef=config.entropy_coef,
-        tau=(config.tau_pos, config.tau_neg),
-        vespo_k=(config.vespo_k_pos, config.vespo_k_neg),
-        vespo_lambda=(config.vespo_lambda_pos, config.vespo_lambda_neg),
-        fipo_decay_rate=config.fipo_decay_rate,
-        fipo_clip_range=config.fipo_clip_range,
-        fipo_clip_high_only=config.fipo_clip_high_only,
-        fipo_safety_threshold=config.fipo_safety_threshold,
-        real_tau=config.real_tau,
-        off_policy_delta=config.off_policy_sequence_mask_delta,
-        correction=_correction(config),
-    )
-
-
-def _correction(config: Config) -> Correction | None:
-    if config.vllm_importance_sampling_mode is not None:
-        least, most = config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max
-        return Correction(
-            mode=config.vllm_importance_sampling_mode,
-            threshold=math.inf if most is None else most,
-            floor=least or 0.0,
-            is_product=True,
-        )
-    if config.rollout_importance_sampling_mode is None:
-        return None
-    return Correction(
-        mode=config.rollout_importance_sampling_mode, threshold=config.rollout_importance_sampling_threshold
-    )
-
-
-def may_be_silent(config: Config) -> bool:
-    """Whether rows with advantages may leave no gradient: corrections and masks that depend on logprobs weigh
-    them with 0 or next to it, and `real` has none for a group whose good rows are masked."""
-    is_masked = config.off_policy_sequence_mask_delta is not None
-    return config.loss_type == "real" or is_masked or _correction(config) is not None
-
-
 def needs(config: Config, steps_per_rollout: int) -> Needs:
     """What the learner is asked for before a rollout's first update."""
     return algorithm_needs(
         beta=max(config.beta, config.beta_end or 0.0),
         steps_per_rollout=steps_per_rollout,
         kl_in_reward=config.kl_in_reward,
-        has_entropy_bonus=_has_entropy_term(config),
+        has_entropy_bonus=has_entropy_term(config),
         top_entropy_quantile=config.top_entropy_quantile,
     )
 
@@ -241,7 +191,7 @@ def credit(config: Config) -> CreditConfig:
         mask_truncated_completions=config.mask_truncated_completions,
         estimator=config.advantage_estimator,
         weights=tuple(reward_weights(config)),
-        whole_groups=config.loss_type == "real",
+        whole_groups=loss_named(config.loss_type).by_group,
         kl_weight=config.beta if config.kl_in_reward else 0.0,
     )
 
@@ -252,32 +202,6 @@ def scaled_by(config: Config) -> Literal["group", "rollout"] | None:
         return "rollout"
     units = {("grpo", "group"): "group", ("reinforce_plus_plus", "batch"): "rollout"}
     return units.get((config.advantage_estimator, config.scale_rewards))  # type: ignore[return-value]
-
-
-def plain_loss(config: Config) -> LossType | None:
-    """The loss type where the loss at a ratio of 1 follows from the advantages alone; else None."""
-    has_kl = (config.beta or config.beta_end) and not config.kl_in_reward
-    is_bounded = config.delta is not None and config.delta < 1.0
-    is_plain = config.loss_type in CLIPPED and not (has_kl or is_bounded or _has_entropy_term(config))
-    return config.loss_type if is_plain and not _has_masks(config) else None
-
-
-def is_comparable(config: Config) -> bool:
-    """Whether the derivative of the loss at a ratio of 1 is known token by token."""
-    is_alone = config.importance_sampling_level == "token" or (
-        config.top_entropy_quantile == 1.0 and not (config.beta or config.beta_end)
-    )
-    return is_alone and not may_be_silent(config)
-
-
-def _has_masks(config: Config) -> bool:
-    """Whether a part of the tokens leaves the policy term, or is weighed."""
-    by_logprob = config.off_policy_sequence_mask_delta is not None or _correction(config) is not None
-    return by_logprob or config.top_entropy_quantile < 1.0
-
-
-def _has_entropy_term(config: Config) -> bool:
-    return bool(config.entropy_coef or config.entropy_coef_end or config.use_adaptive_entropy)
 
 
 def optimizer(config: Config, layout: Layout) -> OptimizerConfig:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from covey.algorithm.kl import k3
+from covey.algorithm.loss_types.clipped import clipped_objective
 from covey.algorithm.losses import LossConfig, LossInputs, policy_loss, token_weights
-from covey.algorithm.objectives import clipped_objective
 from covey.types import Denominators
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")

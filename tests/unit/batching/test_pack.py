@@ -26,7 +26,7 @@ from covey.batching.pack import (
 from covey.batching.samples import to_samples
 from covey.batching.shares import step_slices, steps_of
 from covey.errors import GuardStop
-from covey.health.batch import check_batches
+from covey.health.guards.batch import check_batches
 from covey.token_streams import build_stream
 from covey.types import (
     AnnotatedSample,

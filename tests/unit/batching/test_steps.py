@@ -17,8 +17,8 @@ from covey.batching.credit import CreditConfig, credit_samples, needs_forward, r
 from covey.batching.pack import pack
 from covey.batching.samples import to_samples
 from covey.errors import GuardStop
-from covey.health.batch import check_batches, planned_loss
-from covey.health.rollout import RolloutFacts, check_rollout
+from covey.health.guards.batch import check_batches, planned_loss
+from covey.health.guards.rollout import RolloutFacts, check_rollout
 from covey.rewards.registry import total
 from covey.types import AnnotatedSample, Finish, Outcome, Score, ScorePart, Status
 

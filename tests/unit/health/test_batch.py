@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, LossType, policy_loss
-from covey.health.batch import planned_loss
+from covey.health.guards.batch import planned_loss
 from covey.types import AnnotatedSample, Denominators, Outcome, Sample, TokenSequence, TrainSample
 
 # Tokens, advantage, and whether the row is masked.

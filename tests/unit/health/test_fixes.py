@@ -9,10 +9,10 @@ import pytest
 
 from covey.comm import LocalComm
 from covey.errors import GuardStop
-from covey.health.collapse import _pull, _wider
+from covey.health.guards.invariants import EngineName, StepFacts, check_step
 from covey.health.history import History
-from covey.health.invariants import EngineName, StepFacts, check_step
 from covey.health.rules import Rules
+from covey.health.signs.collapse import _pull, _wider
 from covey.types import Batch, Fix, Metric, StepRecord, StepResult, StepStats
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from covey.errors import GuardStop
-from covey.health.outcomes import check_outcomes, refuse_lost
+from covey.health.guards.outcomes import check_outcomes, refuse_lost
 from covey.telemetry.line import format_line
 from covey.training.measure import length_metrics, outcome_metrics
 from covey.types import Finish, Metric, Outcome, Score, ScoredGroup, StepRecord

@@ -8,8 +8,8 @@ import pytest
 
 from covey.config import from_dict
 from covey.errors import GuardStop
+from covey.health.guards.steps import check_steps
 from covey.health.rewards import RewardWatch
-from covey.health.steps import check_steps
 from covey.plan.check_steps import step_refusals
 from covey.rewards.registry import total
 from covey.training.measure import reward_metrics

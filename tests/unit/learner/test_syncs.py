@@ -110,5 +110,5 @@ def test_no_loss_waits_but_one(loss_type, backend_of, random_rollout):
     # The largest gap to the old logprobs is read, too.
     expected = Counter(STEP) + Counter({"learner/update.py: _with_evidence": 1})
     if loss_type == "fipo":
-        expected["algorithm/objectives.py: future_kl"] = passes
+        expected["algorithm/loss_types/fipo.py: future_kl"] = passes
     assert found == expected

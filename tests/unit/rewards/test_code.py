@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from covey.rewards import code
-from covey.rewards.builtin import code_format
+from covey.rewards.built_in.forms import code_format
 from covey.rewards.code import CodeReward
 from covey.rewards.code_tests import CodeTest, UnreadableTests, check_tests, read_tests
 from covey.rewards.fenced import program_of

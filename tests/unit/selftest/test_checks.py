@@ -16,6 +16,8 @@ from peft.tuners.lora import layer as lora_layer
 
 from covey import token_streams
 from covey.algorithm import losses
+from covey.algorithm.loss_types import clipped
+from covey.algorithm.loss_types.registry import LOSSES as LOSS_TYPES
 from covey.algorithm.losses import LossInputs, LossType
 from covey.batching import pack
 from covey.kernels.cpu.head import CompiledDerivatives, CompiledSoftmax
@@ -182,12 +184,12 @@ def denominator_of_a_pass(patch: pytest.MonkeyPatch) -> None:
 
 def clip_of_a_pass(patch: pytest.MonkeyPatch) -> None:
     """The clip depends on what else is in the forward pass: only what is off its policy shows it."""
-    plain = losses.clipped_objective
+    plain = clipped.clipped_objective
 
-    def clipped(ratio: torch.Tensor, advantage: torch.Tensor, low: float, *bounds: Any) -> torch.Tensor:
+    def shifted(ratio: torch.Tensor, advantage: torch.Tensor, low: float, *bounds: Any) -> torch.Tensor:
         return plain(ratio, advantage, low + 1e-2 * len(ratio), *bounds)
 
-    patch.setattr(losses, "clipped_objective", clipped)
+    patch.setattr(clipped, "clipped_objective", shifted)
 
 
 def adapter_by_width(patch: pytest.MonkeyPatch) -> None:
@@ -208,7 +210,7 @@ FAULTS = (
     (wrong_predictor_shared, {"prompt sharing: gradient", "LoRA, prompt sharing: gradient"}),
     (lost_micro_batch, {"micro-batches: gradient", "LoRA, micro-batches: gradient", *LOSSES}),
     (denominator_of_a_pass, {"loss grpo: gradient"}),
-    (clip_of_a_pass, {f"loss {name}: gradient" for name in losses.CLIPPED}),
+    (clip_of_a_pass, {f"loss {name}: gradient" for name, loss in LOSS_TYPES.items() if loss.is_clipped}),
     (adapter_by_width, {"LoRA, micro-batches: gradient", "LoRA, prompt sharing: gradient"}),
     (wrong_normaliser, {"head in blocks: logprobs", "head in blocks: gradient"}),
     (doubled_gradient, {"head in blocks: gradient"}),

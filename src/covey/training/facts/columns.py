@@ -14,7 +14,8 @@ from covey.data.mix import rename_columns
 from covey.data.prompts import chosen, fields_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts, GoldFacts, MissingColumn, OpenLists
-from covey.rewards.builtin import BuiltIn, built_in_of
+from covey.rewards.builtin import built_in_of
+from covey.rewards.declare import BuiltIn
 from covey.rewards.gold_lists import ColumnLists, names_alternatives
 from covey.rewards.gold_texts import shown
 from covey.rewards.golds import check_golds

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from covey.codes import Code
 from covey.errors import GuardStop
+from covey.health.guard import Guard
 from covey.health.words import broken
 from covey.texts import joined, tr
 from covey.types import Episode, Fix, Outcome, ScoredGroup
@@ -58,3 +60,14 @@ def _stop(lost: Sequence[Episode], num: int, step: int, again: Fix) -> GuardStop
     )
     cause = tr("A server, a sandbox or a service that the completions need has stopped or is overloaded.")
     return broken("F138", step, seen, cause, again)
+
+
+F138 = Code(
+    code="F138",
+    title="Completions lost to infrastructure failures",
+    why="A completion that is lost to a broken server or sandbox is left out; it does not count as a reward "
+    "of 0. If more than 5 % of a rollout are lost, and at least two, the others may no longer represent "
+    "what the model does. An evaluation needs all of its completions.",
+)
+
+GUARD = Guard(place=1, of_rollout=lambda seen: check_outcomes(seen.sampled, seen.facts.step), codes=(F138,))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from covey.codes import Code
+from covey.health.guard import Guard
 from covey.health.words import broken
 from covey.plan.check_steps import StepRefusal
 from covey.texts import tr
@@ -46,3 +48,15 @@ def check_steps(groups: Sequence[ScoredGroup], refusals: Sequence[StepRefusal], 
             )
             cause = tr("The trial of rewards was skipped, or its two rows had no steps.")
             raise broken("F129", step, seen, cause, *(refusal.fix for refusal in refusals))
+
+
+F129 = Code(
+    code="F129",
+    title="Step rewards that the run cannot use",
+    why="A list gives each token the advantage of its own step; a single number gives all tokens the same "
+    "advantage. One reward cannot return both, and some losses and baselines need a single number.",
+)
+
+GUARD = Guard(
+    place=2, of_rollout=lambda seen: check_steps(seen.groups, seen.refusals, seen.facts.step), codes=(F129,)
+)

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from covey.algorithm.objectives import (
-    cispo_objective,
-    clipped_objective,
-    fipo_weights,
-    future_kl,
-    sapo_objective,
-    vespo_weights,
-)
+from covey.algorithm.loss_types.cispo import cispo_objective
+from covey.algorithm.loss_types.clipped import clipped_objective
+from covey.algorithm.loss_types.fipo import fipo_weights, future_kl
+from covey.algorithm.loss_types.registry import LOSSES
+from covey.algorithm.loss_types.sapo import sapo_objective
+from covey.algorithm.loss_types.vespo import vespo_weights
+from covey.algorithm.losses import LossConfig, LossInputs, Terms
+from covey.types import Denominators
 from support.losses import slow_future_kl
 
 LN2 = math.log(2.0)
@@ -170,3 +170,37 @@ def test_weights_have_no_gradient():
     assert not vespo_weights(leaf, ones, which, 1, (2.0, 3.0), (3.0, 2.0)).requires_grad
     future = future_kl(leaf, which, torch.tensor([2]), 2.0)
     assert not fipo_weights(future, ones, ones, 0.2, True, None)[0].requires_grad
+
+
+# -- what losses declare -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_value_and_derivative_at_a_ratio_of_1_are_those_that_a_loss_declares(name, assert_close_guarded):
+    loss, counts = LOSSES[name], torch.tensor([2, 1])
+    logprob_N = torch.tensor([-1.0, -0.5, -2.0], requires_grad=True)
+    inputs = LossInputs(
+        logprob_N=logprob_N,
+        old_logprob_N=logprob_N.detach(),
+        ref_logprob_N=None,
+        advantage_N=torch.tensor([1.5, 1.5, -0.5]),
+        sequence_N=torch.tensor([0, 0, 1]),
+        trained_count_S=counts,
+        episode_count_S=counts,
+        denominators=Denominators(num_episodes=2, num_tokens=3, max_completion_length=4),
+    )
+    if loss.term is None:
+        assert loss.value_at_1 is loss.derivative_at_1 is None
+        return
+    terms = Terms(
+        inputs=inputs,
+        config=LossConfig(loss_type=name, epsilon=0.2, epsilon_high=loss.cap or 0.28),
+        old_N=logprob_N.detach(),
+        ratio_N=torch.exp(logprob_N - logprob_N.detach()),
+        weight_N=None,
+        sums={},
+    )
+    term_N = loss.term(terms)
+    if loss.value_at_1 is not None:
+        assert_close_guarded(term_N.detach(), loss.value_at_1 * inputs.advantage_N, rtol=1e-6)
+    assert_close_guarded(gradient(term_N, logprob_N), loss.derivative_at_1 * inputs.advantage_N, rtol=1e-6)

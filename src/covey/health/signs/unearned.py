@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from covey.health.history import History
 from covey.health.names import CUT, UNPARSED
+from covey.health.rule import Rule, num
 from covey.health.sign import Sign
 from covey.health.steady import Steady
 from covey.health.thresholds import limit
@@ -190,3 +191,29 @@ def _others(h: History) -> list[str]:
 def constant_words(h: History) -> list[str]:
     """Every reward that has not varied, with its value, in words; also those at their best value."""
     return [_words(h, name, found) for name, found, _ in steady_rewards(h) if found.num_rollouts > 1]
+
+
+_STEADY = (
+    f"{num('steady_rollouts')} rollouts and {num('steady_completions')} completions, or "
+    f"{num('steady_rollouts_small')} rollouts"
+)
+
+F226 = Rule(
+    code="F226",
+    title="Right answers were never rewarded",
+    why="Until a completion earns this reward, the model cannot learn what it is for, whatever the other "
+    "rewards do.",
+    check=not_earned,
+    when=f"a reward for right answers is at its lowest for every completion of the run: {_STEADY}",
+)
+
+
+F227 = Rule(
+    code="F227",
+    title="A reward is the same for every completion",
+    why="A reward that never differs has no effect on the advantages: the model trains as if it were not "
+    "there.",
+    check=always_same,
+    when="another reward has the same value for every completion of the run, for as long as in F226, and "
+    "this value is not known to be its best",
+)

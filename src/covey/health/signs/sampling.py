@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from covey.health.history import History
 from covey.health.names import UNKNOWN_IDS
+from covey.health.rule import Rule, pct
 from covey.health.sign import Sign
 from covey.health.thresholds import limit
 from covey.texts import tr
@@ -68,3 +69,28 @@ def unknown_ids(h: History) -> Sign | None:
         ),
         badness=share / limit("unknown_ids"),
     )
+
+
+F225 = Rule(
+    code="F225",
+    title="Probabilities of engine and learner differ too much",
+    why="The tokens were sampled from another distribution than the one whose gradient is computed. "
+    "Importance weights correct for this, but then a few tokens dominate all others; without weights "
+    "the gradient is biased.",
+    check=low_sample_size,
+    streak=int(limit("ess_values")),
+    when="the importance weights between engine and learner leave an effective sample size of less than "
+    f"{pct('ess_low')} of the tokens",
+)
+
+
+F233 = Rule(
+    code="F233",
+    title="Ids that the tokenizer does not have",
+    why="Such an id has a row in the embedding but no token; most often the row is padding of the "
+    "vocabulary. It decodes to no text, so neither the rewards nor the users of the model see it.",
+    check=unknown_ids,
+    each="step",
+    when=f"more than {limit('unknown_ids'):.1%} of the tokens of a rollout or an evaluation have ids "
+    "that the tokenizer does not have",
+)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from covey.algorithm.losses import LossType
-from covey.batching.pack import episode_tokens
-from covey.batching.shares import PackPlan, steps_of
+from covey.algorithm.loss_types.declare import Average
+from covey.algorithm.loss_types.registry import loss_named
+from covey.health.guard import Guard
 from covey.health.words import broken
 from covey.texts import tr
 from covey.types import Batch, TrainSample
 from covey.types.episode import held
+
+if TYPE_CHECKING:
+    from covey.batching.shares import PackPlan
 
 _ROUNDING = 1e-6
 _LOST = tr("A row was counted twice, or left out of a forward pass.")
@@ -27,6 +30,9 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
     denominators do not add up. F113: a token with another row's advantage. `step` is the number of the first
     batch's step.
     """
+    from covey.batching.pack import episode_tokens
+    from covey.batching.shares import steps_of
+
     first = [b for b in batches if b.pass_index == 0]
     samples = [r.annotated.sample for r in rows]
     steps = steps_of(samples, [r.needs_forward for r in rows], plan)[-len(first) :] if first else []
@@ -40,23 +46,29 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
         _check_sets(batch, forwarded, step + number)
 
 
-def planned_loss(rows: Sequence[TrainSample], loss_type: LossType, longest: int) -> tuple[float, float]:
+def planned_loss(rows: Sequence[TrainSample], loss_type: str, longest: int) -> tuple[float, float]:
     """The loss of a step over `rows` at a ratio of 1 and without KL, and the sum of its terms' sizes.
 
     Taken from the rows as a whole, so it knows nothing of forward passes. `longest` is
     max_completion_length.
     """
+    from covey.batching.pack import episode_tokens
+
     tokens_S = np.array([r.num_tokens for r in rows], dtype=np.float64)
     advantage_S = np.array([r.advantage for r in rows])
     count_of = episode_tokens(rows)
     own_S = np.array([count_of[r.annotated.sample.episode] for r in rows], dtype=np.float64)
+    loss = loss_named(loss_type)
+    assert loss.value_at_1 is not None, f"{loss.name} declares no value at a ratio of 1"
     weight_S = {
-        "grpo": tokens_S / np.maximum(own_S, 1.0) / len(count_of),
-        "dr_grpo": tokens_S / (len(count_of) * longest),
-        "luspo": tokens_S / len(count_of),
-    }.get(loss_type, tokens_S / max(1.0, tokens_S.sum()))
+        Average.EPISODE: tokens_S / np.maximum(own_S, 1.0) / len(count_of),
+        Average.EPISODES: tokens_S / len(count_of),
+        Average.LENGTH: tokens_S / (len(count_of) * longest),
+        Average.TOKENS: tokens_S / max(1.0, tokens_S.sum()),
+    }[loss.average]
     size_S = np.array([_size(r) for r in rows])
-    return -float(weight_S @ advantage_S), float(weight_S @ size_S)
+    value, size = float(weight_S @ advantage_S), float(weight_S @ size_S)
+    return loss.value_at_1 * value, abs(loss.value_at_1) * size
 
 
 def _size(row: TrainSample) -> float:
@@ -175,3 +187,6 @@ def _check_sets(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
             num_sampled=int((counts > 0).sum()),
         )
         raise broken("F110", step, seen, tr("A mask or an index is shifted by one, or rows were mixed."))
+
+
+GUARD = Guard(place=4, of_batches=lambda seen: check_batches(seen.batches, seen.rows, seen.plan, seen.step))

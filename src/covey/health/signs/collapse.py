@@ -8,11 +8,12 @@ has risen and no part of it has fallen.
 from __future__ import annotations
 
 from covey.health.baseline import fallen_parts, is_better
-from covey.health.groups import entropy_gone, no_signal, slower, too_large
 from covey.health.history import History
 from covey.health.names import CUT, ENDED, ENTROPY, LENGTH, PAID_LENGTH, REPETITIVE
+from covey.health.rule import LASTING, Rule, num, pct
 from covey.health.saved import BACK
 from covey.health.sign import Sign
+from covey.health.signs.groups import entropy_gone, no_signal, slower, too_large
 from covey.health.thresholds import limit
 from covey.texts import joined, tr
 from covey.types import Fix
@@ -268,3 +269,95 @@ def repetition(h: History) -> Sign | None:
         ),
         badness=newest.value / limit("repetitive"),
     )
+
+
+F201 = Rule(
+    code="F201",
+    title="Entropy collapsed",
+    why="A model that is certain of every token samples the same completion again and again; the rewards "
+    "of a group then do not differ, and there is nothing to learn from.",
+    check=entropy_collapse,
+    streak=LASTING,
+    when=f"the entropy is below {num('entropy_low')} nats and {pct('entropy_low_share')} of its start, and "
+    "the run is no better",
+)
+
+
+F202 = Rule(
+    code="F202",
+    title="Entropy rose sharply",
+    why="The model loses abilities: its completions become noise, and rewards drop as a result.",
+    check=entropy_surge,
+    streak=LASTING,
+    when=f"the entropy is above {num('entropy_high')} nat and {num('entropy_high_share')} times its start; "
+    f"if the run is better, above {limit('entropy_high') * limit('surge_of_better'):g} nats and "
+    f"{limit('entropy_high_share') * limit('surge_of_better'):g} times its start",
+)
+
+
+F203 = Rule(
+    code="F203",
+    title="Completions grow without benefit",
+    why="Longer completions need time and memory and are cut in the end; the reward shows no benefit of "
+    "the length.",
+    check=length_explosion,
+    streak=LASTING,
+    when=f"completions are longer than {num('length_long_share')} times their start and the run is no "
+    f"better; if it is better, only where they grew so within {num('length_window')} rollouts and the "
+    "reward may depend on the length",
+)
+
+
+F204 = Rule(
+    code="F204",
+    title="Completions become shorter",
+    why="Short completions that keep the format lose the content.",
+    check=length_collapse,
+    streak=LASTING,
+    when=f"completions are shorter than {num('length_short_share')} of their start; if the run is better, "
+    f"than {num('length_nothing_share')}",
+)
+
+
+F205 = Rule(
+    code="F205",
+    title="More and more completions are cut",
+    why="A cut completion has no answer, so it is scored as wrong, and the model learns about the length "
+    "limit instead of the task.",
+    check=truncation_spiral,
+    streak=LASTING,
+    when=f"over {pct('truncated')} of the completions are cut, {100 * limit('truncated_rise'):g} points "
+    "more than at the start",
+)
+
+
+F206 = Rule(
+    code="F206",
+    title="Completions repeat themselves",
+    why="Repetition is a sign that the model is broken, or that the engine does not sample from the model "
+    "in training.",
+    check=repetition,
+    when=f"over {pct('repetitive')} of the completions, and {num('repetitive_least')} of them, repeat "
+    "themselves",
+)
+
+
+F219 = Rule(
+    code="F219",
+    title="No completion ends before the limit",
+    why="A completion that reaches the limit has no end to learn from and usually no answer to score.",
+    check=truncated_from_the_start,
+    streak=int(limit("truncated_at_start_values")),
+    when=f"{pct('truncated_at_start')} of the completions are cut from the first rollout on",
+)
+
+
+F229 = Rule(
+    code="F229",
+    title="The model collapsed",
+    why="A model that is certain of every token samples the same completion again and again. A model "
+    "that has changed this much rarely recovers in later steps.",
+    check=collapsed,
+    when=f"F211 holds, and in {num('entropy_gone_values')} rollouts in a row, with no signal since, the "
+    f"entropy was below {pct('entropy_gone_share')} of its start",
+)

@@ -7,11 +7,12 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 
 from covey.health.baseline import is_solved
-from covey.health.groups import has_no_signal, other_prompts, why_equal
 from covey.health.history import History
 from covey.health.names import NO_SPREAD
+from covey.health.rule import Rule, num, pct
 from covey.health.saved import BACK
 from covey.health.sign import Sign
+from covey.health.signs.groups import has_no_signal, other_prompts, why_equal
 from covey.health.thresholds import limit
 from covey.texts import joined, tr
 from covey.types import Fix
@@ -261,3 +262,94 @@ def not_finite(h: History) -> Sign | None:
         ),
         badness=1.0,
     )
+
+
+F209 = Rule(
+    code="F209",
+    title="KL grows without limit",
+    why="The model moves away from its starting point so fast that the samples no longer match it.",
+    check=kl_blow_up,
+    streak=int(limit("kl_values")),
+    each="step",
+    when=f"the KL is above {num('kl_high')} nats a token; or it rose above {num('kl_early')} within the "
+    f"first {num('calibration_steps')} steps and is still above it; or it is above "
+    f"{num('kl_growth_least')} and {num('kl_growth')} times that of 20 steps ago",
+)
+
+
+F210 = Rule(
+    code="F210",
+    title="Gradient far above its median",
+    why="Clipping limits the size of such steps, but their direction comes from a few completions, often "
+    "bad ones.",
+    check=gradient_blow_up,
+    streak=int(limit("grad_values")),
+    each="step",
+    when=f"the norm of the gradient is {num('grad_growth')} times its median",
+)
+
+
+F213 = Rule(
+    code="F213",
+    title="Learning rate close to 0",
+    why="The gradient is computed, but the weights do not change.",
+    check=rate_is_zero,
+    streak=int(limit("learning_rate_values")),
+    each="step",
+    when=f"the learning rate is 0, or was never above {num('learning_rate_zero')}",
+)
+
+
+F214 = Rule(
+    code="F214",
+    title="Memory grows",
+    why="A run that needs more memory at every step will fail in the middle of a step.",
+    check=memory_grows,
+    each="step",
+    when=f"memory grows in each quarter of {num('memory_window')} steps, to {num('memory_growth')} times "
+    f"and by {num('memory_growth_gib')} GiB",
+)
+
+
+F215 = Rule(
+    code="F215",
+    title="Reward does not rise",
+    why="The run still takes time, but its last model is no better than an earlier one.",
+    check=stopped_learning,
+    when=f"the reward is level over {num('stopped_window')} values, {pct('stopped_share')} of which had no "
+    "signal, gradient or update; not where the task is solved",
+)
+
+
+F216 = Rule(
+    code="F216",
+    title="Rewards differ and the gradient is 0",
+    why="Different rewards within a group give advantages, and these give a gradient. A gradient of "
+    "exactly 0 means that nothing reaches the weights, although loss and reward look normal.",
+    check=dead_gradient,
+    streak=int(limit("dead_gradient_values")),
+    each="step",
+    when="rewards differ within groups and the gradient is exactly 0",
+)
+
+
+F217 = Rule(
+    code="F217",
+    title="KL stays exactly 0",
+    why="A model in training moves away from its starting point. A KL divergence of exactly 0 means that "
+    "it has not changed.",
+    check=dead_kl,
+    streak=int(limit("dead_kl_values")),
+    each="step",
+    when="the KL is exactly 0 while steps are taken",
+)
+
+
+F218 = Rule(
+    code="F218",
+    title="NaN in the log",
+    why="A NaN in weights or optimizer state stays there; everything logged after it has no meaning.",
+    check=not_finite,
+    each="step",
+    when="a loss, gradient, reward, KL or entropy is not finite",
+)

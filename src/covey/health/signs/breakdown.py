@@ -15,11 +15,12 @@ from covey.health.baseline import (
     risen_parts,
     total_of,
 )
-from covey.health.groups import slower, too_large
 from covey.health.history import History, Series
 from covey.health.names import CUT, ENTROPY, LENGTH, MOST_COMMON, PAID_LENGTH, REPETITIVE, UNPARSED
+from covey.health.rule import LASTING, Rule, num, pct
 from covey.health.saved import BACK
 from covey.health.sign import Sign
+from covey.health.signs.groups import slower, too_large
 from covey.health.thresholds import limit
 from covey.texts import joined, tr
 from covey.texts.numbers import told
@@ -276,3 +277,70 @@ def _weighted(series: Series, way: float, is_first: bool) -> float:
     values = series.first if is_first else [series.last[-i] for i in range(1, 1 + min(20, len(series.last)))]
     total = sum(v.count for v in values)
     return way * sum(v.value * v.count for v in values) / total if total else 0.0
+
+
+F207 = Rule(
+    code="F207",
+    title="One reward rises, another falls",
+    why="The total reward may rise although the run gets worse at what matters.",
+    check=hacking,
+    when="one reward has risen and another has fallen, and the total has not fallen",
+)
+
+
+F208 = Rule(
+    code="F208",
+    title="Held-out reward falls",
+    why="A gain on the training prompts alone is not the purpose of the training.",
+    check=held_out_falls,
+    each="evaluation",
+    when=f"{num('eval_fall_values')} evaluations are {pct('eval_fall_share')} below the best one, and the "
+    "training reward is higher",
+)
+
+
+F221 = Rule(
+    code="F221",
+    title="The model broke down",
+    why="The reward is far below its earlier level, and the completions have changed completely. Weights "
+    "that have changed this much rarely recover, whatever the later steps do.",
+    check=breakdown,
+    when="the total reward has fallen, or a part of it while no other part has risen, and the "
+    "completions have changed: KL, entropy, length, cut, repeated or unreadable ones",
+)
+
+
+F222 = Rule(
+    code="F222",
+    title="Reward far below its initial value",
+    why="The newest model is worse than an earlier one, so continuing costs time and does not make it "
+    "better.",
+    check=fell,
+    streak=LASTING,
+    when="the reward has fallen by a quarter more than in F221, or a held-out reward is a quarter below "
+    "its best, and the completions look as before",
+)
+
+
+F223 = Rule(
+    code="F223",
+    title="The reward depends on the length",
+    why="The model learns to write more or less text instead of better text, and the reward rises "
+    "nevertheless.",
+    check=length_is_paid,
+    streak=LASTING,
+    when=f"within groups the reward and the length have a correlation of {num('length_correlation')}, "
+    f"lengths are {num('length_paid_share')} times or {num('length_short_share')} of their start in its "
+    "direction, and no other reward has risen",
+)
+
+
+F224 = Rule(
+    code="F224",
+    title="The same completion for every prompt",
+    why="The model no longer reads its prompts; it cannot learn the task from such completions.",
+    check=one_answer,
+    streak=LASTING,
+    when=f"{pct('one_answer')} of the completions of at least four prompts are the same text; at the "
+    f"start it was less than {pct('one_answer_start')}",
+)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from covey.comm import Comm
+from covey.health.guard import Guard
 from covey.health.words import broken
 from covey.texts import joined, tr
 from covey.types import Batch, Fix, GradientMatch, StepResult, StepStats
+
+if TYPE_CHECKING:
+    from covey.comm import Comm
 
 # Larger than the noise of any kernel, smaller than what any fault leaves.
 _SAME = 1e-4
@@ -239,3 +242,6 @@ def _check_fresh(result: StepResult, facts: StepFacts) -> None:
             tr("the KL to the reference is {kl:.3g} before the first update", kl=kl),
             tr("The reference is not the model that the run starts from."),
         )
+
+
+GUARD = Guard(place=5, of_step=lambda seen: check_step(seen.batch, seen.result, seen.facts, seen.comm))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from covey.batching.credit import UNSCORED
+from covey.health.guard import Guard
 from covey.health.saved import NEWEST
 from covey.health.words import broken
 from covey.texts import joined, tr
@@ -237,6 +237,8 @@ def _check_advantages(
     That is reached where one reward of N differs from all others. Where steps have rewards, the first token
     of a completion has the sum of all of its steps: these add up to 0, and have no such bound.
     """
+    from covey.batching.credit import UNSCORED
+
     values = [
         [_first_advantage(r) for r in members if r.masked not in UNSCORED]
         for members in _members(groups, rows)
@@ -346,3 +348,6 @@ def _check_repeats(groups: Sequence[ScoredGroup], step: int) -> None:
 def _digests(episode: Episode) -> tuple[int, ...]:
     """Return the digest of each sequence: equal completions have equal ones on every rank."""
     return tuple(s.digest for s in episode.sequences)
+
+
+GUARD = Guard(place=3, of_rollout=lambda seen: check_rollout(seen.groups, seen.rows, seen.facts))

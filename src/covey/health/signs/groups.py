@@ -9,9 +9,10 @@ from statistics import fmean
 from covey.health.baseline import fallen, is_better, is_solved, total_of
 from covey.health.history import History, Value, binary_means, chance_of_no_spread
 from covey.health.names import CUT, ENTROPY, IDENTICAL, INVALID, NO_SPREAD, UNPARSED
+from covey.health.rule import Rule, num, pct
 from covey.health.sign import Sign
+from covey.health.signs.unearned import never_earned, unearned_now
 from covey.health.thresholds import limit
-from covey.health.unearned import never_earned, unearned_now
 from covey.texts import counted, joined, tr
 from covey.types import Fix
 
@@ -302,3 +303,46 @@ def unscored(h: History) -> Sign | None:
         ),
         badness=lost / num / limit("unscored"),
     )
+
+
+F211 = Rule(
+    code="F211",
+    title="No group has a signal",
+    why="If all completions of a prompt have the same reward, their advantages are 0 and the model learns "
+    "nothing.",
+    check=no_signal,
+    when=f"no group has any spread: {num('no_signal_rollouts')} rollouts and {num('no_signal_groups')} "
+    f"groups, or {num('no_signal_rollouts_small')} rollouts; not where the task is solved",
+)
+
+
+F212 = Rule(
+    code="F212",
+    title="Few groups have a signal",
+    why="Only groups with different rewards teach the model something; the others cost the same.",
+    check=little_signal,
+    when=f"{pct('little_signal')} of the groups of {num('little_signal_rollouts')} rollouts have no "
+    f"spread, {100 * limit('little_signal_excess'):g} points more than p^G + (1-p)^G; or the completions "
+    "of a prompt are the same text from the start",
+)
+
+
+F220 = Rule(
+    code="F220",
+    title="Groups without signal stay in the batch",
+    why="The completions of these groups were sampled in vain, and the step learns from fewer prompts "
+    "than planned.",
+    check=short_of_signal,
+    when="groups without signal remain in the batch after all further draws of `dynamic_sample`",
+)
+
+
+F228 = Rule(
+    code="F228",
+    title="Completions without a reward",
+    why="They are left out of their groups. The time spent on sampling them is lost, and the step learns "
+    "from fewer completions than planned.",
+    check=unscored,
+    when=f"over {pct('unscored')} of the completions of {num('recent_values')} rollouts, and "
+    f"{num('unscored_least')} of them, have no reward",
+)

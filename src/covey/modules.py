@@ -1,0 +1,17 @@
+"""What the modules of a package declare, so that a new file of it is known without being named elsewhere."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+from typing import TypeVar
+
+Declared = TypeVar("Declared")
+
+
+def values_in(package: ModuleType, kind: type[Declared]) -> list[Declared]:
+    """Import every module of a package and return each value of a kind that a variable of them holds."""
+    names = [f"{package.__name__}.{info.name}" for info in pkgutil.iter_modules(package.__path__)]
+    values = [value for name in names for value in vars(import_module(name)).values()]
+    return list(dict.fromkeys(value for value in values if isinstance(value, kind)))
