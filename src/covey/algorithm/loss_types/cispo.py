@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from covey.algorithm.loss_types.declare import Average, Loss, Refusal
 from covey.texts import tr
-from covey.types import Fix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +39,8 @@ def _term(terms: Terms) -> Tensor:
 
 
 def _refuses(config: Config) -> Iterator[Refusal]:
+    from covey.types import Fix
+
     if config.epsilon_high <= 1.0:
         yield Refusal(
             code="E332",

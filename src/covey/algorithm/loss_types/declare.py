@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from covey.types import Fix
-
 if TYPE_CHECKING:
     from torch import Tensor
 
     from covey.algorithm.losses import Terms
     from covey.options.schema import Config
+    from covey.types import Fix
 
 
 class Average(Enum):
