@@ -46,10 +46,15 @@ GROUPS: Mapping[str, str] = {
 """The sections of config.yaml and of `--help`, in order, each with its heading."""
 
 
+class LearnerOptions(DeviceOptions, OptimizerOptions):
+    """What the learner's backends read: how AdamW steps, and what waits in CPU memory."""
+
+
 # pydantic takes the fields of the last base first.
 class Config(
     VllmOptions,
     ServerOptions,
+    LearnerOptions,
     DeviceOptions,
     OutputOptions,
     EvaluationOptions,

@@ -24,12 +24,11 @@ from covey.data.model_files import model_problem
 from covey.errors import ConfigError
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.models.adapter_shapes import LoraSettings, read_shapes
 from covey.models.layouts import AttentionKind
 from covey.models.load import choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
-from covey.options.schema import Config
+from covey.options.schema import Config, LearnerOptions
 from covey.plan.problem import START_ANYWAY, problem
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
@@ -285,8 +284,8 @@ def backend_of(
     policy: Policy, *, dtype: torch.dtype = torch.float32, reference: Policy | None = None
 ) -> SingleBackend:
     """The backend of one process, with AdamW as a run has it."""
-    config = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
-    return SingleBackend(policy, config, compute_dtype=dtype, reference=reference)
+    options = LearnerOptions(learning_rate=1e-6)
+    return SingleBackend(policy, options, compute_dtype=dtype, reference=reference)
 
 
 def loss_of(loss_type: LossType) -> LossConfig:

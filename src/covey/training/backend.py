@@ -21,6 +21,7 @@ from covey.learner.backends.deepspeed import ZeroEngine, partition
 from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.backends.single import SingleBackend
 from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
+from covey.learner.offload import own_offloads
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import Hollow, hollow_policy, rows_of_source, sharded_policy
 from covey.learner.sharding.partitions import Partitioned
@@ -103,7 +104,7 @@ def _whole(
         )
     choose_liger(policy, config.use_liger_kernel)
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
-    optimizer = settings.optimizer(config, facts.layout)
+    options = own_offloads(config, facts.layout)
     frozen = _reference(first, config, device) if has_copy else None
     pace = settings.reference_pace(config, policy) if reference else None
     moving = None if pace is None else MovingReference(policy, frozen, **pace, dtype=dtype)
@@ -112,10 +113,10 @@ def _whole(
     if frozen is not None:
         _ready(frozen, config, dtype)
     if facts.layout.zero_stage:
-        engine = whole_engine(policy, engine_settings(config, facts), optimizer, dtype)
-        return Zero2Backend(engine, optimizer, reference=frozen, moving=moving)
+        engine = whole_engine(policy, engine_settings(config, facts), options, dtype)
+        return Zero2Backend(engine, options, reference=frozen, moving=moving)
     kind = DDPBackend if comm.world > 1 else SingleBackend
-    return kind(policy, optimizer, compute_dtype=dtype, reference=frozen, moving=moving)
+    return kind(policy, options, compute_dtype=dtype, reference=frozen, moving=moving)
 
 
 def _sharded(
@@ -163,11 +164,11 @@ def _sharded(
     if of_reference is not None:
         policy.refill(sampler.values)
     how: dict[str, Any] = {"compute_dtype": dtype, "reference": frozen, "moving": moving}
-    optimizer = settings.optimizer(config, facts.layout)
+    options = own_offloads(config, facts.layout)
     if facts.layout.fsdp:
         how["reduces_each"] = reduces_each(config, facts)
-        return FSDP2Backend(policy, sampler.policy, optimizer, **how)
-    return Zero3Backend(policy, sampler.policy, optimizer, **how)
+        return FSDP2Backend(policy, sampler.policy, options, **how)
+    return Zero3Backend(policy, sampler.policy, options, **how)
 
 
 def _by_fsdp(config: Config, facts: Facts, device: torch.device, dtype: torch.dtype) -> Splitter:
@@ -183,12 +184,12 @@ def _by_fsdp(config: Config, facts: Facts, device: torch.device, dtype: torch.dt
 
 
 def _by_zero3(config: Config, facts: Facts, dtype: torch.dtype) -> Splitter:
-    own, optimizer = engine_settings(config, facts), settings.optimizer(config, facts.layout)
+    own, options = engine_settings(config, facts), own_offloads(config, facts.layout)
 
     def split(found: Hollow, source: Path | nn.Module, trains: bool) -> Partitioned:
         with rows_of_source(found, source, trust_remote_code=config.trust_remote_code) as read:
             partition(found.policy, own, read, dtype)
-            made = Partitioned(ZeroEngine(found.policy, own, optimizer if trains else None))
+            made = Partitioned(ZeroEngine(found.policy, own, options if trains else None))
             made.fill_masters(read)
         return made
 

@@ -23,6 +23,7 @@ from covey.health.rules import Rules
 from covey.health.saved import checkpoints_of
 from covey.health.weights import WeightWatch
 from covey.learner.backends.base import Backend
+from covey.learner.schedule import Schedule
 from covey.models.dropout import dropouts
 from covey.models.quantized import coarsest_dtype
 from covey.options.schema import Config
@@ -112,7 +113,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         codec=found.codec,
         objective=objective,
         needs=needs,
-        schedule=settings.schedule(config, total_steps),
+        schedule=Schedule(config, total_steps),
         comm=comm,
         progress=progress,
         buffer=buffer,

@@ -19,13 +19,9 @@ from covey.config.resolve import Resolved
 from covey.config.start import reference_adapter
 from covey.data.stop_words import stop_words
 from covey.data.text import TextCodec
-from covey.learner.offload import Offload
-from covey.learner.optimizer import OptimizerConfig
-from covey.learner.schedule import Schedule
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
-from covey.plan.layout import Layout
 from covey.plan.shape import tokens_per_pass
 from covey.texts import tr
 from covey.training.evaluate import EvalTimes
@@ -176,17 +172,6 @@ def objective(config: Config, total_steps: int) -> Objective:
     )
 
 
-def schedule(config: Config, total_steps: int) -> Schedule:
-    """The schedule of the learning rate."""
-    warmup = config.warmup_steps or round(config.warmup_ratio * total_steps)
-    return Schedule(
-        kind=config.lr_scheduler_type,
-        peak=config.learning_rate,
-        warmup_steps=warmup,
-        total_steps=total_steps,
-    )
-
-
 def pack_plan(config: Config, longest: int, policy: Policy, comm: Comm) -> PackPlan:
     """What a forward pass may hold; `longest` are the tokens of the longest prompt."""
     return PackPlan(
@@ -278,21 +263,3 @@ def _has_masks(config: Config) -> bool:
 
 def _has_entropy_term(config: Config) -> bool:
     return bool(config.entropy_coef or config.entropy_coef_end or config.use_adaptive_entropy)
-
-
-def optimizer(config: Config, layout: Layout) -> OptimizerConfig:
-    """AdamW's settings; what lies in CPU memory, or is DeepSpeed's, is not moved by covey."""
-    is_there = (layout.fsdp and layout.offload == "params") or layout.by_deepspeed
-    return OptimizerConfig(
-        betas=(config.adam_beta1, config.adam_beta2),
-        epsilon=config.adam_epsilon,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        kind=config.optim,
-        offload=Offload(
-            optimizer=config.offload_optimizer and not is_there,
-            model=config.offload_model and not is_there,
-            reference=config.offload_reference and not layout.by_deepspeed,
-            groups=config.move_model_batches,
-        ),
-    )

@@ -21,12 +21,12 @@ from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.types import Score
 from support.groups import episode, scored
+from support.options import learner
 
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+OPTIMIZER = learner()
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
 

@@ -19,14 +19,14 @@ from covey.checkpoint.pieces import SavedPieces, write_pieces
 from covey.comm import LocalComm
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, save_policy
 from support.models import save_model
+from support.options import learner
 
 BF16, FP32 = torch.bfloat16, torch.float32
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+OPTIMIZER = learner(weight_decay=0.1)
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28, beta=0.1)
 LORA = LoraSettings(rank=4, alpha=8)
@@ -114,7 +114,7 @@ def test_dtypes_of_what_is_trained(dtype, base):
 
 
 def test_the_first_step_moves_b_and_not_a(base, random_rollout):
-    backend = backend_of(base, optimizer=replace(OPTIMIZER, weight_decay=0.0))
+    backend = backend_of(base, optimizer=learner())
     before = {n: p.detach().clone() for n, p in backend.policy.named_parameters()}
     first = step_of(backend, random_rollout)
     for name, parameter in backend.policy.named_parameters():

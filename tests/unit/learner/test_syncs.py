@@ -15,12 +15,12 @@ from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.selftest.subject import LOSS_TYPES
+from support.options import learner
 from support.syncs import Syncs
 
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+OPTIMIZER = learner()
 CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
 # What a step reads when it is over, whatever it was cut into.
 STEP = {

@@ -18,7 +18,7 @@ from covey.algorithm.losses import LossOutput
 from covey.learner.backends.deepspeed import ZeroEngine, partition
 from covey.learner.backends.single import SingleBackend
 from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
-from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
+from covey.learner.optimizer import NonFiniteGradient
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import hollow_policy, rows_of_source
 from covey.learner.sharding.partitions import Partitioned
@@ -31,10 +31,11 @@ from covey.plan.layout import PRESETS, Layout
 from covey.token_streams import Row
 from support.checks import config, facts
 from support.models import save_model
+from support.options import learner
 from support.processes import run_in_processes
 
 CPU = torch.device("cpu")
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-3, weight_decay=0.1, max_grad_norm=0.5)
+OPTIMIZER = learner(adam_epsilon=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 STAGES = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 
 

@@ -19,12 +19,13 @@ from covey.checkpoint.pieces import Piece, SavedPieces
 from covey.learner.backends.base import LossFunction, Objective
 from covey.learner.backends.split import SplitModel
 from covey.learner.offload import Parked
-from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.learner.optimizer import Masters
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
 from covey.learner.sharding.room import Shards
 from covey.learner.sharding.units import Sharded, local
 from covey.models.policy import Policy
+from covey.options.schema import LearnerOptions
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
@@ -39,7 +40,7 @@ class FSDP2Backend(SplitModel):
         self,
         sharded: Sharded,
         sampler: Policy,
-        config: OptimizerConfig,
+        options: LearnerOptions,
         *,
         compute_dtype: torch.dtype,
         reduces_each: bool = False,
@@ -57,17 +58,17 @@ class FSDP2Backend(SplitModel):
         )
         shards = [nn.Parameter(local(p)) for p in self._trained.values()]
         low = [n for n in self._trained if self._room.dtypes[n] != torch.float32]
-        self.masters = Masters(list(self._trained), shards, shards, config, across, low=low)
-        self._offload = config.offload
+        self.masters = Masters(list(self._trained), shards, shards, options, across, low=low)
+        self._options = options
         self._shards = Parked(self._all_shards)
-        if moving is not None and config.offload.reference:
+        if moving is not None and options.offload_reference:
             moving.parked = Parked(moving.own_tensors)
             moving.parked.leave()
 
     def _all_shards(self) -> list[Tensor]:
         """This rank's rows of the policy and of its reference, but for what is in CPU memory in any case."""
         found = list(self.split.held().values())
-        if self._offload.reference:
+        if self._options.offload_reference:
             return found
         if self.split_reference is not None:
             found += self.split_reference.held().values()
@@ -128,7 +129,7 @@ class FSDP2Backend(SplitModel):
 
     @contextmanager
     def _rest_away(self) -> Iterator[None]:
-        if not self._offload.model:
+        if not self._options.offload_model:
             yield
             return
         self.split.let_go()
