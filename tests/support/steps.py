@@ -13,7 +13,7 @@ from torch import Tensor
 from covey.algorithm.correction import Correction
 from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import Needs
-from covey.batching.credit import CreditConfig, row_credits
+from covey.batching.credit import row_credits
 from covey.batching.pack import pack
 from covey.batching.samples import to_samples
 from covey.batching.shares import PackPlan, steps_of
@@ -37,10 +37,10 @@ from covey.types import (
 )
 from support.groups import episode, scored
 from support.models import random_model
-from support.options import learner
+from support.options import credit, learner
 
 OPTIMIZER = learner()
-CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True, whole_groups=True)
+CREDIT = credit(loss_type="real", mask_truncated_completions=True)
 GROUPS, SIBLINGS = 3, 4
 BASE = LossConfig(loss_type="dapo", epsilon=0.1, epsilon_high=0.15)
 

@@ -50,6 +50,10 @@ class LearnerOptions(DeviceOptions, OptimizerOptions):
     """What the learner's backends read: how AdamW steps, and what waits in CPU memory."""
 
 
+class CreditOptions(AlgorithmOptions, RewardOptions):
+    """What turns rewards into advantages: how they are compared, and the weight of each."""
+
+
 # pydantic takes the fields of the last base first.
 class Config(
     VllmOptions,
@@ -60,6 +64,7 @@ class Config(
     EvaluationOptions,
     RunOptions,
     OptimizerOptions,
+    CreditOptions,
     AlgorithmOptions,
     SamplingOptions,
     BatchOptions,

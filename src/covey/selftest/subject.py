@@ -16,7 +16,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from covey.algorithm.losses import LossConfig, LossType
 from covey.algorithm.needs import Needs
-from covey.batching.credit import CreditConfig
 from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
@@ -290,8 +289,12 @@ def backend_of(
 
 def loss_of(loss_type: LossType) -> LossConfig:
     """A loss with the options that a run has by itself, and with a KL term."""
-    asked = {"model": "-", "dataset": ["-"], "reward_funcs": ["format"], "loss_type": loss_type, "beta": 0.04}
-    return settings.loss(from_dict(asked, 1).config)
+    return settings.loss(_config(loss_type=loss_type, beta=0.04))
+
+
+def _config(**options: Any) -> Config:
+    """The options of a run that asks for these."""
+    return from_dict({"model": "-", "dataset": ["-"], "reward_funcs": ["format"], **options}, 1).config
 
 
 def off_policy(rows: Sequence[TrainSample]) -> list[TrainSample]:
@@ -336,7 +339,7 @@ def rows_of(
     return annotate_and_credit(
         groups,
         backend,
-        credit=CreditConfig(scale_rewards="group", mask_truncated_completions=False),
+        credit=_config(),
         needs=Needs(old=old, reference=reference, may_skip_rows=False),
         plan=plan,
         comm=LocalComm(),

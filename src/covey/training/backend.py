@@ -38,9 +38,9 @@ from covey.plan.memory import engine_rests, recompute_of, reduces_each
 from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
-from covey.training import settings
 from covey.training.facts import model_dir
 from covey.training.facts.model import lora_settings
+from covey.training.process import compute_dtype
 from covey.training.served import served_engine
 from covey.training.vllm import colocated
 
@@ -71,7 +71,7 @@ def _whole(
 ) -> Backend:
     """One whole model in each process."""
     resume = None if facts.resume is None else Path(facts.resume.path)
-    dtype = settings.compute_dtype(config, device)
+    dtype = compute_dtype(config, device)
     lora = lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
     # The adapter that trains, and that of the reference where it has one, which is put on and copied first.
@@ -106,8 +106,8 @@ def _whole(
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
     options = own_offloads(config, facts.layout)
     frozen = _reference(first, config, device) if has_copy else None
-    pace = settings.reference_pace(config, policy) if reference else None
-    moving = None if pace is None else MovingReference(policy, frozen, **pace, dtype=dtype)
+    has_own = reference and _has_own_reference(config, policy)
+    moving = MovingReference(policy, frozen, config, dtype=dtype) if has_own else None
     if of_reference is not None and own is not None:
         load_adapter(policy, own)
     if frozen is not None:
@@ -124,7 +124,7 @@ def _sharded(
 ) -> Backend:
     """One model over all processes."""
     resume = None if facts.resume is None else Path(facts.resume.path)
-    dtype, lora = settings.compute_dtype(config, device), lora_settings(config)
+    dtype, lora = compute_dtype(config, device), lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
     first = start if live is not None or lora is not None else resume or start
     own, of_reference = resume or adapter_directory(config), reference_adapter(config) if reference else None
@@ -159,8 +159,8 @@ def _sharded(
         take_weights(live.model, resume, trust_remote_code=config.trust_remote_code)
     trained.policy.train()
     policy = split(trained, first, True)
-    pace = settings.reference_pace(config, policy.policy) if reference else None
-    moving = None if pace is None else SplitReference(policy, **pace)
+    has_own = reference and _has_own_reference(config, policy.policy)
+    moving = SplitReference(policy, config) if has_own else None
     if of_reference is not None:
         policy.refill(sampler.values)
     how: dict[str, Any] = {"compute_dtype": dtype, "reference": frozen, "moving": moving}
@@ -194,6 +194,11 @@ def _by_zero3(config: Config, facts: Facts, dtype: torch.dtype) -> Splitter:
         return made
 
     return split
+
+
+def _has_own_reference(config: Config, policy: Policy) -> bool:
+    """Whether the reference follows the policy, or has an adapter of its own, and stays."""
+    return config.sync_ref_model or (policy.adapter is not None and reference_adapter(config) is not None)
 
 
 def _reference(first: Path | nn.Module, config: Config, device: torch.device) -> Policy:

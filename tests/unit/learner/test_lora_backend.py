@@ -12,7 +12,6 @@ import torch
 
 from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import needs
-from covey.batching.credit import CreditConfig
 from covey.batching.pack import pack
 from covey.batching.shares import PackPlan
 from covey.checkpoint.pieces import SavedPieces, write_pieces
@@ -23,11 +22,11 @@ from covey.learner.update import update
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, save_policy
 from support.models import save_model
-from support.options import learner
+from support.options import algorithm, credit, learner
 
 BF16, FP32 = torch.bfloat16, torch.float32
 OPTIMIZER = learner(weight_decay=0.1)
-CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
+CREDIT = credit(mask_truncated_completions=True)
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28, beta=0.1)
 LORA = LoraSettings(rank=4, alpha=8)
 KINDS = {
@@ -77,7 +76,7 @@ def plan_of(**changes):
 def step_of(backend, groups, plan=None, rate=1e-2):
     """One rollout's annotation and its one optimizer step, with a KL term."""
     plan = plan or plan_of()
-    wanted = needs(beta=LOSS.beta, steps_per_rollout=1)
+    wanted = needs(algorithm(beta=LOSS.beta), 1)
     rows = annotate_and_credit(groups, backend, credit=CREDIT, needs=wanted, plan=plan, comm=LocalComm())
     return update(pack(rows, plan, rollout=0)[0], backend, LOSS, rate, LocalComm())
 

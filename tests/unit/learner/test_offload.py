@@ -27,7 +27,7 @@ from covey.plan.levers import moment_bytes, parts_away
 from covey.plan.memory import training_of
 from covey.plan.memory_training import held_parts, step_parts, weights_of
 from support.checks import config, facts
-from support.options import learner
+from support.options import algorithm, learner
 from support.steps import CASES, for_case, plan_of, policy, rows
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -92,7 +92,8 @@ def backend_with(
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.mul_(0.9)
-    pace = MovingReference(own, reference, every=2, alpha=0.5, dtype=dtype) if moving else None
+    follows = algorithm(sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=0.5)
+    pace = MovingReference(own, reference, follows, dtype=dtype) if moving else None
     for parameter in reference.parameters():
         parameter.data = parameter.data.to(dtype)
     options = learner(weight_decay=0.1, **offload, **changes)

@@ -17,7 +17,6 @@ import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, LossType, policy_loss
 from covey.algorithm.needs import needs
-from covey.batching.credit import CreditConfig
 from covey.batching.pack import pack
 from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
@@ -30,7 +29,7 @@ from covey.learner.update import accumulate, update
 from covey.training.process import ranks
 from covey.types import Denominators, MicroBatch
 from mutants.harness import BASE
-from support.options import learner
+from support.options import algorithm, credit, learner
 from support.processes import run_in_processes
 from support.runs import train_and_watch
 
@@ -52,8 +51,8 @@ def batch_of(groups, backend, *, beta=0.0, steps=1):
     rows = annotate_and_credit(
         groups,
         backend,
-        credit=CreditConfig(scale_rewards="group", mask_truncated_completions=True),
-        needs=needs(beta=beta, steps_per_rollout=steps),
+        credit=credit(mask_truncated_completions=True),
+        needs=needs(algorithm(beta=beta), steps),
         plan=plan,
         comm=LocalComm(),
     )

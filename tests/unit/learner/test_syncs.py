@@ -9,7 +9,6 @@ import torch
 
 from covey.algorithm.losses import LossConfig
 from covey.algorithm.needs import needs
-from covey.batching.credit import CreditConfig
 from covey.batching.pack import pack
 from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
@@ -17,11 +16,11 @@ from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
 from covey.learner.update import update
 from covey.selftest.subject import LOSS_TYPES
-from support.options import learner
+from support.options import algorithm, credit, learner
 from support.syncs import Syncs
 
 OPTIMIZER = learner()
-CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
+CREDIT = credit(mask_truncated_completions=True)
 # What a step reads when it is over, whatever it was cut into.
 STEP = {
     # the norm, how far the weights moved, and which tensors had no gradient (on the first steps)
@@ -73,7 +72,7 @@ def syncs_of(backend, rollout, loss, *, max_tokens, old=False):
             rollout,
             backend,
             credit=CREDIT,
-            needs=needs(beta=0.0, steps_per_rollout=2 if old else 1),
+            needs=needs(algorithm(), 2 if old else 1),
             plan=plan,
             comm=LocalComm(),
         )
