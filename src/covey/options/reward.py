@@ -222,5 +222,5 @@ class RewardOptions(Options):
 
     @property
     def weights(self) -> list[float]:
-        """One weight per reward."""
+        """Return one weight per reward."""
         return [float(w) for w in self.reward_weights or [1.0] * len(self.rewards)]

@@ -47,11 +47,11 @@ GROUPS: Mapping[str, str] = {
 
 
 class LearnerOptions(DeviceOptions, OptimizerOptions):
-    """What the learner's backends read: how AdamW steps, and what waits in CPU memory."""
+    """Groups what a backend reads: how AdamW steps, and what waits in CPU memory."""
 
 
 class CreditOptions(AlgorithmOptions, RewardOptions):
-    """What turns rewards into advantages: how they are compared, and the weight of each."""
+    """Groups what makes advantages of rewards: how they are compared, and the weight of each."""
 
 
 # pydantic takes the fields of the last base first.

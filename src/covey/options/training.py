@@ -102,7 +102,7 @@ class OptimizerOptions(Options):
 
     @property
     def betas(self) -> tuple[float, float]:
-        """AdamW's two decays."""
+        """Return AdamW's two decays."""
         return self.adam_beta1, self.adam_beta2
 
 

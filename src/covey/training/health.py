@@ -1,4 +1,4 @@
-"""What a run is judged by, rollout by rollout and step by step."""
+"""What judges a run, rollout by rollout and step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from covey.types import Batch, Finding, Severity, StepResult
 
 @dataclass(slots=True, kw_only=True)
 class Health:
-    """What a run is judged by: the rules with the start that they compare with, rewards, and guards."""
+    """Judges a run by rules, which compare it with its start, by its rewards, and by guards."""
 
     rules: Rules
     watch: RewardWatch

@@ -38,7 +38,7 @@ class Saver:
 
     @property
     def output_dir(self) -> Path:
-        """The directory of the run."""
+        """Return the directory of the run."""
         return Path(self.options.output_dir)
 
     def path(self, step: int) -> Path:
