@@ -33,8 +33,8 @@ from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
 from covey.texts import tr
 from covey.token_streams import StreamKind
-from covey.training import settings
 from covey.training.facts.memory import free_memory
+from covey.training.loss import loss
 from covey.types import (
     Completion,
     Episode,
@@ -289,7 +289,7 @@ def backend_of(
 
 def loss_of(loss_type: LossType) -> LossConfig:
     """A loss with the options that a run has by itself, and with a KL term."""
-    return settings.loss(_config(loss_type=loss_type, beta=0.04))
+    return loss(_config(loss_type=loss_type, beta=0.04))
 
 
 def _config(**options: Any) -> Config:

@@ -40,7 +40,6 @@ from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.owner import Lock
 from covey.telemetry.rollout_log import RolloutLimits, RolloutLog
 from covey.text_files import TextFiles, own_template
-from covey.training import settings
 from covey.training.backend import backend_for, sampling_engine
 from covey.training.buffer import RolloutBuffer, RolloutTokens
 from covey.training.build_source import (
@@ -61,6 +60,7 @@ from covey.training.guards import Guards
 from covey.training.health import Health
 from covey.training.job import Job
 from covey.training.limits import Limits
+from covey.training.loss import is_comparable, may_be_silent, plain_loss
 from covey.training.memory import StepCost
 from covey.training.objective import objective_of
 from covey.training.process import compute_dtype, own_device
@@ -202,9 +202,9 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, engine: Engine, c
         untrained=tuple(n for n in backend.frozen() if is_whole and not n.startswith("reference ")),
         comm=comm,
         num_episodes=plan.prompts_per_rollout * config.num_generations,
-        plain_loss=settings.plain_loss(config),
-        is_comparable=settings.is_comparable(config),
-        may_be_silent=settings.may_be_silent(config),
+        plain_loss=plain_loss(config),
+        is_comparable=is_comparable(config),
+        may_be_silent=may_be_silent(config),
         has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
         engine=_engine_name(config, engine),
         is_low_precision=coarsest_dtype(backend.policy, dtype) != torch.float32,

@@ -13,7 +13,7 @@ from covey.checkpoint.registry import State
 from covey.learner.schedule import Schedule
 from covey.options.algorithm import AlgorithmOptions
 from covey.options.schema import Config, CreditOptions
-from covey.training.settings import loss
+from covey.training.loss import loss
 
 ScheduleKind = Literal["linear", "cosine"]
 SCHEDULED_OPTIONS = ("temperature", "beta", "epsilon", "entropy_coef")

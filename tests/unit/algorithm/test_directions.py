@@ -24,7 +24,7 @@ from covey.config.values import kind_of
 from covey.learner.optimizer import Masters
 from covey.learner.reference import MovingReference
 from covey.options.schema import FACTS, OPTIONS, group_of
-from covey.training import settings
+from covey.training.loss import loss
 from covey.training.objective import EntropyBonus, Objective, objective_of
 from covey.types import Denominators
 from support.checks import BASE
@@ -62,7 +62,7 @@ def step(lost: float = 0.0, **options: Any) -> tuple[LossOutput, torch.Tensor, t
         sampler_logprob_N=OLD - torch.tensor([1.0, 0.5, 0.0, 0.0, -0.8, 2.0, 0.0]) + lost,
         entropy_N=torch.ones(7, requires_grad=True),
     )
-    out = policy_loss(inputs, settings.loss(config_of(**options)))
+    out = policy_loss(inputs, loss(config_of(**options)))
     leaves = [inputs.logprob_N, inputs.entropy_N]
     gradient = torch.autograd.grad(out.loss, leaves, allow_unused=True, materialize_grads=True)
     return out, *gradient
@@ -255,7 +255,7 @@ def kl_estimator() -> None:
 
 def kl_in_reward() -> None:
     config = config_of(beta=0.5, kl_in_reward=True, scale_rewards="none")
-    assert settings.loss(config).beta == 0.0
+    assert loss(config).beta == 0.0
     assert needs(config, 1).kl_in_reward
     groups = rollout()
     samples = [row.annotated.sample for row in rows()]

@@ -9,7 +9,7 @@ import pytest
 
 from covey.algorithm.needs import needs
 from covey.config import from_dict
-from covey.training import settings
+from covey.training.loss import may_be_silent
 from covey.training.objective import EntropyBonus, Objective, OptionSchedule, objective_of
 from support.checks import BASE
 from support.options import algorithm
@@ -256,4 +256,4 @@ def test_the_options_reach_the_credit_and_the_needs() -> None:
     ids=str,
 )
 def test_what_may_leave_no_gradient(options: dict[str, Any], expected: bool) -> None:
-    assert settings.may_be_silent(from_dict({**BASE, **options}).config) is expected
+    assert may_be_silent(from_dict({**BASE, **options}).config) is expected

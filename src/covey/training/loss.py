@@ -1,4 +1,4 @@
-"""From the options to the settings of single parts: translations without a choice of implementation."""
+"""From the options to the loss, and what the guards may hold it to."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def plain_loss(config: Config) -> LossType | None:
     """The loss type where the loss at a ratio of 1 follows from the advantages alone; else None."""
     has_kl = (config.beta or config.beta_end) and not config.kl_in_reward
     is_bounded = config.delta is not None and config.delta < 1.0
-    is_plain = config.loss_type in CLIPPED and not (has_kl or is_bounded or _has_entropy_term(config))
+    is_plain = config.loss_type in CLIPPED and not (has_kl or is_bounded or has_entropy_bonus(config))
     return config.loss_type if is_plain and not _has_masks(config) else None
 
 
@@ -79,7 +79,3 @@ def _has_masks(config: Config) -> bool:
     """Whether a part of the tokens leaves the policy term, or is weighed."""
     by_logprob = config.off_policy_sequence_mask_delta is not None or _correction(config) is not None
     return by_logprob or config.top_entropy_quantile < 1.0
-
-
-def _has_entropy_term(config: Config) -> bool:
-    return has_entropy_bonus(config)
