@@ -94,21 +94,21 @@ def watch_steps(notes: dict[str, list[float]], case: dict[str, Any]) -> None:
             notes["children"].append(children_peak_bytes())
         scores.append(float(rewards or 0.0))
         if case["target"] is not None and len(scores) >= 10 and sum(scores[-10:]) / 10 >= case["target"]:
-            self.ended_by = "the target"
+            self.limits.ended_by = "the target"
 
     Job.begin, Job.finish_step = began, finished  # type: ignore[method-assign,assignment]
 
 
 def ignore_end_tokens() -> None:
     """Let every completion run to the limit."""
-    from covey.training import settings
+    from covey.training import build_source
 
-    sampling = settings.sampling
+    sampling = build_source.sampling
 
     def endless(*arguments: Any) -> Any:
         return replace(sampling(*arguments), stop_token_ids=())
 
-    settings.sampling = endless
+    build_source.sampling = endless  # type: ignore[assignment]
 
 
 def draw_lengths(mean: int, longest: int) -> None:

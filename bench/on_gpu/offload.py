@@ -5,31 +5,27 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from covey.checksums import checksum
 from covey.learner.backends.single import SingleBackend
-from covey.learner.offload import NO_OFFLOAD, Offload
-from covey.learner.optimizer import OptimizerConfig
 from covey.models.policy import Policy
+from covey.options.schema import LearnerOptions
 from on_gpu.lines import Found, Lines
 from on_gpu.machine import Shape, device, forget_peak, peak_bytes, random_model, wait
 
 _STEPS = 3
 
 
-def offload_lines(lines: Lines, shape: Shape, config: OptimizerConfig) -> None:
+def offload_lines(lines: Lines, shape: Shape, options: LearnerOptions) -> None:
     """Write a line for steps with all state on the device, and one for state in CPU memory."""
     sums: dict[str, list[int]] = {}
-    for name, offload in (
-        ("state on the device", NO_OFFLOAD),
-        ("state in CPU memory", Offload(optimizer=True)),
-    ):
+    for name, away in (("state on the device", False), ("state in CPU memory", True)):
+        own = options.model_copy(update={"offload_optimizer": away})
         lines.case(
             f"{shape.name} {name}",
-            lambda: _steps(shape, replace(config, offload=offload), lambda s: sums.update({name: s})),  # noqa: B023
+            lambda: _steps(shape, own, lambda s: sums.update({name: s})),  # noqa: B023
             needs_s=8,
         )
         gc.collect()
@@ -39,11 +35,11 @@ def offload_lines(lines: Lines, shape: Shape, config: OptimizerConfig) -> None:
         lines.case(f"{shape.name} bits", lambda: Found(figures={"same": is_same}, passed=is_same, why=why))
 
 
-def _steps(shape: Shape, config: OptimizerConfig, tell: Callable[[list[int]], None]) -> Found:
+def _steps(shape: Shape, options: LearnerOptions, tell: Callable[[list[int]], None]) -> Found:
     """Optimizer steps on drawn gradients, the bytes that are held between them, and their seconds."""
     forget_peak()
     policy = Policy(random_model(shape, torch.float32)).train()
-    backend = SingleBackend(policy, config, compute_dtype=torch.bfloat16)
+    backend = SingleBackend(policy, options, compute_dtype=torch.bfloat16)
     masters, seconds = backend.masters, []
     for seed in range(_STEPS):
         torch.manual_seed(seed)

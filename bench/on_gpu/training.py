@@ -15,11 +15,11 @@ from torch.profiler import ProfilerActivity, profile
 from covey.algorithm.losses import LossOutput
 from covey.kernels.choose import choose_kernels
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.models.layouts import automatic
 from covey.models.liger import use_liger, wants_liger
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
+from covey.options.schema import LearnerOptions
 from covey.plan.recompute import Recompute
 from covey.token_streams import Row, StreamKind
 from covey.types import MicroBatch, TokenStats
@@ -41,7 +41,7 @@ from on_gpu.machine import (
 from on_gpu.offload import offload_lines
 from on_gpu.sampling import recorded_engine, recordings, requests, sample
 
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+OPTIMIZER = LearnerOptions(learning_rate=1e-6)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from covey.config.filters import FILTERS
 from covey.config.reference import markdown
 from covey.config.values import kind_of
 from covey.options.schema import FACTS, OPTIONS, group_of
-from covey.training.settings import SCHEDULED_OPTIONS
+from covey.training.objective import SCHEDULED_OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 NAMES = [name for name in OPTIONS if group_of(name) == "algorithm"]

@@ -70,8 +70,8 @@ def test_leaking_families_train_on_padded_rows(family: str, tmp_path: Path) -> N
     resolved = from_dict(opts)
     job = build_job(resolved, survey(resolved.config, 1), LocalComm())
     assert job.backend.policy.stream == "padded"
-    assert isinstance(job.engine, GenerateEngine)
-    assert not isinstance(job.engine, NativeEngine)
+    assert isinstance(job.publisher.engine, GenerateEngine)
+    assert not isinstance(job.publisher.engine, NativeEngine)
     padded = train_and_watch({**opts, "output_dir": str(tmp_path / "padded")})
     forced = train_and_watch({**opts, "output_dir": str(tmp_path / "forced")}, stream="packed")
     overall, _ = relative_difference(forced.gradients[0], padded.gradients[0])

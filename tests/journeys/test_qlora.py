@@ -93,8 +93,8 @@ def test_the_bounds_are_those_of_the_dtype_that_rounds_most(
     found = survey(resolved.config, 1)
     job = build_job(resolved, found, LocalComm())
     job.recorder.console = None
-    assert job.guards.is_low_precision == is_low
-    assert (job.backend.policy.stream, job.guards.engine) == ("prefix", "native")
+    assert job.health.guards.is_low_precision == is_low
+    assert (job.backend.policy.stream, job.health.guards.engine) == ("prefix", "native")
     run_job(job)
     job.backend.close()
     found.close()

@@ -105,7 +105,7 @@ def test_a_run_starts_as_peft_loads_the_adapter(kind: str, model: Path, replay: 
             own = policy(micro_of([row], policy.stream, policy.device)).logprob_N
         expected = logprobs(peft_logits(model, adapter, [ids]), records)
         torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-5)
-        job.saver.plan.model_writer()(tmp_path / "saved")
+        job.saver.model_writer()(tmp_path / "saved")
         saved = logprobs(peft_logits(model, tmp_path / "saved", [ids]), records)
         torch.testing.assert_close(saved, expected, rtol=1e-5, atol=1e-5)
         plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()

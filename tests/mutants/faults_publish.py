@@ -19,7 +19,7 @@ from covey.options.schema import Config
 from covey.rollout.engine import NamedWeights
 from covey.training import backend
 from covey.training.facts import model_dir
-from covey.training.settings import compute_dtype
+from covey.training.process import compute_dtype
 from covey.types import Completion, GenerationRequest, Receipt
 from mutants.harness import Mutant
 from support.engines import CopyEngine

@@ -14,8 +14,7 @@ import torch
 import transformers
 
 from covey.algorithm.losses import LossConfig
-from covey.algorithm.needs import Needs
-from covey.batching.credit import CreditConfig
+from covey.batching.needs import Needs
 from covey.batching.pack import pack
 from covey.comm import LocalComm
 from covey.data.text import load_codec
@@ -40,6 +39,7 @@ from covey.types import (
     TokenSequence,
 )
 from covey.types.arrays import bools, floats, ints, joined_runs
+from support.options import credit
 from support.real import real
 from support.steps import OPTIMIZER, distance, plan_of
 
@@ -221,7 +221,7 @@ def test_they_train_as_the_loop_says(loss_type, groups, model):
         rows = annotate_and_credit(
             groups,
             backend,
-            credit=CreditConfig(scale_rewards="group", mask_truncated_completions=False),
+            credit=credit(),
             needs=Needs(old=False, reference=False, may_skip_rows=True),
             plan=plan,
             comm=LocalComm(),

@@ -40,7 +40,7 @@ def main(options: dict[str, Any], output: Path) -> dict[str, Any]:
     from covey.config.resolve import from_dict
     from covey.learner import update
     from covey.learner.backends.single import SingleBackend
-    from covey.training import loop, settings
+    from covey.training import build_source, loop
     from covey.training import run as wiring
     from covey.training.facts import survey
     from covey.training.saving import Saver
@@ -48,8 +48,8 @@ def main(options: dict[str, Any], output: Path) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     importlib.import_module("transformers.models.qwen2.modeling_qwen2")
-    sampling = settings.sampling
-    settings.sampling = lambda *arguments: replace(sampling(*arguments), stop_token_ids=())  # type: ignore[assignment]
+    sampling = build_source.sampling
+    build_source.sampling = lambda *arguments: replace(sampling(*arguments), stop_token_ids=())  # type: ignore[assignment]
     measured: dict[str, int] = {}
     resolved = from_dict({**options, "reward_funcs": [f"{__file__}:spread"], "output_dir": str(output)})
     with survey(resolved.config, 1) as found:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from covey.algorithm.correction import Correction
 from covey.algorithm.losses import LossConfig
-from covey.algorithm.needs import Needs
-from covey.batching.credit import CreditConfig, row_credits
+from covey.batching.credit import row_credits
+from covey.batching.needs import Needs
 from covey.batching.pack import pack
 from covey.batching.samples import to_samples
 from covey.batching.shares import PackPlan, steps_of
@@ -21,7 +21,6 @@ from covey.comm import Comm, LocalComm
 from covey.learner.annotate import annotate, annotate_and_credit
 from covey.learner.backends.base import Backend
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import accumulate
 from covey.models.policy import Policy
 from covey.rewards.registry import total
@@ -38,9 +37,10 @@ from covey.types import (
 )
 from support.groups import episode, scored
 from support.models import random_model
+from support.options import credit, learner
 
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
-CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True, whole_groups=True)
+OPTIMIZER = learner()
+CREDIT = credit(loss_type="real", mask_truncated_completions=True)
 GROUPS, SIBLINGS = 3, 4
 BASE = LossConfig(loss_type="dapo", epsilon=0.1, epsilon_high=0.15)
 

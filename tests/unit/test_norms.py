@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.learner.optimizer import Masters
 from covey.norms import total_norm
+from support.options import learner
 
 LARGE = 24_000_001
-CONFIG = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=0.0)
+CONFIG = learner(max_grad_norm=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ class _Halves:
 @pytest.mark.parametrize("reduction", [None, _Halves()])
 def test_a_step_clips_a_large_gradient_to_its_true_norm(large, exact, reduction):
     module = torch.nn.Linear(1, LARGE, bias=False)
-    masters = Masters.of(module, replace(CONFIG, max_grad_norm=2.0), reduction=reduction)
+    masters = Masters.of(module, learner(max_grad_norm=2.0), reduction=reduction)
     module.weight.grad = large.clone().view(-1, 1)
     seen: dict[str, Tensor] = {}
     masters._groups[0].adam.step = lambda _: seen.update(clipped=module.weight.grad.clone())  # type: ignore[method-assign]

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from covey.algorithm.advantages import (
-    Estimator,
-    ScaleRewards,
-    advantages,
-    decoupled_advantages,
-    has_signal,
-)
+from covey.algorithm.advantages import advantages, decoupled_advantages, has_signal
+from covey.algorithm.loss_types.registry import loss_named
 from covey.batching.steps import RowIndex, step_advantages, token_advantages
 from covey.codes import CODES
 from covey.errors import GuardStop
+from covey.options.algorithm import AlgorithmOptions
+from covey.options.schema import CreditOptions
 from covey.texts import tr
 from covey.types import (
     AnnotatedSample,
@@ -44,22 +41,6 @@ UNSCORED = ("invalid", "infrastructure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreditConfig:
-    """How rewards become advantages and which rows leave the loss.
-
-    `weights` has one entry per reward, for `gdpo`, which keeps them apart. `whole_groups` is for a loss that
-    trains every row of a group with signal. `kl_weight` is what a row's KL divergence costs it.
-    """
-
-    scale_rewards: ScaleRewards
-    mask_truncated_completions: bool
-    estimator: Estimator = "grpo"
-    weights: tuple[float, ...] = ()
-    whole_groups: bool = False
-    kl_weight: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowCredit:
     """The advantage of one row, and why the row is left out of the loss, if it is.
 
@@ -76,7 +57,7 @@ class RowCredit:
 def row_credits(
     groups: Sequence[ScoredGroup],
     samples: Sequence[Sample],
-    config: CreditConfig,
+    options: CreditOptions,
     divergences: Sequence[float] | None = None,
 ) -> list[RowCredit]:
     """One credit a sample, in sample order.
@@ -84,11 +65,13 @@ def row_credits(
     A row without a valid score, or whose group an infrastructure failure has left without siblings, is masked
     and enters no statistic of its group. A truncated row keeps its place in the statistics and leaves the
     loss where `mask_truncated_completions` says so. `divergences` are the rows' log probabilities less those
-    of the reference, which the rewards of their episodes pay for. Rewards of steps are compared separately
-    from the total of the other rewards, and the two advantages are added. All rows of an episode have its
-    advantage. Raises GuardStop (F137) with `whole_groups` where an episode has several rows.
+    of the reference; `beta` times these is taken from the rewards of their episodes. Rewards of steps are
+    compared separately from the total of the other rewards, and the two advantages are added. All rows of an
+    episode have its advantage. The loss `real` trains every row of a group with signal, and raises GuardStop
+    (F137) where an episode has several rows.
     """
-    if config.whole_groups:
+    trains_groups = loss_named(options.loss_type).by_group
+    if trains_groups:
         _refuse_several_rows(samples)
     width = max(len(g.scores) for g in groups)
     counted = {
@@ -101,14 +84,14 @@ def row_credits(
     reward = torch.tensor([[total or 0.0 for total in row] for row in totals], dtype=torch.float64)
     valid = torch.tensor([[total is not None for total in row] for row in totals])
     for sample, divergence in zip(samples, divergences or (), strict=divergences is not None):
-        reward[sample.group, sample.sibling] -= config.kl_weight * divergence
-    if config.scale_rewards == "gdpo":
-        advantage = decoupled_advantages(_parts(groups, width), torch.tensor(config.weights), valid)
+        reward[sample.group, sample.sibling] -= options.beta * divergence
+    if options.scale_rewards == "gdpo":
+        advantage = decoupled_advantages(_parts(groups, width), torch.tensor(options.weights), valid)
     else:
-        advantage = advantages(reward, valid, config.estimator, config.scale_rewards)
+        advantage = advantages(reward, valid, options.advantage_estimator, options.scale_rewards)
     values = advantage.float().tolist()
-    of_steps = step_advantages(groups, counted, config.scale_rewards)
-    whole = has_signal(reward, valid).tolist() if config.whole_groups else [False] * len(groups)
+    of_steps = step_advantages(groups, counted, options.scale_rewards)
+    whole = has_signal(reward, valid).tolist() if trains_groups else [False] * len(groups)
     credits = []
     written: dict[RowIndex, int] = {}
     for sample in samples:
@@ -122,18 +105,20 @@ def row_credits(
             ends = [max(0, end - before) for end in steps.ends]
             outcome = float(advantage[row_index])
             value, tokens = _spread(sample, ends, of_steps[row_index], outcome)
-        masked = _why_masked(sample, groups[sample.group], config, is_counted=row_index in counted)
+        masked = _why_masked(sample, groups[sample.group], options, is_counted=row_index in counted)
         credits.append(
             RowCredit(advantage=value, masked=masked, is_whole=whole[sample.group], token_advantages=tokens)
         )
     return credits
 
 
-def _why_masked(sample: Sample, scored: ScoredGroup, config: CreditConfig, *, is_counted: bool) -> str | None:
+def _why_masked(
+    sample: Sample, scored: ScoredGroup, options: AlgorithmOptions, *, is_counted: bool
+) -> str | None:
     """Why a row is out of the loss."""
     if not is_counted:
         return "infrastructure" if sample.sibling in scored.group.lost else "invalid"
-    if config.mask_truncated_completions and sample.outcome is Outcome.TRUNCATED:
+    if options.mask_truncated_completions and sample.outcome is Outcome.TRUNCATED:
         return "truncated"
     return None if sample.num_trained else "empty"
 

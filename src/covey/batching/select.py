@@ -7,15 +7,16 @@ from statistics import fmean, stdev
 from typing import Literal, get_args
 
 from covey.algorithm.advantages import STD_EPSILON
-from covey.batching.credit import UNSCORED, CreditConfig, is_counted, needs_forward, row_credits
+from covey.batching.credit import UNSCORED, is_counted, needs_forward, row_credits
 from covey.batching.samples import to_samples
+from covey.options.schema import CreditOptions
 from covey.types import ScoredGroup
 
 Silence = Literal["equal", "invalid", "masked"]
 SILENCES: tuple[Silence, ...] = get_args(Silence)
 
 
-def silences(groups: Sequence[ScoredGroup], config: CreditConfig) -> list[Silence | None]:
+def silences(groups: Sequence[ScoredGroup], options: CreditOptions) -> list[Silence | None]:
     """Why each group has no signal; None where it has one.
 
     `equal`: every advantage is 0. `invalid`: fewer than two completions have a reward. `masked`: those with
@@ -23,7 +24,7 @@ def silences(groups: Sequence[ScoredGroup], config: CreditConfig) -> list[Silenc
     """
     if not groups:
         return []
-    rows = iter(row_credits(groups, to_samples(groups), config))
+    rows = iter(row_credits(groups, to_samples(groups), options))
     reasons: list[Silence | None] = []
     for scored in groups:
         members = [next(rows) for _ in scored.scores]

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
 from covey.batching.assignment import Assignment, assign
+from covey.comm import Comm
+from covey.models.policy import Policy
+from covey.options.schema import Config
+from covey.plan.shape import tokens_per_pass
 from covey.token_streams import StreamKind
 from covey.types import Sample
 
@@ -32,6 +37,31 @@ class PackPlan:
     stream: StreamKind
     device: torch.device
     top_entropy_quantile: float = 1.0
+
+
+def pack_plan(config: Config, longest: int, policy: Policy, comm: Comm) -> PackPlan:
+    """Return how the rollouts of a run are cut; `longest` are the tokens of the longest prompt."""
+    return PackPlan(
+        rank=comm.rank,
+        world=comm.world,
+        completions_per_rank=config.per_device_train_batch_size * config.gradient_accumulation_steps,
+        num_iterations=config.num_iterations,
+        max_tokens=tokens_per_pass(config, longest_prompt=longest, cpu_model=_cpu_model(policy)),
+        max_completion_length=config.max_completion_length,
+        stream=policy.stream,
+        device=policy.device,
+        top_entropy_quantile=config.top_entropy_quantile,
+    )
+
+
+def _cpu_model(policy: Policy) -> tuple[int, int] | None:
+    """Return width and layers of a model on a CPU, as its config has them."""
+    text: Any = policy.model.config
+    text = text.get_text_config()
+    hidden, layers = getattr(text, "hidden_size", None), getattr(text, "num_hidden_layers", None)
+    if policy.device.type != "cpu" or hidden is None or layers is None:
+        return None
+    return hidden, layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from covey.config.resolve import Resolved, is_asked
-from covey.options.schema import GROUPS, OPTIONS, group_of
+from covey.options.schema import GROUPS, OPTIONS, Config, group_of
+from covey.texts import tr
 
 _HEAD = "# The resolved configuration of a run. `covey train THIS_FILE` reads it again; flags override it.\n"
 # What YAML takes for something else in quoted text.
@@ -29,6 +31,18 @@ def to_yaml(resolved: Resolved) -> str:
             if name in resolved.typed_names or is_asked(name, value):
                 lines.append(f"  {name}: {_value(value)}  # {_comment(resolved.sources[name])}\n")
     return "".join(lines)
+
+
+def without_start_options(resolved: Resolved) -> Resolved:
+    """Return the configuration without what is meant for one start: used again, its file must not delete or
+    resume."""
+    once = ("overwrite_output_dir", "resume_from_checkpoint", "allow_changes", "stop_after_steps")
+    defaults = {name: Config.model_fields[name].default for name in once}
+    sources = {
+        **resolved.sources,
+        **dict.fromkeys(once, tr("default (the value given to this start is not kept)")),
+    }
+    return replace(resolved, config=resolved.config.model_copy(update=defaults), sources=sources)
 
 
 def _value(value: Any) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from covey.errors import CheckpointError
+from covey.options.training import OptimizerOptions
 from covey.texts import tr
-
-AdamKind = Literal["adamw_torch", "adamw_8bit"]
 
 # What an optimizer keeps of a tensor that is of the tensor's size, or grows with it.
 _LARGE = ("exp_avg", "exp_avg_sq", "state1", "state2", "absmax1", "absmax2")
@@ -26,25 +25,19 @@ class Adam:
     of its own; tensors of fewer than 4,096 numbers have moments of 32 bits.
     """
 
-    def __init__(
-        self,
-        masters: Sequence[nn.Parameter],
-        kind: AdamKind,
-        *,
-        betas: tuple[float, float],
-        epsilon: float,
-        weight_decay: float,
-    ) -> None:
+    def __init__(self, masters: Sequence[nn.Parameter], options: OptimizerOptions) -> None:
         decayed = [m for m in masters if m.dim() > 1]
         plain = [m for m in masters if m.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        decays = (decayed, options.weight_decay), (plain, 0.0)
+        groups = [{"params": params, "weight_decay": decay} for params, decay in decays]
+        how: dict[str, Any] = {"lr": 0.0, "betas": options.betas, "eps": options.adam_epsilon}
         self._optimizer: torch.optim.Optimizer
-        if kind == "adamw_8bit":
+        if options.optim == "adamw_8bit":
             from bitsandbytes.optim import AdamW8bit
 
-            self._optimizer = AdamW8bit(groups, lr=0.0, betas=betas, eps=epsilon)
+            self._optimizer = AdamW8bit(groups, **how)
         else:
-            self._optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=epsilon, fused=True)
+            self._optimizer = torch.optim.AdamW(groups, **how, fused=True)
 
     def step(self, learning_rate: float) -> None:
         """Step every master that has a gradient, and clear the gradients."""

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.algorithm.needs import Needs
-from covey.batching.credit import CreditConfig, credit_samples, needs_forward, row_credits
+from covey.batching.credit import credit_samples, needs_forward, row_credits
+from covey.batching.needs import Needs
 from covey.batching.pack import build_micros, empty_micro, episode_tokens, micro_batches
 from covey.batching.samples import to_samples
 from covey.batching.shares import PackPlan, Step, steps_of
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
+from covey.options.schema import CreditOptions
 from covey.rollout.moving import check_sets, move
 from covey.types import AnnotatedSample, Sample, ScoredGroup, TrainSample
 from covey.types.arrays import constant_bools
@@ -27,7 +28,7 @@ def annotate_and_credit(
     groups: Sequence[ScoredGroup],
     backend: Backend,
     *,
-    credit: CreditConfig,
+    credit: CreditOptions,
     needs: Needs,
     plan: PackPlan,
     comm: Comm,

@@ -5,33 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from covey.options.schema import LearnerOptions
+from covey.plan.layout import Layout
+
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offload:
-    """What lies in CPU memory, and when.
-
-    optimizer  the moments, and masters that are not the weights themselves, except while a step uses them
-    model      what a rollout does not need of these and of the reference, during rollouts
-    reference  the reference, except while it annotates
-    groups     groups of layers in which masters and moments come to a step, and what a rollout does not need
-               comes back; None: each layer is one
-    """
-
-    optimizer: bool = False
-    model: bool = False
-    reference: bool = False
-    groups: int | None = None
-
-
-NO_OFFLOAD = Offload()
-"""Everything stays on the device."""
+def own_offloads(options: LearnerOptions, layout: Layout) -> LearnerOptions:
+    """Return the options with no offload of what is in CPU memory already, or is DeepSpeed's to move."""
+    is_there = (layout.fsdp and layout.offload == "params") or layout.by_deepspeed
+    off = ["offload_optimizer", "offload_model"] if is_there else []
+    off += ["offload_reference"] if layout.by_deepspeed else []
+    return options.model_copy(update=dict.fromkeys(off, False))
 
 
 class Offloaded:

@@ -13,17 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from covey.errors import CheckpointError
-from covey.learner.adam import Adam, AdamKind
-from covey.learner.offload import NO_OFFLOAD, Offload, Offloaded, layer_groups, own_memory
+from covey.learner.adam import Adam
+from covey.learner.offload import Offloaded, layer_groups, own_memory
 from covey.models.quantized import cast_unpacked
 from covey.norms import total_norm
+from covey.options.schema import LearnerOptions
 from covey.texts import tr
 from covey.types import StepStats
 
@@ -33,18 +33,6 @@ _WATCHED = 1 << 16
 _INSPECTED = 8
 # Elements of one tensor's gradient compared before and after a backward pass.
 _SAMPLED = 1 << 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW's settings, and where its state lies; weight decay spares biases and norms."""
-
-    betas: tuple[float, float]
-    epsilon: float
-    weight_decay: float
-    max_grad_norm: float
-    kind: AdamKind = "adamw_torch"
-    offload: Offload = NO_OFFLOAD
 
 
 class NonFiniteGradient(ArithmeticError):
@@ -103,17 +91,11 @@ class _Group:
         places: Sequence[int],
         masters: Sequence[nn.Parameter],
         low: Sequence[bool],
-        config: OptimizerConfig,
+        options: LearnerOptions,
         steps: Steps | None,
     ) -> None:
         self.places = places
-        adam: Steps = steps or Adam(
-            [masters[i] for i in places],
-            config.kind,
-            betas=config.betas,
-            epsilon=config.epsilon,
-            weight_decay=config.weight_decay,
-        )
+        adam: Steps = steps or Adam([masters[i] for i in places], options)
         self.adam = adam
         own = [masters[i] for i in places if low[i]]
         self.offloaded = Offloaded(lambda: [*own, *adam.moments()])
@@ -133,23 +115,22 @@ class Masters:
         names: Sequence[str],
         params: Sequence[nn.Parameter],
         masters: Sequence[nn.Parameter],
-        config: OptimizerConfig,
+        options: LearnerOptions,
         reduction: Reduction | None = None,
         steps: Steps | None = None,
         low: Collection[str] = (),
     ) -> None:
         self.names, self.params, self.masters = list(names), list(params), list(masters)
         self._master_of = dict(zip(self.params, self.masters, strict=True))
-        self._config, self._reduction = config, reduction or LocalReduction()
+        self._options, self._reduction = options, reduction or LocalReduction()
         self._low = [p is not m for p, m in zip(self.params, self.masters, strict=True)]
         self._is_saved = [is_low or n in low for n, is_low in zip(self.names, self._low, strict=True)]
-        offload = config.offload
         places = [list(range(len(self.masters)))]
-        if offload.optimizer or offload.model:
+        if options.offload_optimizer or options.offload_model:
             own_memory(m for m, low in zip(self.masters, self._low, strict=True) if low)
-            places = layer_groups(self.names, offload.groups)
-        self._groups = [_Group(some, self.masters, self._low, config, steps) for some in places]
-        if offload.optimizer:
+            places = layer_groups(self.names, options.move_model_batches)
+        self._groups = [_Group(some, self.masters, self._low, options, steps) for some in places]
+        if options.offload_optimizer:
             for group in self._groups:
                 group.offloaded.to_cpu()
         vectors = [m for m in self.masters if m.dim() == 1]
@@ -163,7 +144,7 @@ class Masters:
     def of(
         cls,
         module: nn.Module,
-        config: OptimizerConfig,
+        options: LearnerOptions,
         compute_dtype: torch.dtype = torch.float32,
         float32: Collection[str] = (),
         reduction: Reduction | None = None,
@@ -173,7 +154,7 @@ class Masters:
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         cast_unpacked((p for p in module.parameters() if not p.requires_grad), compute_dtype)
         masters = [_master(p, torch.float32 if n in float32 else compute_dtype) for n, p in trained.items()]
-        return cls(list(trained), list(trained.values()), masters, config, reduction)
+        return cls(list(trained), list(trained.values()), masters, options, reduction)
 
     def absorb(self) -> None:
         """Add low-precision gradients to the masters' float32 ones and clear them; call after every
@@ -253,12 +234,12 @@ class Masters:
         if not self._reduction.all(is_finite):
             whose = tr("another rank's gradient is not finite, this one's ") if is_finite else ""
             raise NonFiniteGradient(tr("{whose}gradient norm {grad_norm}", whose=whose, grad_norm=grad_norm))
-        limit = self._config.max_grad_norm
+        limit = self._options.max_grad_norm
         if limit > 0:
             nn.utils.clip_grads_with_norm_(self.masters, limit, norm.float())
         untouched = self._untouched()
         places = [i for group in self._groups for i in group.places]
-        should_move = self._watched(places, gradient=True).abs() > self._config.epsilon
+        should_move = self._watched(places, gradient=True).abs() > self._options.adam_epsilon
         before, after = self._step_groups(learning_rate)
         change = after - before
         moved = change != 0
@@ -325,7 +306,7 @@ class Masters:
         """Within it, where a rollout is to have their memory, masters beside the weights and the moments are
         in CPU memory."""
         with ExitStack() as stack:
-            for group in self._groups if self._config.offload.model else ():
+            for group in self._groups if self._options.offload_model else ():
                 stack.enter_context(group.offloaded.on_cpu())
             yield
 

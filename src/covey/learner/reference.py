@@ -20,11 +20,13 @@ from covey.checkpoint.shards import SavedShards, Shard, share_of
 from covey.learner.offload import Offloaded
 from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy
+from covey.options.algorithm import AlgorithmOptions
 
 
 class MovingReference:
-    """Every `every` steps its tensors become `alpha` x policy's + (1 - `alpha`) x their own; with `every` 0
-    they stay, as those of the adapter that a run started from.
+    """With `sync_ref_model`, every `ref_model_sync_steps` steps its tensors become `ref_model_mixup_alpha` x
+    policy's + (1 - `ref_model_mixup_alpha`) x their own; without it they stay, as those of the adapter that a
+    run started from.
 
     They are float32 whatever is computed in: in bfloat16 most of a small move is rounded away. Taken from
     `reference`, or from the adapter of `policy`, while their weights are float32 and those of the first
@@ -32,10 +34,9 @@ class MovingReference:
     """
 
     def __init__(
-        self, policy: Policy, reference: Policy | None, *, every: int, alpha: float, dtype: torch.dtype
+        self, policy: Policy, reference: Policy | None, options: AlgorithmOptions, *, dtype: torch.dtype
     ) -> None:
-        self._policy, self._reference = policy, reference
-        self._every, self._alpha = every, alpha
+        self._policy, self._reference, self._options = policy, reference, options
         self.offloaded = Offloaded()
         self._float32: dict[str, Tensor] = {}
         self._computing: dict[str, Tensor] = {}
@@ -50,8 +51,8 @@ class MovingReference:
 
     @property
     def moves(self) -> bool:
-        """Return whether it follows the policy."""
-        return self._every > 0
+        """Whether it follows the policy at all."""
+        return self._options.sync_ref_model
 
     @contextmanager
     def view(self) -> Iterator[Policy]:
@@ -76,18 +77,18 @@ class MovingReference:
     @torch.no_grad()
     def move(self, step: int, masters: Iterable[tuple[str, Tensor]]) -> bool:
         """Move the tensors towards the masters, which are read one after the other, if a sync is due after
-        this step; return whether it was."""
-        if not self._every or step % self._every:
+        this step; says whether it was."""
+        if not self.moves or step % self._options.ref_model_sync_steps:
             return False
         with self.offloaded.on_device():
             for name, master in masters:
-                self._float32[name].lerp_(master, self._alpha)
+                self._float32[name].lerp_(master, self._options.ref_model_mixup_alpha)
             self._cast()
         return True
 
     def last_sync(self, step: int) -> int:
-        """Return the last step up to `step` after which there was a sync; 0 before there was one."""
-        return step - step % self._every
+        """The last step up to `step` after which there was a sync; 0 before there was one."""
+        return step - step % self._options.ref_model_sync_steps
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors that change at a sync, and only there: in float32, and in a lower dtype where

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
-Scheduler = Literal["constant", "constant_with_warmup", "linear", "cosine"]
+from covey.options.training import OptimizerOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Schedule:
-    """A peak rate reached after `warmup_steps`, then held (`constant`) or brought to 0 at `total_steps`."""
+    """Raises the learning rate to its peak over the warmup steps, then holds it (`constant`) or brings it to
+    0 at `total_steps`."""
 
-    kind: Scheduler
-    peak: float
-    warmup_steps: int
+    options: OptimizerOptions
     total_steps: int
 
     def at(self, step: int) -> float:
-        """The rate of the update number `step`, counted from 0, as transformers' schedulers give it."""
-        if step < self.warmup_steps:
-            return self.peak * step / max(1, self.warmup_steps)
-        if self.kind in ("constant", "constant_with_warmup"):
-            return self.peak
-        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        if self.kind == "linear":
-            return self.peak * max(0.0, 1.0 - done)
-        return self.peak * max(0.0, 0.5 * (1.0 + math.cos(math.pi * done)))
+        """Return the rate of update number `step`, counted from 0, as transformers' schedulers give it."""
+        options, peak = self.options, self.options.learning_rate
+        warmup_steps = options.warmup_steps or round(options.warmup_ratio * self.total_steps)
+        if step < warmup_steps:
+            return peak * step / max(1, warmup_steps)
+        if options.lr_scheduler_type in ("constant", "constant_with_warmup"):
+            return peak
+        done = (step - warmup_steps) / max(1, self.total_steps - warmup_steps)
+        if options.lr_scheduler_type == "linear":
+            return peak * max(0.0, 1.0 - done)
+        return peak * max(0.0, 0.5 * (1.0 + math.cos(math.pi * done)))

@@ -219,3 +219,8 @@ class RewardOptions(Options):
     def rewards(self) -> list[str]:
         """Every reward, in the order of the weights."""
         return [*self.reward_funcs, *self.reward_model]
+
+    @property
+    def weights(self) -> list[float]:
+        """Return one weight per reward."""
+        return [float(w) for w in self.reward_weights or [1.0] * len(self.rewards)]

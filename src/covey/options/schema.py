@@ -46,15 +46,25 @@ GROUPS: Mapping[str, str] = {
 """The sections of config.yaml and of `--help`, in order, each with its heading."""
 
 
+class LearnerOptions(DeviceOptions, OptimizerOptions):
+    """Groups what a backend reads: how AdamW steps, and what waits in CPU memory."""
+
+
+class CreditOptions(AlgorithmOptions, RewardOptions):
+    """Groups what makes advantages of rewards: how they are compared, and the weight of each."""
+
+
 # pydantic takes the fields of the last base first.
 class Config(
     VllmOptions,
     ServerOptions,
+    LearnerOptions,
     DeviceOptions,
     OutputOptions,
     EvaluationOptions,
     RunOptions,
     OptimizerOptions,
+    CreditOptions,
     AlgorithmOptions,
     SamplingOptions,
     BatchOptions,

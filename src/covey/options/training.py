@@ -100,6 +100,11 @@ class OptimizerOptions(Options):
         swift="1",
     )
 
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Return AdamW's two decays."""
+        return self.adam_beta1, self.adam_beta2
+
 
 class RunOptions(Options):
     """Run."""

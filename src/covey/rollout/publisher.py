@@ -77,7 +77,7 @@ class Publisher:
         canary: Canary | None = None,
         tied: Mapping[str, str] | None = None,
     ) -> None:
-        self._owner, self._engine, self._comm = owner, engine, comm
+        self._owner, self.engine, self._comm = owner, engine, comm
         self._canary, self._tied = canary, dict(tied or {})
         self._version: int | None = None
         self._before: Sent | None = None
@@ -93,21 +93,21 @@ class Publisher:
         Raises GuardStop on every rank where the engine does not hold the weights or does not sample from
         them: F150 to F155.
         """
-        if self._engine.capabilities.holds_weights:
+        if self.engine.capabilities.holds_weights:
             if self._version != version:
                 self._publish(version)
-            yield self._engine
+            yield self.engine
             return
         with self._owner.rollout_view():
-            if self._version != version or self._engine.capabilities.forgets:
-                self._version = self._engine.publish(self._owner.weights(), version).version
-            yield self._engine
+            if self._version != version or self.engine.capabilities.forgets:
+                self._version = self.engine.publish(self._owner.weights(), version).version
+            yield self.engine
 
     def rest(self) -> None:
         """Called when a rollout or an evaluation is over, as `Engine.rest`: what forgets its weights then is
         behind."""
-        self._engine.rest()
-        if self._engine.capabilities.forgets:
+        self.engine.rest()
+        if self.engine.capabilities.forgets:
             self._version = None
 
     def taken(self) -> list[Published]:
@@ -141,7 +141,7 @@ class Publisher:
     def _send(self, version: int) -> Sent:
         """Every rank gathers each tensor, and the engine takes it; then its receipt is held to what was
         sent."""
-        engine, sent = self._engine, Sent(version=version)
+        engine, sent = self.engine, Sent(version=version)
         weights = self._weights(sent)
 
         def send() -> None:
@@ -159,13 +159,13 @@ class Publisher:
 
     def _share_members(self) -> None:
         """Have every rank use the members that the first rank has, which sends and samples the canary."""
-        if self._engine.capabilities.is_shared and self._comm.world > 1:
-            members = self._comm.gather_json(list(self._engine.members))[0]
-            cast(SharedEngine, self._engine).use_members(members)
+        if self.engine.capabilities.is_shared and self._comm.world > 1:
+            members = self._comm.gather_json(list(self.engine.members))[0]
+            cast(SharedEngine, self.engine).use_members(members)
 
     def _weights(self, sent: Sent) -> NamedWeights:
         """What the engine lacks of a version. Collective."""
-        most, dtype = self._engine.capabilities.adapter_rank, self._engine.capabilities.dtype
+        most, dtype = self.engine.capabilities.adapter_rank, self.engine.capabilities.dtype
         adapter = self._owner.adapter_alone if most else None
         if adapter is None or adapter.rank > most:
             return self._counted(self._owner.weights(dtype), sent)
@@ -177,17 +177,17 @@ class Publisher:
 
     def _is_base_held(self, adapter: AdapterAlone) -> bool:
         """Whether every engine holds the adapter's base, from before or from another run. Collective."""
-        held = self._engine.held_base() if self._is_sender else None
+        held = self.engine.held_base() if self._is_sender else None
         if "" in self._comm.gather_json(held):
             return False
         if self._base is None:
             self._base = Sent(version=-1)
-            for _ in self._counted(adapter.base(self._engine.capabilities.dtype), self._base):
+            for _ in self._counted(adapter.base(self.engine.capabilities.dtype), self._base):
                 pass
         return all(self._comm.gather_json(held is None or held == self._base.digest))
 
     def _base_and_matrices(self, adapter: AdapterAlone, sent: Sent) -> NamedWeights:
-        dtype = self._engine.capabilities.dtype
+        dtype = self.engine.capabilities.dtype
         yield from self._counted(adapter.base(dtype), sent)
         self._base = Sent(version=sent.version, fingerprints=dict(sent.fingerprints))
         yield from self._counted(adapter.matrices(dtype), sent)
@@ -195,7 +195,7 @@ class Publisher:
     @property
     def _is_sender(self) -> bool:
         """Whether this rank's engine is given the weights."""
-        return self._comm.rank == 0 or not self._engine.capabilities.is_shared
+        return self._comm.rank == 0 or not self.engine.capabilities.is_shared
 
     def _counted(self, weights: NamedWeights, sent: Sent) -> NamedWeights:
         for name, weight in weights:
@@ -208,17 +208,17 @@ class Publisher:
         """An engine in words, by the name that it has among others."""
         if member:
             return tr("server {member}", member=member)
-        is_alone = self._comm.world == 1 or self._engine.capabilities.is_shared
+        is_alone = self._comm.world == 1 or self.engine.capabilities.is_shared
         return tr("the engine") if is_alone else tr("the engine of rank {rank}", rank=self._comm.rank)
 
     def _run_canary(self, canary: Canary, version: int) -> float:
         """Sample the canary from every engine, and hold it to the learner; returns the largest gap."""
         sampled: dict[str, list[Completion]] = {}
         # The other ranks of an engine compute with the one that asks it.
-        asked = canary.requests if self._engine.capabilities.is_asked_by(self._comm.rank) else ()
+        asked = canary.requests if self.engine.capabilities.is_asked_by(self._comm.rank) else ()
 
         def sample() -> None:
-            engines = self._engine.members or {"": self._engine}
+            engines = self.engine.members or {"": self.engine}
             lost: RunFailed | None = None
             for name, engine in engines.items() if self._is_sender else ():
                 try:
@@ -238,7 +238,7 @@ class Publisher:
         gaps = [0.0]
 
         def judge() -> None:
-            has_keys, bound = self._engine.capabilities.noise_keys, canary.bound
+            has_keys, bound = self.engine.capabilities.noise_keys, canary.bound
             for name, completions in sampled.items():
                 found = comparison.of(completions, has_keys=has_keys, bound=bound.value)
                 check_canary(self._who(name), found, bound, version)

@@ -16,8 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from covey.algorithm.loss_types.registry import LOSSES
 from covey.algorithm.losses import LossConfig
-from covey.algorithm.needs import Needs
-from covey.batching.credit import CreditConfig
+from covey.batching.needs import Needs
 from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
@@ -25,11 +24,11 @@ from covey.data.model_files import model_problem
 from covey.errors import ConfigError
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.models.adapter_shapes import LoraSettings, read_shapes
 from covey.models.layouts import AttentionKind
 from covey.models.load import choose_stream, load_adapted, load_policy
 from covey.models.policy import Policy
+from covey.options.schema import Config, LearnerOptions
 from covey.plan.problem import START_ANYWAY, problem
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
@@ -285,14 +284,18 @@ def backend_of(
     policy: Policy, *, dtype: torch.dtype = torch.float32, reference: Policy | None = None
 ) -> SingleBackend:
     """The backend of one process, with AdamW as a run has it."""
-    config = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
-    return SingleBackend(policy, config, compute_dtype=dtype, reference=reference)
+    options = LearnerOptions(learning_rate=1e-6)
+    return SingleBackend(policy, options, compute_dtype=dtype, reference=reference)
 
 
 def loss_of(loss_type: str) -> LossConfig:
     """A loss with the options that a run has by itself, and with a KL term."""
-    asked = {"model": "-", "dataset": ["-"], "reward_funcs": ["format"], "loss_type": loss_type, "beta": 0.04}
-    return loss(from_dict(asked, 1).config)
+    return loss(_config(loss_type=loss_type, beta=0.04))
+
+
+def _config(**options: Any) -> Config:
+    """The options of a run that asks for these."""
+    return from_dict({"model": "-", "dataset": ["-"], "reward_funcs": ["format"], **options}, 1).config
 
 
 def off_policy(rows: Sequence[TrainSample]) -> list[TrainSample]:
@@ -337,7 +340,7 @@ def rows_of(
     return annotate_and_credit(
         groups,
         backend,
-        credit=CreditConfig(scale_rewards="group", mask_truncated_completions=False),
+        credit=_config(),
         needs=Needs(old=old, reference=reference, may_skip_rows=False),
         plan=plan,
         comm=LocalComm(),

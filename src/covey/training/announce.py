@@ -41,7 +41,7 @@ def opening(
         *report_lines(config, facts, batch, brief=True),
         tr(
             "engine    {engine}; rows are laid out as: {rows}",
-            engine=_engine(job.engine, job.backend, facts),
+            engine=_engine(job.publisher.engine, job.backend, facts),
             rows=_rows(policy),
         ),
         tr("kernels   {kernels}", kernels=_kernels(config, policy)),
@@ -68,7 +68,7 @@ def opening(
                     total_steps=job.limits.total_steps,
                 )
             )
-        if not job.rules.history.num_records:
+        if not job.health.rules.history.num_records:
             lines.append(
                 tr(
                     "          the checkpoint has no records for the doctor's rules: they start from "
@@ -113,7 +113,7 @@ def _ratios(config: Config, job: Job) -> str:
     """Which old logprobs the ratios of the loss are against."""
     own = (
         tr("against the learner's logprobs, computed before the first step of each rollout")
-        if job.needs.old
+        if job.objective.needs.old
         else tr("against the policy itself, exactly 1: each rollout is one step")
     )
     if not config.replay_buffer_size:
@@ -170,7 +170,7 @@ def slow_attention(policy: Policy) -> str:
 
 def _signs(job: Job) -> list[str]:
     """For how many steps each rule held, where one did."""
-    counts = job.rules.counts
+    counts = job.health.rules.counts
     if not counts:
         return []
     words = joined(
@@ -233,16 +233,17 @@ def closing(job: Job, verb: str, *, is_command: bool) -> list[str]:
     step, total = job.progress.step, job.limits.total_steps
     name = job.saver.path(step)
     lines = _signs(job)
-    result = job.saver.best_path if job.saver.plan.keep_best else None
-    if job.evaluator is not None and job.best.step is not None:
+    result = job.saver.best_path if job.saver.options.load_best_model_at_end else None
+    best = job.evaluations.best
+    if job.evaluations.evaluator is not None and best.step is not None:
         kept = job.saver.best_path
         where = tr(": {kept}", kept=kept) if kept is not None else tr(", whose checkpoint was not kept")
         lines.append(
             tr(
                 "best      {metric} {value:.4g} at step {step}{where}",
-                metric=job.best.metric,
-                value=job.best.value,
-                step=job.best.step,
+                metric=best.metric,
+                value=best.value,
+                step=best.step,
                 where=where,
             )
         )
@@ -256,9 +257,9 @@ def closing(job: Job, verb: str, *, is_command: bool) -> list[str]:
             tr("done      {steps}; the adapter is {result}", steps=steps, result=result),
             tr("          `{merge}` writes the whole model", merge=merge),
         ]
-    why = tr(" ({ended_by})", ended_by=job.ended_by) if job.ended_by else ""
+    why = tr(" ({ended_by})", ended_by=job.limits.ended_by) if job.limits.ended_by else ""
     where = tr("stopped   at step {step} of {total}{why}; saved.", step=step, total=total, why=why)
-    if job.saver.plan.model_only:
+    if job.saver.options.save_only_model:
         return [*lines, where]
     if not is_command:
         return [*lines, where, joined("          ", ["", CONTINUE])]

@@ -21,6 +21,7 @@ from covey.learner.backends.deepspeed import ZeroEngine, partition
 from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.backends.single import SingleBackend
 from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
+from covey.learner.offload import own_offloads
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import MetaPolicy, meta_policy, rows_of_source, sharded_policy
 from covey.learner.sharding.partitions import Partitioned
@@ -37,9 +38,9 @@ from covey.plan.memory import engine_rests, recompute_of, reduces_each
 from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
-from covey.training import settings
 from covey.training.facts import model_dir
 from covey.training.facts.model import lora_settings
+from covey.training.process import compute_dtype
 from covey.training.served import served_engine
 from covey.training.vllm import colocated
 
@@ -70,7 +71,7 @@ def _whole(
 ) -> Backend:
     """Build a backend with one whole model in each process."""
     resume = None if facts.resume is None else Path(facts.resume.path)
-    dtype = settings.compute_dtype(config, device)
+    dtype = compute_dtype(config, device)
     lora = lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
     # The adapter that trains, and that of the reference where it has one, which is put on and copied first.
@@ -103,19 +104,19 @@ def _whole(
         )
     choose_liger(policy, config.use_liger_kernel)
     policy.keep_activations(recompute_of(config, facts), offload=config.activation_offloading)
-    optimizer = settings.optimizer(config, facts.layout)
+    options = own_offloads(config, facts.layout)
     frozen = _reference(first, config, device) if has_copy else None
-    pace = settings.reference_pace(config, policy) if reference else None
-    moving = None if pace is None else MovingReference(policy, frozen, **pace, dtype=dtype)
+    has_own = reference and _has_own_reference(config, policy)
+    moving = MovingReference(policy, frozen, config, dtype=dtype) if has_own else None
     if of_reference is not None and own is not None:
         load_adapter(policy, own)
     if frozen is not None:
         _ready(frozen, config, dtype)
     if facts.layout.zero_stage:
-        engine = whole_engine(policy, engine_settings(config, facts), optimizer, dtype)
-        return Zero2Backend(engine, optimizer, reference=frozen, moving=moving)
+        engine = whole_engine(policy, engine_settings(config, facts), options, dtype)
+        return Zero2Backend(engine, options, reference=frozen, moving=moving)
     kind = DDPBackend if comm.world > 1 else SingleBackend
-    return kind(policy, optimizer, compute_dtype=dtype, reference=frozen, moving=moving)
+    return kind(policy, options, compute_dtype=dtype, reference=frozen, moving=moving)
 
 
 def _sharded(
@@ -123,7 +124,7 @@ def _sharded(
 ) -> Backend:
     """Build a backend with one model over all processes."""
     resume = None if facts.resume is None else Path(facts.resume.path)
-    dtype, lora = settings.compute_dtype(config, device), lora_settings(config)
+    dtype, lora = compute_dtype(config, device), lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
     first = start if live is not None or lora is not None else resume or start
     own, of_reference = resume or adapter_directory(config), reference_adapter(config) if reference else None
@@ -158,16 +159,16 @@ def _sharded(
         take_weights(live.model, resume, trust_remote_code=config.trust_remote_code)
     trained.policy.train()
     policy = split(trained, first, True)
-    pace = settings.reference_pace(config, policy.policy) if reference else None
-    moving = None if pace is None else SplitReference(policy, **pace)
+    has_own = reference and _has_own_reference(config, policy.policy)
+    moving = SplitReference(policy, config) if has_own else None
     if of_reference is not None:
         policy.refill(sampler.values)
     how: dict[str, Any] = {"compute_dtype": dtype, "reference": frozen, "moving": moving}
-    optimizer = settings.optimizer(config, facts.layout)
+    options = own_offloads(config, facts.layout)
     if facts.layout.fsdp:
         how["reduces_each"] = reduces_each(config, facts)
-        return FSDP2Backend(policy, sampler.policy, optimizer, **how)
-    return Zero3Backend(policy, sampler.policy, optimizer, **how)
+        return FSDP2Backend(policy, sampler.policy, options, **how)
+    return Zero3Backend(policy, sampler.policy, options, **how)
 
 
 def _by_fsdp(config: Config, facts: Facts, device: torch.device, dtype: torch.dtype) -> Splitter:
@@ -183,16 +184,21 @@ def _by_fsdp(config: Config, facts: Facts, device: torch.device, dtype: torch.dt
 
 
 def _by_zero3(config: Config, facts: Facts, dtype: torch.dtype) -> Splitter:
-    own, optimizer = engine_settings(config, facts), settings.optimizer(config, facts.layout)
+    own, options = engine_settings(config, facts), own_offloads(config, facts.layout)
 
     def split(found: MetaPolicy, source: Path | nn.Module, trains: bool) -> Partitioned:
         with rows_of_source(found, source, trust_remote_code=config.trust_remote_code) as read:
             partition(found.policy, own, read, dtype)
-            made = Partitioned(ZeroEngine(found.policy, own, optimizer if trains else None))
+            made = Partitioned(ZeroEngine(found.policy, own, options if trains else None))
             made.fill_masters(read)
         return made
 
     return split
+
+
+def _has_own_reference(config: Config, policy: Policy) -> bool:
+    """Whether the reference follows the policy, or has an adapter of its own, and stays."""
+    return config.sync_ref_model or (policy.adapter is not None and reference_adapter(config) is not None)
 
 
 def _reference(first: Path | nn.Module, config: Config, device: torch.device) -> Policy:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import torch
 
+from covey.batching.needs import needs as needs_of
+from covey.batching.shares import pack_plan
 from covey.checkpoint.manifest import read_manifest
 from covey.checkpoint.read import read_shards, read_states
 from covey.checkpoint.registry import Registry, Stateful
 from covey.comm import Comm
 from covey.config.resolve import Resolved
-from covey.config.start import starts_at_reference
-from covey.config.write import to_yaml
+from covey.config.write import to_yaml, without_start_options
 from covey.health.guards.invariants import EngineName
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
@@ -28,7 +29,6 @@ from covey.models.quantized import coarsest_dtype
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan, batch_plan
 from covey.plan.check_pass_rates import is_reordered
-from covey.plan.check_steps import step_refusals
 from covey.plan.facts import Facts
 from covey.plan.memory import memory_plan
 from covey.plan.report import report_json
@@ -40,7 +40,6 @@ from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.owner import Lock
 from covey.telemetry.rollout_log import RolloutLimits, RolloutLog
 from covey.text_files import TextFiles, own_template
-from covey.training import settings
 from covey.training.backend import backend_for, sampling_engine
 from covey.training.buffer import RolloutBuffer, RolloutTokens
 from covey.training.build_source import (
@@ -54,20 +53,23 @@ from covey.training.build_source import (
     total_steps_of,
 )
 from covey.training.evaluate import Best
+from covey.training.evaluations import Evaluations
 from covey.training.facts import Survey, model_dir
 from covey.training.failure import writing
 from covey.training.guards import Guards
+from covey.training.health import Health
 from covey.training.job import Job
+from covey.training.limits import Limits
 from covey.training.loss import is_comparable, may_be_silent, plain_loss
-from covey.training.memory import PhaseMemory
-from covey.training.process import own_device
+from covey.training.memory import StepCost
+from covey.training.objective import objective_of
+from covey.training.process import compute_dtype, own_device
 from covey.training.recorder import Recorder
-from covey.training.saving import SavePlan, Saver
+from covey.training.saving import Saver
 from covey.training.scoring import Scoring, step_tokens
 from covey.training.select import SelectingSource
 from covey.training.source import Source, upcoming
 from covey.training.state import (
-    Health,
     OptimizerState,
     Progress,
     RandomState,
@@ -82,7 +84,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     assert found.codec is not None
     resume = None if facts.resume is None else Path(facts.resume.path)
     plan = batch_plan(config, comm.world, facts.num_prompts)
-    needs = settings.needs(config, plan.steps_per_rollout)
+    needs = needs_of(config, plan.steps_per_rollout)
     device = own_device()
     backend = backend_for(config, facts, device, comm, reference=needs.reference, live=found.live)
     engine = sampling_engine(config, facts, backend, comm, found.codec.tokenizer)
@@ -93,8 +95,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     scoring = _scoring(config, found, plan, progress)
     source = source_for(config, found, supply, publisher, scoring, comm)
     total_steps = scoring.total_steps = total_steps_of(plan, source)
-    objective = settings.objective(config, total_steps)
-    source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found, objective)
+    objective = objective_of(config, needs, total_steps)
+    source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found)
     buffer = _buffer(config, found, source, backend, comm)
     health = _health(config, plan, backend, engine, comm, scoring.rewards.tasks)
     states = (progress, RandomState(comm), best, objective.bonus)
@@ -104,37 +106,30 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     if resume is not None:
         _restore(registry, resume, progress, buffer, files)
     recorder = _recorder(config, files, total_steps, lock, comm)
+    limits = Limits(options=config, total_steps=total_steps, comm=comm)
     return Job(
         source=source,
-        engine=engine,
         publisher=publisher,
         backend=backend,
         scoring=scoring,
         codec=found.codec,
         objective=objective,
-        needs=needs,
-        schedule=settings.schedule(config, total_steps),
         comm=comm,
         progress=progress,
         buffer=buffer,
-        limits=settings.limits(config, total_steps),
-        evaluator=evaluator_for(config, found, publisher, scoring, comm),
-        eval_times=settings.eval_times(config, plan),
-        best=best,
-        watch=health.watch,
-        guards=health.guards,
-        rules=health.rules,
-        saver=Saver(
-            plan=_save_plan(config, found, backend, health.guards),
-            output_dir=Path(config.output_dir),
-            registry=registry,
+        evaluations=Evaluations(
+            options=config,
+            evaluator=evaluator_for(config, found, publisher, scoring, comm),
             best=best,
+            steps_per_epoch=plan.steps_per_epoch,
+            limits=limits,
             recorder=recorder,
-            comm=comm,
-            saved_step=-1 if resume is None else progress.step,
         ),
+        health=health,
+        limits=limits,
+        saver=_saver(config, found, backend, registry, progress, best, recorder, health.guards),
         recorder=recorder,
-        memory=PhaseMemory(device, memory_plan(config, facts)),
+        cost=StepCost(device, memory_plan(config, facts)),
     )
 
 
@@ -147,14 +142,14 @@ def _facts_of_all(facts: Facts, comm: Comm) -> Facts:
 
 def _buffer(config: Config, found: Survey, source: Source, backend: Backend, comm: Comm) -> RolloutBuffer:
     longest = longest_prompt_of(found, source)
-    return RolloutBuffer(settings.pack_plan(config, longest, backend.policy, comm))
+    return RolloutBuffer(pack_plan(config, longest, backend.policy, comm))
 
 
 def _scoring(config: Config, found: Survey, plan: BatchPlan, progress: Progress) -> Scoring:
     assert found.codec is not None
     ends = step_tokens(found.codec, config.step_separator)
     # What is replayed has its scores.
-    weights = settings.reward_weights(config) if found.rewards else ()
+    weights = config.weights if found.rewards else ()
     return Scoring(found.rewards or build([]), weights, progress, plan.steps_per_epoch, ends)
 
 
@@ -169,7 +164,7 @@ def _health(
     guards = _guards(config, plan, backend, engine, comm)
     watch = RewardWatch(tasks)
     # Advice is held against what the run computes with, whatever was typed.
-    dtype = str(settings.compute_dtype(config, backend.policy.device)).removeprefix("torch.")
+    dtype = str(compute_dtype(config, backend.policy.device)).removeprefix("torch.")
     options = config.model_dump() | {"torch_dtype": dtype}
     rules = Rules(options, saved=partial(checkpoints_of, Path(config.output_dir)))
     return Health(rules=rules, watch=watch, guards=guards)
@@ -203,25 +198,18 @@ def _registry(
 def _guards(config: Config, plan: BatchPlan, backend: Backend, engine: Engine, comm: Comm) -> Guards:
     moving = backend.moving
     is_whole = backend.policy.adapter is None
-    compute_dtype = settings.compute_dtype(config, backend.policy.device)
+    dtype = compute_dtype(config, backend.policy.device)
     return Guards(
-        is_on=config.guards,
-        step_refusals=step_refusals(config),
+        options=config,
         untrained=tuple(n for n in backend.frozen() if is_whole and not n.startswith("reference ")),
         comm=comm,
-        num_generations=config.num_generations,
         num_episodes=plan.prompts_per_rollout * config.num_generations,
-        peak_rate=config.learning_rate,
-        scaled_by=settings.scaled_by(config),
-        is_over_rollout=config.advantage_estimator == "reinforce_plus_plus",
         plain_loss=plain_loss(config),
         is_comparable=is_comparable(config),
         may_be_silent=may_be_silent(config),
         has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
-        starts_at_reference=starts_at_reference(config),
-        sync_every=config.ref_model_sync_steps if config.sync_ref_model else 0,
         engine=_engine_name(config, engine),
-        is_low_precision=coarsest_dtype(backend.policy, compute_dtype) != torch.float32,
+        is_low_precision=coarsest_dtype(backend.policy, dtype) != torch.float32,
         weights=WeightWatch(backend, dict if moving is None else moving.tensors),
     )
 
@@ -258,34 +246,40 @@ def _recorder(
     output = Path(config.output_dir)
     limits = RolloutLimits(log=config.rollout_log, max_gb=config.rollout_log_max_gb)  # type: ignore[arg-type]
     return Recorder(
-        output_dir=output,
+        options=config,
         rollouts=RolloutLog(output / "rollouts", limits, rank=comm.rank, world=comm.world),
         comm=comm,
         files=files,
         lock=lock,
         console=Console(total_steps, config.logging_steps) if files is not None else None,
-        every=config.logging_steps,
         total_steps=total_steps,
-        num_shown=config.log_completions,
     )
 
 
-def _save_plan(config: Config, found: Survey, backend: Backend, guards: Guards) -> SavePlan:
-    live, pass_rates = found.live, found.facts.pass_rates
-    text = _text_files(config, found)
-    base = None if live is None else live.name
+def _saver(
+    config: Config,
+    found: Survey,
+    backend: Backend,
+    registry: Registry,
+    progress: Progress,
+    best: Best,
+    recorder: Recorder,
+    guards: Guards,
+) -> Saver:
+    base, pass_rates = None if found.live is None else found.live.name, found.facts.pass_rates
     measured = {"pass_rates": pass_rates.digest} if pass_rates is not None else {}
     adapter = found.facts.adapter
     reference = {"reference": adapter.digest} if adapter is not None and adapter.digest is not None else {}
-    return SavePlan(
-        every=config.save_steps,
-        total_limit=config.save_total_limit,
-        keep_trainer_state=config.keep_trainer_state,
-        model_only=config.save_only_model,
-        keep_best=config.load_best_model_at_end,
+    return Saver(
+        options=config,
         check=guards.check_before_save,
-        model_writer=lambda: backend.model_writer(text, base),
+        model_writer=partial(backend.model_writer, _text_files(config, found), base),
         meta={"model": config.model, **measured, **reference, "rewards": dict(found.facts.reward_texts)},
+        registry=registry,
+        best=best,
+        recorder=recorder,
+        comm=recorder.comm,
+        saved_step=-1 if found.facts.resume is None else progress.step,
     )
 
 
@@ -313,6 +307,6 @@ def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
     if found.facts.resume is None and config.resume_from_checkpoint == "auto":
         # A run that was ended before its first checkpoint may have left records.
         files.supersede_all()
-    files.write_config(to_yaml(settings.without_start_options(resolved)))
+    files.write_config(to_yaml(without_start_options(resolved)))
     files.write_plan(report_json(config, found.facts, plan))
     return files

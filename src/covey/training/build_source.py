@@ -18,11 +18,12 @@ from covey.rewards.registry import metric_names
 from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.engine import Engine
 from covey.rollout.publisher import Owner, Publisher
+from covey.rollout.sampling import eval_sampling, sampling
 from covey.rollout.slots import CollectPlan
-from covey.training import settings
 from covey.training.evaluate import EvalPrompts, Evaluator
 from covey.training.facts import Survey
 from covey.training.objective import Objective
+from covey.training.process import compute_dtype
 from covey.training.scoring import Scoring
 from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
 from covey.training.source import (
@@ -62,7 +63,7 @@ def publisher_for(config: Config, found: Survey, owner: _Owner, engine: Engine, 
         return Publisher(owner, engine, comm)
     assert found.codec is not None
     vocab = min(owner.sampler.vocab, found.codec.tokenizer.get_vocab_size())
-    own = settings.compute_dtype(config, owner.policy.device)
+    own = compute_dtype(config, owner.policy.device)
     canary = Canary(
         requests=canary_requests(vocab),
         view=learners_view(owner, comm.activity.advance),
@@ -83,7 +84,7 @@ def source_for(
     if config.replay_rollouts is not None:
         return ReplaySource(
             Path(config.replay_rollouts),
-            dict(zip(metric_names(config.rewards), settings.reward_weights(config), strict=True)),
+            dict(zip(metric_names(config.rewards), config.weights, strict=True)),
         )
     assert found.codec is not None
     assert supply is not None
@@ -94,7 +95,7 @@ def source_for(
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations,
-            sampling=settings.sampling(config, found.codec),
+            sampling=sampling(config, found.codec),
             seed=config.seed,
             weights=scoring.weights,
         ),
@@ -110,7 +111,7 @@ def at_scheduled_temperature(source: Source, objective: Objective, plan: BatchPl
     return replace(source, temperature=lambda n: objective.temperature_at(n * plan.steps_per_rollout))
 
 
-def selecting_groups(source: Source, config: Config, found: Survey, objective: Objective) -> Source:
+def selecting_groups(source: Source, config: Config, found: Survey) -> Source:
     """The source with groups without signal replaced, where that is asked for."""
     if not isinstance(source, LiveSource) or not (config.dynamic_sample or config.replay_buffer_size):
         return source
@@ -123,7 +124,7 @@ def selecting_groups(source: Source, config: Config, found: Survey, objective: O
         further = OneByOne(found.prompts, seed)
     return SelectingSource(
         source,
-        objective.credit,
+        config,
         Further(further),
         Replay(config.replay_buffer_size, config.seed),
         attempts=config.max_resample_times if config.dynamic_sample else 0,
@@ -144,7 +145,7 @@ def evaluator_for(
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations_eval,
-            sampling=settings.eval_sampling(config, found.codec),
+            sampling=eval_sampling(config, found.codec),
             seed=config.seed,
             weights=scoring.weights,
         ),

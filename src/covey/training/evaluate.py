@@ -27,18 +27,6 @@ _NO_ORIGIN = Origin(epoch=0, rollout=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalTimes:
-    """When to evaluate: every `every` steps (0: at the end alone), and before the first step."""
-
-    every: int
-    on_start: bool
-
-    def is_due(self, step: int) -> bool:
-        """Whether an evaluation follows this step."""
-        return self.every != 0 and step % self.every == 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPrompts:
     """A named set of prompts."""
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from covey.algorithm.loss_types.registry import LossType
 from covey.batching.shares import PackPlan, step_slices
 from covey.comm import Comm, raise_on_all_ranks
+from covey.config.start import starts_at_reference
 from covey.errors import GuardStop
 from covey.health.guard import BatchesSeen, RolloutSeen, StepSeen
 from covey.health.guard_list import GUARDS
@@ -16,7 +18,9 @@ from covey.health.guards.invariants import EngineName, StepFacts
 from covey.health.guards.rollout import RolloutFacts
 from covey.health.weights import WeightWatch
 from covey.health.words import broken
-from covey.plan.check_steps import StepRefusal
+from covey.options.algorithm import AlgorithmOptions
+from covey.options.schema import Config
+from covey.plan.check_steps import step_refusals
 from covey.rollout.collect import Collected
 from covey.texts import joined, tr
 from covey.types import Batch, StepResult, TrainSample
@@ -37,32 +41,30 @@ _AFTER_B = ("lora_A", "lora_embedding_A", "lora_magnitude")
 
 @dataclass(slots=True, kw_only=True)
 class Guards:
-    """What a run is held to; GuardStop from any method ends it on every rank. Where they are not `is_on` they
-    only keep what a resumed run with guards needs."""
+    """What a run is held to; GuardStop from any method ends it on every rank. With the option `guards` off
+    they only keep what a resumed run with guards needs."""
 
+    options: Config
     comm: Comm
-    num_generations: int
     num_episodes: int
-    scaled_by: Literal["group", "rollout"] | None
-    is_over_rollout: bool
-    plain_loss: str | None
+    plain_loss: LossType | None
     is_comparable: bool
     is_low_precision: bool
     engine: EngineName
-    peak_rate: float
     weights: WeightWatch
-    sync_every: int = 0
     untrained: tuple[str, ...] = ()
-    step_refusals: tuple[StepRefusal, ...] = ()
     may_be_silent: bool = False
     has_dropout: bool = False
-    starts_at_reference: bool = True
-    is_on: bool = True
     _is_replayed: bool = True
     _has_moved: bool = False
     _is_behind: bool = False
     _planned_loss: tuple[float, float] | None = None
     _is_matched: bool = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the run is held to anything."""
+        return self.options.guards
 
     def check_rollout(self, collected: Collected, rows: Sequence[TrainSample], version: int) -> None:
         """Check a rollout before anything is trained on it; `version` is the policy's."""
@@ -85,10 +87,10 @@ class Guards:
             )
         facts = RolloutFacts(
             step=version + 1,
-            num_generations=self.num_generations,
+            num_generations=self.options.num_generations,
             num_episodes=self.num_episodes,
-            scaled_by=self.scaled_by,
-            is_over_rollout=self.is_over_rollout,
+            scaled_by=_scaled_by(self.options),
+            is_over_rollout=self.options.advantage_estimator == "reinforce_plus_plus",
             version=None if collected.is_replayed else version,
             stale=collected.stale,
         )
@@ -97,7 +99,7 @@ class Guards:
             groups=collected.groups,
             rows=rows,
             facts=facts,
-            refusals=self.step_refusals,
+            refusals=step_refusals(self.options),
         )
         self._on_all_ranks([guard.of_rollout for guard in GUARDS], seen)
 
@@ -131,10 +133,10 @@ class Guards:
             step=step,
             # Where something is dropped, no two passes give a token the same probability.
             is_fresh=is_fresh and not self.has_dropout,
-            is_start=step == 1 and self.starts_at_reference,
+            is_start=step == 1 and starts_at_reference(self.options),
             sampler_gap=None if self._is_replayed else gap,
             gradient_gap=_MATCH_LOW if self.is_low_precision else _MATCH_FLOAT32,
-            peak_rate=self.peak_rate,
+            peak_rate=self.options.learning_rate,
             may_lack=_UNROUTED if self._has_moved else (*_UNROUTED, *_AFTER_B),
             loss=self._planned_loss,
             may_be_silent=self.may_be_silent,
@@ -147,7 +149,7 @@ class Guards:
         stats = result.stats
         self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
         self._is_behind |= stats is not None and stats.frac_params_changed > 0.0
-        if self.sync_every and step % self.sync_every == 0:
+        if self.options.sync_ref_model and step % self.options.ref_model_sync_steps == 0:
             if self.is_on:
                 self.weights.check_sync(step, self.comm, is_behind=self._is_behind)
             self._is_behind = False
@@ -162,7 +164,7 @@ class Guards:
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON."""
         found = {"has_moved": self._has_moved, "is_replayed": self._is_replayed}
-        return {**found, "is_behind": self._is_behind} if self.sync_every else found
+        return {**found, "is_behind": self._is_behind} if self.options.sync_ref_model else found
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Hold the run to what held for the stopped one."""
@@ -182,3 +184,11 @@ class Guards:
             except GuardStop as stop:
                 found = stop
             raise_on_all_ranks(self.comm, found)
+
+
+def _scaled_by(options: AlgorithmOptions) -> Literal["group", "rollout"] | None:
+    """Return whose spread bounds the advantages."""
+    if options.scale_rewards == "gdpo":
+        return "rollout"
+    units = {("grpo", "group"): "group", ("reinforce_plus_plus", "batch"): "rollout"}
+    return units.get((options.advantage_estimator, options.scale_rewards))  # type: ignore[return-value]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Where a run ends: its planned steps, an early stop, minutes on the clock, evaluations without gain."""
-
-    total_steps: int
-    stop_after: int | None = None
-    max_minutes: float | None = None
-    patience: int | None = None
+from covey.comm import Comm
+from covey.options.training import RunOptions
+from covey.texts import tr
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,3 +21,32 @@ class Signals:
 
     received: int = 0
     agreed: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Limits:
+    """Says where a run ends: at its planned steps, at an early stop, for a signal, for minutes on the clock,
+    or for what `ended_by` says."""
+
+    options: RunOptions
+    total_steps: int
+    comm: Comm
+    signals: Signals = field(default_factory=Signals)
+    ended_by: str = ""
+    _started: float = field(default_factory=time.perf_counter)
+
+    def are_reached(self, step: int) -> bool:
+        """Whether every planned step is taken, or something else ends the run; `ended_by` says what."""
+        if step >= self.total_steps or self.signals.agreed or self.ended_by:
+            return True
+        return self.options.stop_after_steps is not None and step >= self.options.stop_after_steps
+
+    def agree(self) -> None:
+        """Stop all ranks after the same step for a signal or a clock that one of them saw. Collective."""
+        minutes = (time.perf_counter() - self._started) / 60
+        limit = self.options.max_minutes
+        late = float(limit is not None and minutes >= limit)
+        number, is_late = self.comm.max([float(self.signals.received), late])
+        self.signals.agreed = int(number)
+        if is_late:
+            self.ended_by = tr("max_minutes {limit:g}", limit=limit)

@@ -23,15 +23,15 @@ def run(job: Job) -> None:
                 collected.groups,
                 job.backend,
                 credit=job.objective.credit_at(job.progress.step),
-                needs=job.needs,
+                needs=job.objective.needs,
                 plan=job.buffer.plan,
                 comm=job.comm,
                 version=None if collected.is_replayed else job.progress.step,
             )
             job.start_rollout(collected, rows)
         for batch in job.remaining_batches():
-            loss, rate = job.objective.loss_at(job.progress.step), job.schedule.at(job.progress.step)
-            compare = job.guards.is_second_gradient_due(batch, is_fresh=job.buffer.done == 0)
+            loss, rate = job.objective.loss_at(job.progress.step), job.objective.rate_at(job.progress.step)
+            compare = job.health.guards.is_second_gradient_due(batch, is_fresh=job.buffer.done == 0)
             result = update(batch, job.backend, loss, rate, job.comm, compare=compare)
             job.finish_step(batch, result)
             if job.is_done():

@@ -7,6 +7,7 @@ import math
 from covey.algorithm.correction import Correction
 from covey.algorithm.loss_types.registry import LossType, loss_named
 from covey.algorithm.losses import LossConfig
+from covey.batching.needs import has_entropy_bonus
 from covey.options.schema import Config
 
 
@@ -49,7 +50,7 @@ def plain_loss(config: Config) -> LossType | None:
     has_kl = (config.beta or config.beta_end) and not config.kl_in_reward
     is_bounded = config.delta is not None and config.delta < 1.0
     has_value = loss_named(config.loss_type).value_at_1 is not None
-    is_plain = has_value and not (has_kl or is_bounded or has_entropy_term(config))
+    is_plain = has_value and not (has_kl or is_bounded or has_entropy_bonus(config))
     return config.loss_type if is_plain and not _has_masks(config) else None
 
 
@@ -67,11 +68,6 @@ def may_be_silent(config: Config) -> bool:
     them with 0 or next to it, and a comparison of a group has none where its good rows are masked."""
     is_masked = config.off_policy_sequence_mask_delta is not None
     return loss_named(config.loss_type).by_group or is_masked or _correction(config) is not None
-
-
-def has_entropy_term(config: Config) -> bool:
-    """Whether the loss has an entropy bonus at some step of the run."""
-    return bool(config.entropy_coef or config.entropy_coef_end or config.use_adaptive_entropy)
 
 
 def _has_masks(config: Config) -> bool:

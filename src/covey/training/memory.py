@@ -1,10 +1,11 @@
-"""The memory that the phases of a step take, and how far the forecast was from it."""
+"""The seconds of a step, the memory that its phases take, and how far the forecast was from that."""
 
 from __future__ import annotations
 
 import os
 import resource
 import sys
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,8 +27,9 @@ _GIB = 2**30
 
 
 @dataclass(slots=True)
-class PhaseMemory:
-    """What this process holds of its device's memory at the end of each phase, on a GPU also the most within.
+class StepCost:
+    """Measures what a step costs this process: its seconds, and the memory of its device at the end of each
+    phase, on a GPU also the most within.
 
     On a CPU these are resident bytes, with Python and its libraries. A phase runs from one call of `end` to
     the next, or from `begin`.
@@ -38,6 +40,16 @@ class PhaseMemory:
     metrics: dict[str, Metric] = field(default_factory=dict)
     _peak_bytes: int = 0
     _is_compared: bool = False
+    _began: float = field(default_factory=time.perf_counter)
+
+    def begin_step(self) -> None:
+        """Begin a step, and its first phase."""
+        self._began = time.perf_counter()
+        self.begin()
+
+    def seconds(self) -> float:
+        """Return the seconds since the step began."""
+        return time.perf_counter() - self._began
 
     def begin(self) -> None:
         """Begin a phase: what has been held until here is not of it."""

@@ -9,10 +9,16 @@ from typing import Any, Literal
 
 from covey.algorithm.loss_types.registry import loss_named
 from covey.algorithm.losses import LossConfig
-from covey.batching.credit import CreditConfig
+from covey.batching.needs import Needs
 from covey.checkpoint.registry import State
+from covey.learner.schedule import Schedule
+from covey.options.algorithm import AlgorithmOptions
+from covey.options.schema import Config, CreditOptions
+from covey.training.loss import loss
 
 ScheduleKind = Literal["linear", "cosine"]
+SCHEDULED_OPTIONS = ("temperature", "beta", "epsilon", "entropy_coef")
+"""The options that may change over the run, each with its _end and _schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +28,12 @@ class OptionSchedule:
     start: float
     end: float
     kind: ScheduleKind = "linear"
+
+    @classmethod
+    def of(cls, name: str, config: Config) -> OptionSchedule:
+        """Return the schedule of the option `name`."""
+        start, end, kind = (getattr(config, name + part) for part in ("", "_end", "_schedule"))
+        return cls(start=start, end=end, kind=kind)
 
     def at(self, step: int, total_steps: int) -> float:
         """The value of the step number `step`, counted from 0; `end` at the last one.
@@ -34,33 +46,31 @@ class OptionSchedule:
         return self.start + (self.end - self.start) * done
 
 
-@dataclass(slots=True, kw_only=True)
 class EntropyBonus:
     """The weight of the entropy bonus, held so that the entropy stays at a target.
 
-    `coef` moves by `delta` within `bounds` after each step, up where the entropy was at most `target`; the
-    bonus is given only then. Source: Skywork-OR1 (arXiv:2505.22312).
+    `coef` moves by `entropy_coef_delta` within its bounds after each step, up where the entropy was at most
+    `entropy_target`; the bonus is given only then. Source: Skywork-OR1 (arXiv:2505.22312).
     """
 
-    coef: float
-    target: float
-    delta: float
-    bounds: tuple[float, float]
-    last: float = 0.0
-
     name = "entropy_bonus"
+
+    def __init__(self, options: AlgorithmOptions) -> None:
+        self._options, self.coef, self.last = options, options.entropy_coef, 0.0
 
     @property
     def weight(self) -> float:
         """What the next step's loss takes."""
-        return self.coef if self.last <= self.target else 0.0
+        return self.coef if self.last <= self._options.entropy_target else 0.0
 
     def observe(self, entropy: float | None) -> None:
         """Take in the mean entropy (nats) of a step over all ranks; None where nothing was forwarded."""
         if entropy is None:
             return
-        step = self.delta if entropy <= self.target else -self.delta
-        self.coef = min(self.bounds[1], max(self.bounds[0], self.coef + step))
+        options = self._options
+        sign = 1.0 if entropy <= options.entropy_target else -1.0
+        coef = max(options.entropy_coef_min, self.coef + sign * options.entropy_coef_delta)
+        self.coef = min(options.entropy_coef_max, coef)
         self.last = entropy
 
     def state(self) -> State:
@@ -75,13 +85,14 @@ class EntropyBonus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss and the credit of a run; `schedules` has those of temperature, beta, epsilon and entropy_coef
-    that change, and `bonus` an adaptive weight. `kl_in_reward` says where beta goes."""
+    """Holds the loss, the credit and the learning rate of a run; `schedules` has those of temperature, beta,
+    epsilon and entropy_coef that change, and `bonus` an adaptive weight."""
 
+    credit: CreditOptions
     loss: LossConfig
-    credit: CreditConfig
+    needs: Needs
+    rate: Schedule
     total_steps: int
-    kl_in_reward: bool = False
     schedules: Mapping[str, OptionSchedule] = field(default_factory=dict)
     bonus: EntropyBonus | None = None
 
@@ -92,7 +103,7 @@ class Objective:
             changed["epsilon"] = self._at("epsilon", step)
             if loss_named(self.loss.loss_type).is_clipped:
                 changed["epsilon_high"] = self.loss.epsilon_high * changed["epsilon"] / self.loss.epsilon
-        if "beta" in self.schedules and not self.kl_in_reward:
+        if "beta" in self.schedules and not self.credit.kl_in_reward:
             changed["beta"] = self._at("beta", step)
         if "entropy_coef" in self.schedules:
             changed["entropy_coef"] = self._at("entropy_coef", step)
@@ -100,11 +111,15 @@ class Objective:
             changed["entropy_coef"] = self.bonus.weight
         return replace(self.loss, **changed) if changed else self.loss
 
-    def credit_at(self, step: int) -> CreditConfig:
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of the update number `step`."""
+        return self.rate.at(step)
+
+    def credit_at(self, step: int) -> CreditOptions:
         """How the rewards of a rollout that `step` begins with become advantages."""
-        if "beta" not in self.schedules or not self.kl_in_reward:
+        if "beta" not in self.schedules or not self.credit.kl_in_reward:
             return self.credit
-        return replace(self.credit, kl_weight=self._at("beta", step))
+        return self.credit.model_copy(update={"beta": self._at("beta", step)})
 
     def temperature_at(self, step: int) -> float | None:
         """The temperature of a rollout that `step` begins with; None where it does not change."""
@@ -117,3 +132,17 @@ class Objective:
 
     def _at(self, name: str, step: int) -> float:
         return self.schedules[name].at(step, self.total_steps)
+
+
+def objective_of(config: Config, needs: Needs, total_steps: int) -> Objective:
+    """Return the objective that the options ask for."""
+    changing = [name for name in SCHEDULED_OPTIONS if getattr(config, f"{name}_end") is not None]
+    return Objective(
+        credit=config,
+        loss=loss(config),
+        needs=needs,
+        rate=Schedule(config, total_steps),
+        total_steps=total_steps,
+        schedules={name: OptionSchedule.of(name, config) for name in changing},
+        bonus=EntropyBonus(config) if config.use_adaptive_entropy else None,
+    )

@@ -21,6 +21,7 @@ from covey.comm import COLLECTIVE_LIMIT, Comm, GroupComm, LocalComm
 from covey.environment import fix_segments
 from covey.errors import ConfigError, OtherRankFailed
 from covey.exits import interrupt_thread, is_first
+from covey.options.model import ModelOptions
 from covey.plan.check_launch import num_ranks
 from covey.plan.problem import problem
 from covey.texts import tr
@@ -48,6 +49,14 @@ def own_device() -> torch.device:
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
+
+
+def compute_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
+    """Return what the forward pass computes in; the masters are float32 always."""
+    if options.torch_dtype == "auto":
+        low = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if low else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.torch_dtype]
 
 
 def keep_segments() -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from covey.comm import Comm, failing_together
+from covey.health.record import fields_of
+from covey.options.output import OutputOptions
+from covey.plan.words import coded, sentence
+from covey.rollout.collect import Collected
+from covey.rollout.publisher import Published
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Lock
 from covey.telemetry.rollout_log import RolloutLog
 from covey.telemetry.trackers.factory import Trackers
+from covey.texts import tr
 from covey.texts.language import spoken
 from covey.training.failure import writing
-from covey.types import StepRecord
+from covey.types import Finding, Metric, StepRecord
 
 Records = list[dict[str, Any]]
 
@@ -25,20 +31,16 @@ Records = list[dict[str, Any]]
 class Recorder:
     """Where a run is recorded. Each rank writes its own completions to `rollouts`; all other sinks are those
     of the first rank, and None on the others.
-
-    `every` is logging_steps and `num_shown` the completions of a tracker's table.
     """
 
-    output_dir: Path
+    options: OutputOptions
     rollouts: RolloutLog
     comm: Comm
     files: RunFiles | None = None
     lock: Lock | None = None
     console: Console | None = None
     trackers: Trackers | None = None
-    every: int = 1
     total_steps: int = 0
-    num_shown: int = 0
     _shown: tuple[Mapping[str, Any], ...] = ()
     _has_told_deletion: bool = False
 
@@ -61,7 +63,7 @@ class Recorder:
 
     def writing(self, step: int) -> AbstractContextManager[None]:
         """Write to the run directory; RunFailed (F130, F132) where it cannot be, or is another one by now."""
-        return writing(self.output_dir, self.lock, step)
+        return writing(Path(self.options.output_dir), self.lock, step)
 
     def rollout(self, number: int, records: Callable[[], Records], *, step: int) -> None:
         """Record a rollout; `records` gives those of this rank and is called where they are needed.
@@ -71,7 +73,7 @@ class Recorder:
         """
         is_written = self.rollouts.limits.includes(number)
         rows = records() if is_written or self.trackers is not None else []
-        self._shown = tuple(_row(r) for r in rows[: self.num_shown])
+        self._shown = tuple(_row(r) for r in rows[: self.options.log_completions])
         if is_written:
             with failing_together(self.comm), self.writing(step):
                 self.rollouts.write(number, rows)
@@ -95,6 +97,56 @@ class Recorder:
             with self.writing(step):
                 self.files.append_event(kind, step=step, **fields)
 
+    def finding(self, found: Finding, *, step: int) -> None:
+        """Put a finding on record."""
+        self.event("finding", step=step, **fields_of(found))
+
+    def report(self, findings: Iterable[Finding], *, step: int) -> None:
+        """Say and record what is unusual and stops nothing."""
+        for found in findings:
+            more = found.cause or found.why
+            words = tr("{sentence} {cause}", sentence=sentence(found.seen), cause=more)
+            self.say(*coded(found.code, words))
+            self.finding(found, step=step)
+
+    def published(self, every: Iterable[Published], *, step: int) -> None:
+        """Write which weights the engine was given, and that it holds them."""
+        for found in every:
+            self.event(
+                "published",
+                step=step,
+                version=found.version,
+                digest=found.digest,
+                tensors=found.num_tensors,
+                bytes=found.num_bytes,
+                seconds=found.seconds,
+                canary_s=found.canary_s,
+                canary_gap=found.canary_gap,
+            )
+
+    def selection(self, collected: Collected, rollout: int, *, step: int) -> None:
+        """Write which rows of the data had groups that were left out, and why; the step is the first that
+        learns from the others."""
+        found = collected.selection
+        if found is None or not (found.attempts or collected.stale or found.num_silent):
+            return
+        self.event(
+            "groups_selected",
+            step=step,
+            rollout=rollout,
+            attempts=found.attempts,
+            dropped={why: list(rows) for why, rows in found.dropped.items()},
+            replayed=len(collected.stale),
+            without_signal=found.num_silent,
+        )
+
+    def evaluation(self, metrics: Mapping[str, Metric], *, step: int) -> None:
+        """Put on record an evaluation that is no part of a step's record."""
+        values = {name: metric.value for name, metric in metrics.items()}
+        self.event("evaluated", step=step, **values)
+        if self.trackers is not None:
+            self.trackers.log(step, values)
+
     def say(self, *lines: str) -> None:
         """Show lines on the terminal."""
         if self.console is not None:
@@ -102,7 +154,7 @@ class Recorder:
                 self.console.say(spoken(line))
 
     def _is_due(self, step: int) -> bool:
-        return step == 1 or step % self.every == 0 or step == self.total_steps
+        return step == 1 or step % self.options.logging_steps == 0 or step == self.total_steps
 
 
 def _row(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from covey.training.owning import owned
 from covey.training.places import refuse_apart, refuse_places
 from covey.training.process import (
     SIGNAL_CODES,
+    compute_dtype,
     handlers,
     keep_segments,
     long_lived,
@@ -46,7 +47,6 @@ from covey.training.process import (
     world_size,
 )
 from covey.training.recorder import Recorder
-from covey.training.settings import compute_dtype
 from covey.training.stopping import stop as save_stopped
 from covey.training.together import Together, together
 from covey.training.watch import watched
@@ -93,7 +93,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         stack.callback(job.close)
         if found.live is not None:
             stack.push(partial(_give_back, job, found.live.model))
-        others.signals = job.signals
+        others.signals = job.limits.signals
         recorder = job.recorder
         if recorder.console is not None:
             stack.enter_context(recorder.console)
@@ -102,7 +102,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         report_layout(job)
         _record_start(found.facts, problems, job)
         _start_trackers(resolved.config, job, others)
-        stack.enter_context(handlers(job.signals, comm.activity))
+        stack.enter_context(handlers(job.limits.signals, comm.activity))
         exit_code = _run_to_end(job)
         verb = "rlhf" if any(p.code == "W113" for p in resolved.problems) else "train"
         recorder.say(*closing(job, verb, is_command=others.owns_process))
@@ -126,7 +126,7 @@ def _run_to_end(job: Job) -> int:
     try:
         with long_lived():
             run(job)
-        agreed = job.signals.agreed
+        agreed = job.limits.signals.agreed
         exit_code = SIGNAL_CODES.get(signal.Signals(agreed), 1) if agreed else 0
         _close_trackers(job, exit_code, patience_s)
         # The first rank may still be writing or sending: the others watch it until it is done.

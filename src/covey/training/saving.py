@@ -12,41 +12,34 @@ from covey.checkpoint.registry import Registry
 from covey.checkpoint.retain import retain
 from covey.checkpoint.write import Entries, write_checkpoint
 from covey.comm import Comm
+from covey.options.schema import Config
 from covey.training.evaluate import Best
 from covey.training.failure import writing
 from covey.training.recorder import Recorder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavePlan:
-    """Says when checkpoints are written and how many stay; `keep_best` writes one at each best evaluation,
-    too.
+@dataclass(slots=True, kw_only=True)
+class Saver:
+    """Writes the checkpoints of a run; `saved_step` is the last one that stands.
 
     `check` raises GuardStop where the weights of a step must not be saved. `model_writer` gathers what this
     rank writes of the model, and returns what writes it into a directory.
     """
 
-    every: int
-    total_limit: int | None
-    keep_trainer_state: int
-    model_only: bool
-    keep_best: bool
+    options: Config
     check: Callable[[int], None]
     model_writer: Callable[[], Callable[[Path], Entries]]
     meta: Mapping[str, JSON]
-
-
-@dataclass(slots=True, kw_only=True)
-class Saver:
-    """Writes the checkpoints of a run; `saved_step` is the last one that stands."""
-
-    plan: SavePlan
-    output_dir: Path
     registry: Registry
     best: Best
     recorder: Recorder
     comm: Comm
     saved_step: int = -1
+
+    @property
+    def output_dir(self) -> Path:
+        """Return the directory of the run."""
+        return Path(self.options.output_dir)
 
     def path(self, step: int) -> Path:
         """Return the directory of a step's checkpoint."""
@@ -58,6 +51,13 @@ class Saver:
         path = None if self.best.step is None else self.path(self.best.step)
         return path if path is not None and isdir(path) else None
 
+    def save_if_due(self, step: int, *, is_best: bool) -> None:
+        """Save every `save_steps` steps, and after the best evaluation where it is kept. Collective."""
+        every = self.options.save_steps
+        is_due = every != 0 and step % every == 0
+        if is_due or (is_best and self.options.load_best_model_at_end):
+            self.save(step)
+
     def save(self, step: int) -> None:
         """Write `checkpoint-<step>` once, on every rank its own part, and let older ones go. Collective.
 
@@ -67,9 +67,9 @@ class Saver:
         if self.saved_step == step:
             return
         self.comm.activity.enter("save")
-        self.plan.check(step)
-        states = None if self.plan.model_only else self.registry.states()
-        write_model = self.plan.model_writer()
+        self.check(step)
+        states = None if self.options.save_only_model else self.registry.states()
+        write_model = self.model_writer()
         self.saved_step = step
         with writing(self.output_dir, self.recorder.lock, step):
             path = write_checkpoint(
@@ -78,7 +78,7 @@ class Saver:
                 write_model=write_model,
                 states=states,
                 shards=None if states is None else self.registry.shards(),
-                meta=self.plan.meta,
+                meta=self.meta,
                 comm=self.comm,
             )
         if self.recorder.files is None:
@@ -89,8 +89,8 @@ class Saver:
             deletions = retain(
                 self.output_dir,
                 written=path,
-                total_limit=self.plan.total_limit,
-                keep_trainer_state=self.plan.keep_trainer_state,
+                total_limit=self.options.save_total_limit,
+                keep_trainer_state=self.options.keep_trainer_state,
                 protected=() if best is None else (best,),
             )
         for deletion in deletions:

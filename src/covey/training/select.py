@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from covey.activity import Stopped
-from covey.batching.credit import CreditConfig
 from covey.batching.select import SILENCES, Silence, silences, strength
 from covey.checkpoint.registry import State
 from covey.data.order import Order
 from covey.data.rows import PromptTable
+from covey.options.schema import CreditOptions
 from covey.rollout.collect import Collected, Selection
 from covey.rollout.records import groups_of, records_of, with_sets_as_text
 from covey.training.source import LiveSource, PromptSupply
@@ -113,7 +113,7 @@ class SelectingSource:
     name = "selection"
 
     def __init__(
-        self, live: LiveSource, credit: CreditConfig, further: Further, replay: Replay, attempts: int
+        self, live: LiveSource, credit: CreditOptions, further: Further, replay: Replay, attempts: int
     ) -> None:
         self._live = live
         self._credit = credit

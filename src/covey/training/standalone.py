@@ -35,6 +35,7 @@ from covey.options.schema import Config
 from covey.plan.check_output import unwritable_problem
 from covey.rollout.engine import NamedWeights
 from covey.rollout.records import records_of
+from covey.rollout.sampling import eval_sampling
 from covey.rollout.slots import CollectPlan
 from covey.telemetry.jsonl import encode, write_text
 from covey.training.backend import engine_for
@@ -44,9 +45,8 @@ from covey.training.facts import Survey, fetch_model, model_dir
 from covey.training.facts.directory import unwritable
 from covey.training.facts.evaluation import survey_checked
 from covey.training.facts.objects import Objects
-from covey.training.process import own_device
+from covey.training.process import compute_dtype, own_device
 from covey.training.scoring import Scoring
-from covey.training.settings import compute_dtype, eval_sampling, reward_weights
 from covey.training.state import Progress
 from covey.types import Metric, MicroBatch
 
@@ -82,7 +82,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     evaluator = Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
         publisher=publisher_for(config, found, _Still(policy), engine, comm),
-        score=Scoring(found.rewards, reward_weights(config), Progress(), None),
+        score=Scoring(found.rewards, config.weights, Progress(), None),
         codec=found.codec,
         plan=CollectPlan(
             num_generations=config.num_generations_eval,

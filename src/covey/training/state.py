@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +12,11 @@ from covey.checkpoint.registry import State
 from covey.checkpoint.shards import SavedShards, Shard
 from covey.comm import Comm
 from covey.errors import CheckpointError
-from covey.health.rewards import RewardWatch
-from covey.health.rules import Rules
 from covey.health.words import broken
 from covey.learner.backends.base import Backend
 from covey.learner.reference import MovingReference
 from covey.texts import tr
 from covey.training.buffer import RolloutBuffer
-from covey.training.guards import Guards
 from covey.types import Fix
 
 
@@ -156,29 +152,3 @@ class RandomState:
 
 def _bytes(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """Saves what a run is judged by: the rules with the start that they compare with, rewards, and guards."""
-
-    rules: Rules
-    watch: RewardWatch
-    guards: Guards
-
-    @property
-    def name(self) -> str:
-        """Return `health`; checkpoints that lack it are of older versions."""
-        return "health"
-
-    def state(self) -> State:
-        """Return counts, streaks and series."""
-        parts = {"rules": self.rules.state(), "rewards": self.watch.state(), "guards": self.guards.state()}
-        return State(json=parts)
-
-    def load_state(self, state: State) -> None:
-        """Judge what comes as the stopped run would have."""
-        values: Any = state.json
-        self.rules.load_state(values["rules"])
-        self.watch.load_state(values["rewards"])
-        self.guards.load_state(values["guards"])

@@ -22,21 +22,21 @@ def stop(job: Job, stopped: GuardStop) -> None:
         # Nothing is learned from a rollout that was refused; the run that goes on collects it again.
         job.source.take_back(job.progress.rollout)
     code, unsaved, step = stopped.finding.code, _unsaved(job), job.progress.step
-    if unsaved is None and not job.saver.plan.model_only:
+    if unsaved is None and not job.saver.options.save_only_model:
         stopped.checkpoint = job.saver.path(step)
     stopped.finding = _advised(job, stopped.finding, stopped.checkpoint)
-    job.record_finding(stopped.finding)
+    job.recorder.finding(stopped.finding, step=step)
     if unsaved is None:
         job.saver.save(step)
     elif unsaved.code != code:
-        job.record_finding(_advised(job, unsaved, None))
+        job.recorder.finding(_advised(job, unsaved, None), step=step)
 
 
 def _unsaved(job: Job) -> Finding | None:
     """Why the weights of this step must not be saved."""
     try:
         if job.saver.saved_step != job.progress.step:
-            job.saver.plan.check(job.progress.step)
+            job.saver.check(job.progress.step)
     except GuardStop as stop:
         return stop.finding
     return None
@@ -44,7 +44,7 @@ def _unsaved(job: Job) -> Finding | None:
 
 def _advised(job: Job, finding: Finding, coming: Path | None) -> Finding:
     """The finding; the checkpoints in its advice exist, or are `coming`, which is saved next."""
-    step, history = job.progress.step, job.rules.history
+    step, history = job.progress.step, job.health.rules.history
     saved = list(history.saved())
     if coming is not None:
         saved.append(Saved(step=step, path=coming, resumes=True))

@@ -23,8 +23,8 @@ from covey.rollout.engine import Engine
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.group import GroupEngine
 from covey.rollout.vllm.settings import VllmSettings
-from covey.training import settings
 from covey.training.facts import model_dir
+from covey.training.process import compute_dtype
 
 
 def colocated(config: Config, facts: Facts, policy: Policy, comm: Comm, tokenizer: Tokenizer) -> Engine:
@@ -60,7 +60,7 @@ def vllm_settings(
     model = facts.model_sizes
     return VllmSettings(
         model=str(directory),
-        dtype=str(settings.compute_dtype(config, device)).removeprefix("torch."),
+        dtype=str(compute_dtype(config, device)).removeprefix("torch."),
         max_model_len=tokens,
         max_num_seqs=side_by_side(config, rows * spans),
         on_gpu=on_gpu,

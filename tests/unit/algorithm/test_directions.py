@@ -16,16 +16,16 @@ import torch
 from covey.algorithm.advantages import advantages
 from covey.algorithm.contrast import contrast, contrast_sums
 from covey.algorithm.losses import LossInputs, LossOutput, policy_loss
-from covey.batching.credit import CreditConfig, row_credits
+from covey.batching.credit import row_credits
+from covey.batching.needs import needs
 from covey.batching.pack import pack
 from covey.config import from_dict
 from covey.config.values import kind_of
 from covey.learner.optimizer import Masters
 from covey.learner.reference import MovingReference
 from covey.options.schema import FACTS, OPTIONS, group_of
-from covey.training import settings
 from covey.training.loss import loss
-from covey.training.objective import EntropyBonus, Objective
+from covey.training.objective import EntropyBonus, Objective, objective_of
 from covey.types import Denominators
 from support.checks import BASE
 from support.steps import OPTIMIZER, plan_of, policy, rollout, rows
@@ -44,7 +44,8 @@ def config_of(**options: Any) -> Any:
 
 def over(**options: Any) -> Objective:
     """The objective of a run of five steps."""
-    return settings.objective(config_of(**options), 5)
+    config = config_of(**options)
+    return objective_of(config, needs(config, 1), 5)
 
 
 def step(lost: float = 0.0, **options: Any) -> tuple[LossOutput, torch.Tensor, torch.Tensor]:
@@ -151,7 +152,7 @@ def epsilon_end() -> None:
 
 def beta_end() -> None:
     _course("beta", lambda found, at: found.loss_at(at).beta, 0.1, 0.0)
-    _course("beta", lambda found, at: found.credit_at(at).kl_weight, 0.0, 0.1, kl_in_reward=True)
+    _course("beta", lambda found, at: found.credit_at(at).beta, 0.0, 0.1, kl_in_reward=True)
 
 
 def entropy_coef_end() -> None:
@@ -253,22 +254,16 @@ def kl_estimator() -> None:
 
 
 def kl_in_reward() -> None:
-    config = config_of(beta=0.5, kl_in_reward=True)
+    config = config_of(beta=0.5, kl_in_reward=True, scale_rewards="none")
     assert loss(config).beta == 0.0
-    assert settings.needs(config, 1).kl_in_reward
+    assert needs(config, 1).kl_in_reward
     groups = rollout()
     samples = [row.annotated.sample for row in rows()]
     strayed = [0.0] * 11 + [2.0]  # the last row has moved away from the first model
-    plain = row_credits(groups, samples, CreditConfig(**CREDIT))
-    paid = row_credits(
-        groups, samples, CreditConfig(**CREDIT, kl_weight=settings.credit(config).kl_weight), strayed
-    )
+    plain, paid = row_credits(groups, samples, config), row_credits(groups, samples, config, strayed)
     assert paid[-1].advantage == pytest.approx(plain[-1].advantage - 0.5 * 2.0 * 3 / 4)
     assert paid[-2].advantage == pytest.approx(plain[-2].advantage + 0.5 * 2.0 / 4)
     assert [c.advantage for c in paid[:8]] == [c.advantage for c in plain[:8]]
-
-
-CREDIT = {"scale_rewards": "none", "mask_truncated_completions": False}
 
 
 def use_bias_correction_kl() -> None:
@@ -284,9 +279,8 @@ def _reference(steps: int, **options: Any) -> float:
             part.zero_()
         for part in own.parameters():
             part.fill_(1.0)
-    pace = settings.reference_pace(config_of(beta=0.1, **options), own)
-    moving = None if pace is None else MovingReference(own, reference, **pace, dtype=torch.float32)
-    for number in range(1, steps + 1) if moving is not None else ():
+    moving = MovingReference(own, reference, config_of(beta=0.1, **options), dtype=torch.float32)
+    for number in range(1, steps + 1):
         moving.move(number, Masters.of(own, OPTIMIZER).each())
     return float(next(reference.parameters()).detach().flatten()[0])
 
@@ -348,7 +342,7 @@ def top_entropy_quantile() -> None:
     given = rows()
     kept = []
     for share in (0.2, 0.6):
-        assert settings.needs(config_of(top_entropy_quantile=share), 1).entropy
+        assert needs(config_of(top_entropy_quantile=share), 1).entropy
         (batch,) = pack(given, plan_of(top_entropy_quantile=share), 0)
         kept.append(sum(int(m.keep_N.sum()) for m in batch.micro_batches))
         # First tokens of siblings have one entropy, and are in together.
@@ -359,10 +353,7 @@ def top_entropy_quantile() -> None:
 def mask_truncated_completions() -> None:
     groups, samples = rollout(), [row.annotated.sample for row in rows()]
     masked = [
-        [
-            c.masked
-            for c in row_credits(groups, samples, settings.credit(config_of(mask_truncated_completions=on)))
-        ]
+        [c.masked for c in row_credits(groups, samples, config_of(mask_truncated_completions=on))]
         for on in (False, True)
     ]
     assert [m.count("truncated") for m in masked] == [0, 1]

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from covey.batching.credit import CreditConfig, RowCredit, credit_samples, needs_forward, row_credits
+from covey.batching.credit import RowCredit, credit_samples, needs_forward, row_credits
 from covey.batching.samples import to_samples
 from covey.batching.select import silences
 from covey.errors import GuardStop
 from covey.types import AnnotatedSample, Finish, Outcome, ScoredGroup, ScorePart
+from support.options import credit
 
 
 def credits_of(groups, *, scale="none", mask_truncated=False):
-    config = CreditConfig(scale_rewards=scale, mask_truncated_completions=mask_truncated)
+    config = credit(scale_rewards=scale, mask_truncated_completions=mask_truncated)
     return row_credits(groups, to_samples(groups), config)
 
 
@@ -65,7 +66,7 @@ def test_one_episode_is_left_alone_in_a_lost_group(scored_group):
     groups = [lost(scored_group([4.0, 1.0, 0.0]), 1, 2), scored_group([1.0, 0.0])]
     assert advantages(groups) == [0.0, 0.0, 0.0, 0.5, -0.5]
     assert masks(groups) == ["infrastructure"] * 3 + [None] * 2
-    assert silences(groups, CreditConfig(scale_rewards="none", mask_truncated_completions=False)) == [
+    assert silences(groups, credit(scale_rewards="none")) == [
         "invalid",
         None,
     ]
@@ -124,7 +125,8 @@ def _of_tasks(scored_group):
 
 
 def test_rewards_of_tasks_under_gdpo(scored_group):
-    config = CreditConfig(scale_rewards="gdpo", mask_truncated_completions=False, weights=(1.0, 3.0))
+    both = {"reward_funcs": ["accuracy", "format"], "reward_weights": [1.0, 3.0]}
+    config = credit(scale_rewards="gdpo", **both)
     groups = _of_tasks(scored_group)
     found = [c.advantage for c in row_credits(groups, to_samples(groups), config)]
     # Each in units of its own spread, sqrt(1/2) and sqrt(8); the second with weight 3.
@@ -138,8 +140,8 @@ def test_real_refuses_several_rows_of_a_completion_before_they_are_credited(scor
     groups = [scored_group([1.0, 0.0]), scored_group([1.0, 0.0])]
     samples = to_samples(groups)
     several = [*samples[:3], samples[2], samples[3]]
-    plain = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
-    real = replace(plain, whole_groups=True)
+    plain = credit()
+    real = credit(loss_type="real")
     assert len(row_credits(groups, samples, real)) == 4
     # Every other loss takes them; the rows of a completion have its advantage.
     credits = row_credits(groups, several, plain)

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.batching.credit import CreditConfig, credit_samples, row_credits
+from covey.batching.credit import credit_samples, row_credits
 from covey.batching.pack import (
     PackPlan,
     _has_signal,
@@ -38,12 +38,13 @@ from covey.types import (
     TokenSequence,
     TrainSample,
 )
+from support.options import credit
 
 
 def rows_of(groups, *, may_skip: bool = True, mask_truncated: bool = False) -> list[TrainSample]:
     samples = to_samples(groups)
     credits = row_credits(
-        groups, samples, CreditConfig(scale_rewards="none", mask_truncated_completions=mask_truncated)
+        groups, samples, credit(scale_rewards="none", mask_truncated_completions=mask_truncated)
     )
     annotated = [
         AnnotatedSample(sample=s, old_logprob_N=torch.tensor(s.sampler_logprobs) - 1.0) for s in samples

@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from covey.algorithm.advantages import STD_EPSILON
-from covey.batching.credit import CreditConfig
 from covey.batching.select import silences, strength
 from covey.types import Finish, ScoredGroup, ScorePart
+from support.options import credit
 
 Make = Callable[..., ScoredGroup]
-
-
-def config(**changes: Any) -> CreditConfig:
-    return CreditConfig(**{"scale_rewards": "group", "mask_truncated_completions": False, **changes})
+TWO = {"reward_funcs": ["accuracy", "format"], "reward_weights": [1.0, 2.0]}
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -30,10 +27,12 @@ def test_equal_rewards_are_silent(scored_group: Make, scale: Any, estimator: Any
         scored_group([0.1 + 0.2, 0.3, 0.3]),
         scored_group([0.0, 0.0, 1e-3]),
     ]
-    found = silences(groups, config(scale_rewards=scale, estimator=estimator))
+    found = silences(groups, credit(scale_rewards=scale, advantage_estimator=estimator))
     assert found == [None, "equal", "equal", None]
-    assert [silences([g], config(scale_rewards=scale, estimator=estimator))[0] for g in groups] == found
-    assert silences([], config()) == []
+    assert [
+        silences([g], credit(scale_rewards=scale, advantage_estimator=estimator))[0] for g in groups
+    ] == found
+    assert silences([], credit()) == []
 
 
 def test_fewer_than_two_rewards_are_silent(scored_group: Make) -> None:
@@ -43,7 +42,7 @@ def test_fewer_than_two_rewards_are_silent(scored_group: Make) -> None:
         scored_group([1.0, "error", 0.0]),
         scored_group([1.0, "error", 1.0]),
     ]
-    assert silences(groups, config()) == ["invalid", "invalid", None, "equal"]
+    assert silences(groups, credit()) == ["invalid", "invalid", None, "equal"]
 
 
 def test_advantages_of_masked_rows_alone_are_silent(scored_group: Make) -> None:
@@ -55,10 +54,10 @@ def test_advantages_of_masked_rows_alone_are_silent(scored_group: Make) -> None:
         scored_group([1.0, 0.0, 0.0], finishes={0: Finish.LENGTH}),
         scored_group([1.0, 0.0], lengths=[0, 0]),
     ]
-    assert silences(groups, config(mask_truncated_completions=True)) == ["masked", "masked", None, "masked"]
-    assert silences(groups, config()) == [None, None, None, "masked"]
+    assert silences(groups, credit(mask_truncated_completions=True)) == ["masked", "masked", None, "masked"]
+    assert silences(groups, credit()) == [None, None, None, "masked"]
     # The loss real trains each row of a group with signal, whatever its advantage.
-    real = config(mask_truncated_completions=True, whole_groups=True)
+    real = credit(mask_truncated_completions=True, loss_type="real")
     assert silences(groups, real) == ["masked", None, None, "masked"]
 
 
@@ -71,12 +70,12 @@ def test_gdpo_hears_rewards_that_cancel_in_their_sum(scored_group: Make) -> None
         for s, p in zip(made.scores, parts, strict=True)
     )
     group = ScoredGroup(group=made.group, scores=scores)
-    assert silences([group], config(weights=(1.0, 2.0))) == ["equal"]
-    assert silences([group], config(scale_rewards="gdpo", weights=(1.0, 2.0))) == [None]
+    assert silences([group], credit(**TWO)) == ["equal"]
+    assert silences([group], credit(scale_rewards="gdpo", **TWO)) == [None]
 
 
 def test_a_divergence_that_rewards_pay_for_is_no_signal(scored_group: Make) -> None:
-    assert silences([scored_group([1.0, 1.0])], config(kl_weight=0.5)) == ["equal"]
+    assert silences([scored_group([1.0, 1.0])], credit(kl_in_reward=True, beta=0.5)) == ["equal"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from covey.batching.credit import CreditConfig, credit_samples, needs_forward, row_credits
+from covey.batching.credit import credit_samples, needs_forward, row_credits
 from covey.batching.pack import pack
 from covey.batching.samples import to_samples
 from covey.errors import GuardStop
@@ -21,10 +21,11 @@ from covey.health.guards.batch import check_batches, planned_loss
 from covey.health.guards.rollout import RolloutFacts, check_rollout
 from covey.rewards.registry import total
 from covey.types import AnnotatedSample, Finish, Outcome, Score, ScorePart, Status
+from support.options import credit
 
-PLAIN = CreditConfig(scale_rewards="none", mask_truncated_completions=False)
-GROUP = replace(PLAIN, scale_rewards="group")
-BATCH = replace(PLAIN, scale_rewards="batch")
+PLAIN = credit(scale_rewards="none")
+GROUP = credit(scale_rewards="group")
+BATCH = credit(scale_rewards="batch")
 
 
 def score(steps, ends=(), *, outcome=None, weights=(1.0, 1.0), name="prm"):
@@ -129,7 +130,7 @@ def test_rows_without_a_word_and_failed_ones(group):
 
 def test_a_cut_row_counts_and_leaves_the_loss(group):
     made = group([score([1.0, 0.0], [1, 2]), score([0.5], [2])], finishes={0: Finish.LENGTH})
-    config = replace(PLAIN, mask_truncated_completions=True)
+    config = credit(scale_rewards="none", mask_truncated_completions=True)
     credits = row_credits([made], to_samples([made]), config)
     assert [c.masked for c in credits] == ["truncated", None]
     assert not needs_forward(credits[0], may_skip_rows=True)
@@ -185,7 +186,7 @@ def test_against_a_slow_loop(scale, group, assert_close_guarded):
             rows.append(([draw.uniform(-1, 1) for _ in ends], ends))
         given.append(rows)
     groups = [group([score(s, e) for s, e in rows], first=1000 * i) for i, rows in enumerate(given)]
-    found = tokens(groups, replace(PLAIN, scale_rewards=scale))
+    found = tokens(groups, credit(scale_rewards=scale))
     flat, wanted = [v for row in found for v in row], [v for row in oracle(given, scale) for v in row]
     assert_close_guarded(flat, wanted, 1e-6)
     # Siblings and groups in another order have the same numbers.
@@ -194,7 +195,7 @@ def test_against_a_slow_loop(scale, group, assert_close_guarded):
         for g in groups[::-1]
     ]
     assert_close_guarded(
-        [v for row in tokens(turned, replace(PLAIN, scale_rewards=scale))[::-1] for v in row], wanted, 1e-6
+        [v for row in tokens(turned, credit(scale_rewards=scale))[::-1] for v in row], wanted, 1e-6
     )
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import CheckpointError
-from covey.learner.adam import Adam, AdamKind
+from covey.learner.adam import Adam
+from support.options import learner
 
 # One of 8 bits in blocks, and two that are too small for them.
 SHAPES = ((80, 64), (8, 8), (300,))
@@ -19,8 +20,8 @@ def weights() -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
 
 
-def adam(kind: AdamKind, masters: list[nn.Parameter], decay: float = 0.1) -> Adam:
-    return Adam(masters, kind, betas=(0.9, 0.99), epsilon=1e-8, weight_decay=decay)
+def adam(kind: str, masters: list[nn.Parameter], decay: float = 0.1) -> Adam:
+    return Adam(masters, learner(optim=kind, adam_beta2=0.99, weight_decay=decay))
 
 
 def step(optimizer: Adam, masters: list[nn.Parameter], seed: int) -> None:
@@ -31,7 +32,7 @@ def step(optimizer: Adam, masters: list[nn.Parameter], seed: int) -> None:
     assert all(master.grad is None for master in masters)
 
 
-def moved(kind: AdamKind, num_steps: int, **how: float) -> list[Tensor]:
+def moved(kind: str, num_steps: int, **how: float) -> list[Tensor]:
     masters = weights()
     optimizer = adam(kind, masters, **how)
     for seed in range(num_steps):
@@ -69,7 +70,7 @@ def test_the_state_is_of_8_bits_and_goes_on_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("kinds", [("adamw_torch", "adamw_8bit"), ("adamw_8bit", "adamw_torch")])
-def test_state_of_the_other_kind_is_refused(kinds: tuple[AdamKind, AdamKind]) -> None:
+def test_state_of_the_other_kind_is_refused(kinds: tuple[str, str]) -> None:
     masters = weights()
     saver, loader = (adam(kind, masters) for kind in kinds)
     step(saver, masters, 0)

@@ -13,21 +13,20 @@ import pytest
 import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, policy_loss
-from covey.algorithm.needs import needs
-from covey.batching.credit import CreditConfig
+from covey.batching.needs import needs
 from covey.batching.pack import pack
 from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.errors import GuardStop
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.types import Score
 from support.groups import episode, scored
+from support.options import algorithm, credit, learner
 
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
-CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
+OPTIMIZER = learner()
+CREDIT = credit(mask_truncated_completions=True)
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
 
 
@@ -50,7 +49,7 @@ def rows_of(groups, backend, plan, *, beta=0.0, steps=1, comm=None):
         groups,
         backend,
         credit=CREDIT,
-        needs=needs(beta=beta, steps_per_rollout=steps),
+        needs=needs(algorithm(beta=beta), steps),
         plan=plan,
         comm=comm or LocalComm(),
     )
@@ -93,7 +92,7 @@ def test_rows_that_skip_the_forward_pass_would_not_have_changed_it(tiny_policy, 
             random_rollout,
             backend,
             credit=CREDIT,
-            needs=replace(needs(beta=0.0, steps_per_rollout=1), may_skip_rows=may_skip),
+            needs=replace(needs(algorithm(), 1), may_skip_rows=may_skip),
             plan=plan,
             comm=LocalComm(),
         )

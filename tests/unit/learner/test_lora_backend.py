@@ -11,23 +11,22 @@ import pytest
 import torch
 
 from covey.algorithm.losses import LossConfig
-from covey.algorithm.needs import needs
-from covey.batching.credit import CreditConfig
+from covey.batching.needs import needs
 from covey.batching.pack import pack
 from covey.batching.shares import PackPlan
 from covey.checkpoint.shards import SavedShards, write_shards
 from covey.comm import LocalComm
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, save_policy
 from support.models import save_model
+from support.options import algorithm, credit, learner
 
 BF16, FP32 = torch.bfloat16, torch.float32
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
-CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
+OPTIMIZER = learner(weight_decay=0.1)
+CREDIT = credit(mask_truncated_completions=True)
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28, beta=0.1)
 LORA = LoraSettings(rank=4, alpha=8)
 KINDS = {
@@ -77,7 +76,7 @@ def plan_of(**changes):
 def step_of(backend, groups, plan=None, rate=1e-2):
     """One rollout's annotation and its one optimizer step, with a KL term."""
     plan = plan or plan_of()
-    wanted = needs(beta=LOSS.beta, steps_per_rollout=1)
+    wanted = needs(algorithm(beta=LOSS.beta), 1)
     rows = annotate_and_credit(groups, backend, credit=CREDIT, needs=wanted, plan=plan, comm=LocalComm())
     return update(pack(rows, plan, rollout=0)[0], backend, LOSS, rate, LocalComm())
 
@@ -114,7 +113,7 @@ def test_dtypes_of_what_is_trained(dtype, base):
 
 
 def test_the_first_step_moves_b_and_not_a(base, random_rollout):
-    backend = backend_of(base, optimizer=replace(OPTIMIZER, weight_decay=0.0))
+    backend = backend_of(base, optimizer=learner())
     before = {n: p.detach().clone() for n, p in backend.policy.named_parameters()}
     first = step_of(backend, random_rollout)
     for name, parameter in backend.policy.named_parameters():

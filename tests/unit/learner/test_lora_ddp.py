@@ -17,15 +17,15 @@ from safetensors.torch import load_file, save_file
 from covey.algorithm.losses import LossOutput
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted
 from covey.models.probe import micro_of
 from covey.token_streams import Row
 from support.models import save_model
+from support.options import learner
 from support.processes import run_in_processes
 
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+OPTIMIZER = learner(weight_decay=0.1)
 CASES = {
     "lora-float32": ({}, "float32"),
     "lora-bfloat16": ({}, "bfloat16"),

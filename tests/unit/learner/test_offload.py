@@ -6,8 +6,7 @@ same, so its bytes are counted there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from covey.batching.pack import pack
 from covey.comm import LocalComm
 from covey.learner.backends.single import SingleBackend
-from covey.learner.offload import Offload, Offloaded, layer_groups, own_memory
+from covey.learner.offload import Offloaded, layer_groups, own_memory
 from covey.learner.optimizer import Masters
 from covey.learner.reference import MovingReference
 from covey.learner.update import update
@@ -28,10 +27,12 @@ from covey.plan.levers import moment_bytes, parts_away
 from covey.plan.memory import training_of
 from covey.plan.memory_training import held_parts, step_parts, weights_of
 from support.checks import config, facts
-from support.steps import CASES, OPTIMIZER, for_case, plan_of, policy, rows
+from support.options import algorithm, learner
+from support.steps import CASES, for_case, plan_of, policy, rows
 
 BF16, FP32 = torch.bfloat16, torch.float32
-OPTIMIZER_AWAY, ROLLOUT, REFERENCE = Offload(optimizer=True), Offload(model=True), Offload(reference=True)
+OPTIMIZER_AWAY = {"offload_optimizer": True}
+ROLLOUT, REFERENCE = {"offload_model": True}, {"offload_reference": True}
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
@@ -84,18 +85,19 @@ def test_groups_of_layers() -> None:
 
 
 def backend_with(
-    offload: Offload, dtype: torch.dtype, *, moving: bool = False, **changes: object
+    offload: Mapping[str, object], dtype: torch.dtype, *, moving: bool = False, **changes: object
 ) -> SingleBackend:
     """A policy with a reference that began as other weights."""
     own, reference = policy("prefix"), policy("prefix").requires_grad_(False)
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.mul_(0.9)
-    pace = MovingReference(own, reference, every=2, alpha=0.5, dtype=dtype) if moving else None
+    follows = algorithm(sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=0.5)
+    pace = MovingReference(own, reference, follows, dtype=dtype) if moving else None
     for parameter in reference.parameters():
         parameter.data = parameter.data.to(dtype)
-    optimizer = replace(OPTIMIZER, weight_decay=0.1, offload=offload, **changes)  # type: ignore[arg-type]
-    return SingleBackend(own, optimizer, compute_dtype=dtype, reference=reference, moving=pace)
+    options = learner(weight_decay=0.1, **offload, **changes)
+    return SingleBackend(own, options, compute_dtype=dtype, reference=reference, moving=pace)
 
 
 def owners(backend: SingleBackend) -> dict[str, int]:
@@ -140,11 +142,11 @@ def steps_of(
 def test_steps_do_not_notice(dtype: torch.dtype, moving: bool) -> None:
     """Logprobs of the reference, norms, moments, masters and weights are those of a run without it, to the
     bit."""
-    plain = steps_of(backend_with(Offload(), dtype, moving=moving))
-    everything = Offload(optimizer=True, model=True, reference=True, groups=2)
+    plain = steps_of(backend_with({}, dtype, moving=moving))
+    everything = {**OPTIMIZER_AWAY, **ROLLOUT, **REFERENCE, "move_model_batches": 2}
     for offload in (OPTIMIZER_AWAY, ROLLOUT, REFERENCE, everything):
         assert steps_of(backend_with(offload, dtype, moving=moving)) == plain, offload
-    assert steps_of(backend_with(everything, dtype, moving=moving, epsilon=1e-7)) != plain
+    assert steps_of(backend_with(everything, dtype, moving=moving, adam_epsilon=1e-7)) != plain
 
 
 def sizes(model: Policy) -> ModelSizes:
@@ -176,20 +178,19 @@ def forecast(options: Config, model: ModelSizes, phase: str) -> dict[str, int]:
     return there
 
 
-LEVERS = {
-    "nothing": (Offload(), {}),
-    "optimizer": (OPTIMIZER_AWAY, {"offload_optimizer": True}),
-    "model": (ROLLOUT, {"offload_model": True}),
-    "reference": (REFERENCE, {"offload_reference": True}),
+LEVERS: dict[str, dict[str, bool]] = {
+    "nothing": {},
+    "optimizer": OPTIMIZER_AWAY,
+    "model": ROLLOUT,
+    "reference": REFERENCE,
 }
 
 
 @pytest.mark.parametrize("moving", [False, True], ids=["still", "moving"])
 @pytest.mark.parametrize("lever", LEVERS)
 def test_bytes_of_each_owner_are_those_of_the_forecast(lever: str, moving: bool) -> None:
-    offload, typed = LEVERS[lever]
-    options = config(torch_dtype="bfloat16", beta=0.1, sync_ref_model=moving, **typed)
-    backend = backend_with(offload, BF16, moving=moving)
+    options = config(torch_dtype="bfloat16", beta=0.1, sync_ref_model=moving, **LEVERS[lever])
+    backend = backend_with(LEVERS[lever], BF16, moving=moving)
     model = sizes(backend.policy)
     seen: dict[str, dict[str, int]] = {}
     steps_of(backend, 2, lambda phase: seen.update({phase: owners(backend)}))
@@ -202,7 +203,7 @@ def test_bytes_of_each_owner_are_those_of_the_forecast(lever: str, moving: bool)
 @pytest.mark.parametrize("groups", [None, 1, 2])
 def test_a_step_holds_the_state_of_a_group(groups: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The most that is there at a time is what the plan says: that of the embedding, or of some layers."""
-    backend = backend_with(Offload(optimizer=True, groups=groups), BF16)
+    backend = backend_with({**OPTIMIZER_AWAY, "move_model_batches": groups}, BF16)
     model = sizes(backend.policy)
     most: list[int] = []
     leave = Offloaded.to_cpu
@@ -224,8 +225,8 @@ def test_a_step_holds_the_state_of_a_group(groups: int | None, monkeypatch: pyte
     assert max(most) < 12 * model.parameters
 
 
-@pytest.mark.parametrize("kinds", [(Offload(), OPTIMIZER_AWAY), (OPTIMIZER_AWAY, Offload())])
-def test_what_was_saved_is_loaded_wherever_it_lies(kinds: tuple[Offload, Offload]) -> None:
+@pytest.mark.parametrize("kinds", [({}, OPTIMIZER_AWAY), (OPTIMIZER_AWAY, {})])
+def test_what_was_saved_is_loaded_wherever_it_lies(kinds: tuple[dict[str, bool], dict[str, bool]]) -> None:
     first, second = (backend_with(offload, BF16) for offload in kinds)
     steps_of(first, 2)
     second.masters.load_state({shard.name: shard.tensor.clone() for shard in first.shards()})
@@ -234,7 +235,7 @@ def test_what_was_saved_is_loaded_wherever_it_lies(kinds: tuple[Offload, Offload
 
 def test_masters_of_a_step_that_failed_are_away_again() -> None:
     module = nn.Linear(4, 4)
-    masters = Masters.of(module, replace(OPTIMIZER, offload=OPTIMIZER_AWAY), BF16)
+    masters = Masters.of(module, learner(**OPTIMIZER_AWAY), BF16)
     module(torch.full((1, 4), torch.nan, dtype=BF16)).sum().backward()
     masters.absorb()
     with pytest.raises(ArithmeticError):

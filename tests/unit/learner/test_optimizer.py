@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
-from covey.learner.optimizer import Masters, NonFiniteGradient, OptimizerConfig
+from covey.learner.optimizer import Masters, NonFiniteGradient
+from support.options import learner
 
-CONFIG = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=0.0)
+CONFIG = learner(max_grad_norm=0.0)
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
@@ -153,7 +152,7 @@ def test_a_named_parameter_stays_float32_beside_others_that_do_not():
 
 
 def test_a_restored_run_of_mixed_dtypes_goes_on_bit_for_bit():
-    config = replace(CONFIG, weight_decay=0.1, max_grad_norm=1.0)
+    config = learner(weight_decay=0.1)
     one, two = Two(), Two(seed=5)
     masters = Masters.of(one, config, compute_dtype=BF16, float32={"weight"})
     train(one, masters, range(3))
@@ -182,7 +181,7 @@ def test_the_first_step_by_hand(assert_close_guarded):
     # a matrix beforehand.
     module = Two()
     weight, bias = module.weight.detach().double(), module.bias.detach().double()
-    masters = Masters.of(module, replace(CONFIG, weight_decay=0.5))
+    masters = Masters.of(module, learner(weight_decay=0.5, max_grad_norm=0.0))
     gradients = random_gradients(1)
     module.push(*gradients)
     stats = masters.step(0.01)
@@ -203,7 +202,7 @@ def test_the_first_step_by_hand(assert_close_guarded):
 def test_clipping(limit, clipped, factor, dtype, assert_close_guarded):
     # Gradients 3 and 4 have norm 5 over the whole module; limit 0 is no clipping.
     module = Two(width=1)
-    masters = Masters.of(module, replace(CONFIG, max_grad_norm=limit), compute_dtype=dtype)
+    masters = Masters.of(module, learner(max_grad_norm=limit), compute_dtype=dtype)
     weight = torch.zeros(1, 8)
     weight[0, 5] = 3.0
     module.push(weight, torch.tensor([4.0]))
@@ -229,7 +228,7 @@ def test_a_step_clears_the_gradient():
 def test_a_learning_rate_of_zero_changes_nothing_but_the_moments():
     module = Two()
     before = module.weight.detach().clone()
-    masters = Masters.of(module, replace(CONFIG, weight_decay=0.1))
+    masters = Masters.of(module, learner(weight_decay=0.1, max_grad_norm=0.0))
     module.push(*random_gradients(0))
     stats = masters.step(0.0)
     assert torch.equal(module.weight, before)
@@ -241,7 +240,7 @@ def test_a_learning_rate_of_zero_changes_nothing_but_the_moments():
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_a_gradient_that_is_not_finite_leaves_everything(bad, dtype):
     module = Two()
-    masters = Masters.of(module, replace(CONFIG, max_grad_norm=1.0, weight_decay=0.1), compute_dtype=dtype)
+    masters = Masters.of(module, learner(weight_decay=0.1), compute_dtype=dtype)
     module.push(*random_gradients(0))
     masters.absorb()
     masters.step(1e-3)
@@ -295,7 +294,7 @@ def train(module: Two, masters: Masters, steps: range) -> list[float]:
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_a_restored_run_goes_on_bit_for_bit(dtype):
-    config = replace(CONFIG, weight_decay=0.1, max_grad_norm=1.0)
+    config = learner(weight_decay=0.1)
     one = Two()
     masters = Masters.of(one, config, compute_dtype=dtype)
     train(one, masters, range(3))

@@ -12,6 +12,7 @@ from covey.learner.reference import MovingReference
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.lora import adapter_parameters, add_adapter
 from covey.models.policy import Policy
+from support.options import algorithm
 from support.steps import CASES, OPTIMIZER, for_case, plan_of, policy, rows
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -34,10 +35,15 @@ def set_to(tensors, value: float) -> None:
         tensor.fill_(value)
 
 
+def follows(every: int, alpha: float):
+    """A reference that follows the policy every so many steps."""
+    return algorithm(sync_ref_model=True, ref_model_sync_steps=every, ref_model_mixup_alpha=alpha)
+
+
 def full(dtype: torch.dtype = FP32, *, every: int = 3, alpha: float = 0.6, start: float = 0.0):
     """The moving reference of a policy with weights 1, and the masters; both began as `start`."""
     own, reference = filled(start), filled(start)
-    moving = MovingReference(own, reference, every=every, alpha=alpha, dtype=dtype)
+    moving = MovingReference(own, reference, follows(every, alpha), dtype=dtype)
     for parameter in reference.parameters():
         parameter.data = parameter.data.to(dtype)
     masters = Masters.of(own, OPTIMIZER, dtype)
@@ -102,7 +108,7 @@ DORA = LoraSettings(rank=3, alpha=6, use_dora=True)
 def adapted(dtype=FP32, *, alpha=0.6, settings=LORA):
     own = policy("prefix")
     add_adapter(own, settings, seed=0, compute_dtype=dtype)
-    moving = MovingReference(own, None, every=1, alpha=alpha, dtype=dtype)
+    moving = MovingReference(own, None, follows(1, alpha), dtype=dtype)
     backend = SingleBackend(own, OPTIMIZER, compute_dtype=dtype, moving=moving)
     return own, moving, backend
 

@@ -9,8 +9,13 @@ import torch
 from transformers import get_scheduler
 
 from covey.learner.schedule import Schedule
+from support.options import learner
 
 PEAK = 2e-6
+
+
+def schedule_of(kind: str, *, warmup: int, total: int) -> Schedule:
+    return Schedule(learner(learning_rate=PEAK, lr_scheduler_type=kind, warmup_steps=warmup), total)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +29,7 @@ PEAK = 2e-6
     ],
 )
 def test_by_hand(kind, expected):
-    schedule = Schedule(kind=kind, peak=PEAK, warmup_steps=4, total_steps=12)
+    schedule = schedule_of(kind, warmup=4, total=12)
     assert {s: schedule.at(s) / PEAK for s in expected} == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
@@ -33,7 +38,7 @@ def test_by_hand(kind, expected):
 def test_transformers_gives_the_same(kind, warmup):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
     theirs = get_scheduler(kind, optimizer, num_warmup_steps=warmup, num_training_steps=17)
-    ours = Schedule(kind=kind, peak=PEAK, warmup_steps=warmup, total_steps=17)
+    ours = schedule_of(kind, warmup=warmup, total=17)
     for step in range(17):
         assert ours.at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12), step
         optimizer.step()
@@ -42,10 +47,15 @@ def test_transformers_gives_the_same(kind, warmup):
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 def test_without_warmup_the_first_step_has_the_peak(kind):
-    assert Schedule(kind=kind, peak=PEAK, warmup_steps=0, total_steps=3).at(0) == PEAK
+    assert schedule_of(kind, warmup=0, total=3).at(0) == PEAK
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 def test_nothing_but_warmup(kind):
-    schedule = Schedule(kind=kind, peak=PEAK, warmup_steps=3, total_steps=3)
+    schedule = schedule_of(kind, warmup=3, total=3)
     assert [schedule.at(s) / PEAK for s in range(3)] == pytest.approx([0, 1 / 3, 2 / 3])
+
+
+def test_a_warmup_as_a_share_is_rounded_to_steps():
+    schedule = Schedule(learner(learning_rate=PEAK, warmup_ratio=0.25), 6)
+    assert [schedule.at(s) / PEAK for s in range(3)] == pytest.approx([0, 1 / 2, 1])

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from covey.algorithm.losses import LossConfig, LossInputs, LossType, policy_loss
-from covey.algorithm.needs import needs
-from covey.batching.credit import CreditConfig
+from covey.batching.needs import needs
 from covey.batching.pack import pack
 from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
@@ -25,16 +24,16 @@ from covey.errors import GuardStop
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends import ddp
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.learner.second_gradient import RandomStates, compare_gradients, loss_derivative
 from covey.learner.update import accumulate, update
 from covey.training.process import ranks
 from covey.types import Denominators, MicroBatch
 from mutants.harness import BASE
+from support.options import algorithm, credit, learner
 from support.processes import run_in_processes
 from support.runs import train_and_watch
 
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+OPTIMIZER = learner()
 LOSS = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
 
 
@@ -52,8 +51,8 @@ def batch_of(groups, backend, *, beta=0.0, steps=1):
     rows = annotate_and_credit(
         groups,
         backend,
-        credit=CreditConfig(scale_rewards="group", mask_truncated_completions=True),
-        needs=needs(beta=beta, steps_per_rollout=steps),
+        credit=credit(mask_truncated_completions=True),
+        needs=needs(algorithm(beta=beta), steps),
         plan=plan,
         comm=LocalComm(),
     )

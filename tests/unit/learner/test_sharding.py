@@ -31,6 +31,7 @@ from covey.models.probe import micro_of
 from covey.plan.layout import Layout
 from covey.text_files import TextFiles
 from support.models import random_model, save_model
+from support.options import algorithm
 from support.processes import run_in_processes
 from support.rows import random_rows
 from support.steps import OPTIMIZER
@@ -145,7 +146,8 @@ def test_a_reference_that_follows_begins_as_a_new_adapter_of_dora(tmp_path: Path
     sampler = meta_policy(
         tmp_path, lora, adapter=None, seed=3, dtype=torch.float32, trust_remote_code=False
     ).policy
-    moving = SplitReference(sharded, every=1, alpha=0.5)
+    follows = algorithm(sync_ref_model=True, ref_model_sync_steps=1, ref_model_mixup_alpha=0.5)
+    moving = SplitReference(sharded, follows)
     backend = FSDP2Backend(sharded, sampler, OPTIMIZER, compute_dtype=torch.float32, moving=moving)
     micros = [micro_of(random_rows((5, (7,))), "padded", CPU)]
     old, reference = (backend.annotate(micros, which, lambda: None) for which in ANNOTATIONS)

@@ -8,20 +8,19 @@ import pytest
 import torch
 
 from covey.algorithm.losses import LossConfig
-from covey.algorithm.needs import needs
-from covey.batching.credit import CreditConfig
+from covey.batching.needs import needs
 from covey.batching.pack import pack
 from covey.batching.shares import PackPlan
 from covey.comm import LocalComm
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import OptimizerConfig
 from covey.learner.update import update
 from covey.selftest.subject import LOSS_TYPES
+from support.options import algorithm, credit, learner
 from support.syncs import Syncs
 
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0)
-CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=True)
+OPTIMIZER = learner()
+CREDIT = credit(mask_truncated_completions=True)
 # What a step reads when it is over, whatever it was cut into.
 STEP = {
     # the norm, how far the weights moved, and which tensors had no gradient (on the first steps)
@@ -73,7 +72,7 @@ def syncs_of(backend, rollout, loss, *, max_tokens, old=False):
             rollout,
             backend,
             credit=CREDIT,
-            needs=needs(beta=0.0, steps_per_rollout=2 if old else 1),
+            needs=needs(algorithm(), 2 if old else 1),
             plan=plan,
             comm=LocalComm(),
         )

@@ -18,7 +18,7 @@ from covey.algorithm.losses import LossOutput
 from covey.learner.backends.deepspeed import ZeroEngine, partition
 from covey.learner.backends.single import SingleBackend
 from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
-from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
+from covey.learner.optimizer import NonFiniteGradient
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import meta_policy, rows_of_source
 from covey.learner.sharding.partitions import Partitioned
@@ -31,10 +31,11 @@ from covey.plan.layout import PRESETS, Layout
 from covey.token_streams import Row
 from support.checks import config, facts
 from support.models import save_model
+from support.options import algorithm, learner
 from support.processes import run_in_processes
 
 CPU = torch.device("cpu")
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-3, weight_decay=0.1, max_grad_norm=0.5)
+OPTIMIZER = learner(adam_epsilon=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 STAGES = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 
 
@@ -56,7 +57,7 @@ def whole(base: Path) -> Policy:
 
 def made(base: Path, name: str, dtype: torch.dtype, *, follows: bool = False) -> Any:
     """The backend of a preset; `single` is one process."""
-    pace = {"every": 1, "alpha": 0.5}
+    pace = algorithm(sync_ref_model=True, ref_model_sync_steps=1, ref_model_mixup_alpha=0.5)
     if name.startswith("zero3"):
         meta = meta_policy(base, None, adapter=None, seed=0, dtype=dtype, trust_remote_code=False)
         sampler = meta_policy(base, None, adapter=None, seed=0, dtype=dtype, trust_remote_code=False)
@@ -65,11 +66,11 @@ def made(base: Path, name: str, dtype: torch.dtype, *, follows: bool = False) ->
             partition(meta.policy, settings(name), read, dtype)
             own = Partitioned(ZeroEngine(meta.policy, settings(name), OPTIMIZER))
             own.fill_masters(read)
-        moving = SplitReference(own, **pace) if follows else None
+        moving = SplitReference(own, pace) if follows else None
         return Zero3Backend(own, sampler.policy, OPTIMIZER, compute_dtype=dtype, moving=moving)
     policy = whole(base)
     reference = whole(base).requires_grad_(False).eval() if follows else None
-    moving = MovingReference(policy, reference, **pace, dtype=dtype) if follows else None
+    moving = MovingReference(policy, reference, pace, dtype=dtype) if follows else None
     if name == "single":
         return SingleBackend(policy, OPTIMIZER, compute_dtype=dtype, reference=reference, moving=moving)
     engine = whole_engine(policy, settings(name), OPTIMIZER, dtype)

@@ -20,7 +20,6 @@ from covey.config.quantization import Quantization, adapter_quantization
 from covey.kernels.torch_.attention import attend_masked
 from covey.learner.backends.single import SingleBackend
 from covey.learner.fingerprints import frozen_tensors
-from covey.learner.optimizer import OptimizerConfig
 from covey.models import attention
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import choose_stream, load_adapted, load_policy, save_policy
@@ -28,13 +27,14 @@ from covey.models.lora import adapter_off, merge_into_base, merged, plain_weight
 from covey.models.probe import micro_of, widest_stream
 from covey.models.quantized import coarsest_dtype, is_packed
 from support.models import random_model
+from support.options import learner
 from support.rows import random_rows
 
 CPU, FP32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
 LORA = LoraSettings(rank=4, alpha=8)
 NF4 = Quantization(bits=4)
 EIGHT = Quantization(bits=8)
-OPTIMIZER = OptimizerConfig(betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+OPTIMIZER = learner(weight_decay=0.1)
 # Two orders of the same float32 sums.
 CLOSE = 1e-5
 

@@ -142,15 +142,15 @@ def test_beside_what_holds_the_state(options: dict[str, Any], layout: Layout, co
 
 
 def test_what_deepspeed_holds_is_not_moved_by_covey() -> None:
-    from covey.training.settings import optimizer
+    from covey.learner.offload import own_offloads
 
     levers = {"offload_optimizer": True, "offload_model": True, "offload_reference": True}
-    moved = optimizer(config(**levers), SHARDED).offload
-    assert moved.optimizer and moved.model and moved.reference
-    whole = optimizer(config(deepspeed="zero0", **levers), replace(ZERO, zero_stage=0)).offload
-    assert whole.optimizer and whole.model and whole.reference
-    held = optimizer(config(**levers), replace(ZERO, offload="optimizer")).offload
-    assert not (held.optimizer or held.model or held.reference)
+    moved = own_offloads(config(**levers), SHARDED)
+    assert moved.offload_optimizer and moved.offload_model and moved.offload_reference
+    whole = own_offloads(config(deepspeed="zero0", **levers), replace(ZERO, zero_stage=0))
+    assert whole.offload_optimizer and whole.offload_model and whole.offload_reference
+    held = own_offloads(config(**levers), replace(ZERO, offload="optimizer"))
+    assert not (held.offload_optimizer or held.offload_model or held.offload_reference)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from covey.plan.facts import Facts
 from covey.rewards.protocol import Scored, TrainerState
 from covey.rewards.registry import build, score_rows
 from covey.training.facts.rewards import with_rewards
-from covey.training.settings import reward_weights
 from support.checks import config
 
 Told = Callable[..., float]
@@ -31,7 +30,7 @@ def told(scored: Callable[..., Scored]) -> Told:
         resolved = config(**options)
         rewards = build(resolved.reward_funcs, resolved.model_dump())
         row = scored(text, ids=(7,) * tokens, solution=gold)
-        (score,) = score_rows(rewards, reward_weights(resolved), [row])
+        (score,) = score_rows(rewards, resolved.weights, [row])
         assert score.total is not None
         return score.total
 
@@ -113,7 +112,7 @@ def reward_funcs(told: Told) -> None:
     assert told(RIGHT + " a a a a", reward_funcs=["accuracy", "repetition"]) < 1.0
 
 
-def reward_weights_(told: Told) -> None:
+def reward_weights(told: Told) -> None:
     both = {"reward_funcs": ["accuracy", "repetition"]}
     text = f"{RIGHT} a a a a a a a a"
     plain, right, repeated = (told(text, **both, reward_weights=w) for w in ([1, 1], [2, 1], [1, 2]))
@@ -121,11 +120,11 @@ def reward_weights_(told: Told) -> None:
 
 
 DIRECTIONS: dict[str, Callable[[Told], None]] = {
-    function.__name__.rstrip("_"): function
+    function.__name__: function
     for function in (
         *(cosine_min_len_value_wrong, cosine_max_len_value_wrong, cosine_min_len_value_correct),
         *(cosine_max_len_value_correct, cosine_max_len, repetition_n_grams, repetition_max_penalty),
-        *(soft_max_length, soft_cache_length, gold_lists, reward_funcs, reward_weights_),
+        *(soft_max_length, soft_cache_length, gold_lists, reward_funcs, reward_weights),
     )
 }
 

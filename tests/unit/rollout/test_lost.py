@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from covey.batching.credit import CreditConfig, row_credits
+from covey.batching.credit import row_credits
 from covey.batching.samples import to_samples
 from covey.comm import Comm, LocalComm
 from covey.data.rows import prompt_table
@@ -21,6 +21,7 @@ from covey.rollout.native.engine import NativeEngine
 from covey.rollout.slots import CollectPlan
 from covey.texts import packed, tr
 from covey.types import Completion, Episode, Finding, Origin, Outcome, SamplingParams, Score, ScoredGroup
+from support.options import credit
 from support.rollout_shares import on_counting_ranks
 
 GONE = tr("no rollout server is left")
@@ -102,9 +103,7 @@ def test_rows_of_lost_completions_are_in_no_statistic(
     groups, _ = collected(LocalComm(), num_left)
     samples = to_samples(groups)
     assert len(samples) == NUM_PROMPTS * SIBLINGS
-    credits = row_credits(
-        groups, samples, CreditConfig(scale_rewards="group", mask_truncated_completions=False)
-    )
+    credits = row_credits(groups, samples, credit())
     for number, scored in enumerate(groups):
         own = credits[number * SIBLINGS : (number + 1) * SIBLINGS]
         here = [e.outcome is not Outcome.INFRASTRUCTURE for e in scored.group.episodes]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from covey.plan.memory import LIBRARIES, MemoryPlan, Phase
-from covey.training.memory import MOST_OVER, PhaseMemory, compared, resident_bytes
+from covey.training.memory import MOST_OVER, StepCost, compared, resident_bytes
 from support.runs import options, train_and_watch
 
 PARTS = {"weights": 600, "activations": 400}
@@ -23,7 +23,7 @@ PLAN = MemoryPlan(
 
 
 def test_a_phase_is_what_is_resident_at_its_end() -> None:
-    memory = PhaseMemory(torch.device("cpu"))
+    memory = StepCost(torch.device("cpu"))
     memory.begin()
     # Of the kernel: what is freed of malloc's may stay with the process.
     kept = mmap.mmap(-1, 1 << 27, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -42,11 +42,11 @@ def test_a_phase_is_what_is_resident_at_its_end() -> None:
 
 
 def test_the_forecast_is_compared_once() -> None:
-    memory = PhaseMemory(torch.device("cpu"), PLAN)
+    memory = StepCost(torch.device("cpu"), PLAN)
     first = memory.compare(1)
     assert first is not None and first.forecast_bytes == 1000 + LIBRARIES
     assert memory.compare(2) is None
-    assert PhaseMemory(torch.device("cpu")).compare(1) is None
+    assert StepCost(torch.device("cpu")).compare(1) is None
 
 
 def test_a_gpu_that_holds_more_than_the_bound_is_named() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from covey.batching.credit import CreditConfig
+from covey.batching.needs import needs
 from covey.config import from_dict
-from covey.training import settings
 from covey.training.loss import may_be_silent
-from covey.training.objective import EntropyBonus, Objective, OptionSchedule
+from covey.training.objective import EntropyBonus, Objective, OptionSchedule, objective_of
 from support.checks import BASE
+from support.options import algorithm
 
 # -- schedules ---------------------------------------------------------------------------------------------
 
@@ -49,8 +49,9 @@ def test_beyond_the_end_it_stays_and_a_run_of_one_step_begins_at_the_start(kind:
 # -- the adaptive bonus ------------------------------------------------------------------------------------
 
 
-def bonus(**changes: Any) -> EntropyBonus:
-    return EntropyBonus(**{"coef": 0.1, "target": 1.0, "delta": 0.04, "bounds": (0.05, 0.2), **changes})
+def bonus() -> EntropyBonus:
+    bounds = {"entropy_coef_min": 0.05, "entropy_coef_max": 0.2}
+    return EntropyBonus(algorithm(entropy_coef=0.1, entropy_target=1.0, entropy_coef_delta=0.04, **bounds))
 
 
 def test_up_at_the_target_and_below_and_down_above_it() -> None:
@@ -102,7 +103,7 @@ def test_its_state_goes_on_where_it_was() -> None:
 def of(total_steps: int = 3, **options: Any) -> Objective:
     resolved = from_dict({**BASE, **options})
     assert resolved.problems == ()
-    return settings.objective(resolved.config, total_steps)
+    return objective_of(resolved.config, needs(resolved.config, 1), total_steps)
 
 
 def test_without_courses_the_loss_is_the_same_object() -> None:
@@ -139,12 +140,14 @@ def test_a_divergence_in_the_reward_never_enters_the_loss(start: float, end: flo
     found = of(kl_in_reward=True, beta=start, beta_end=end)
     assert [found.loss_at(step).beta for step in range(3)] == [0.0] * 3
     expected = [start, (start + end) / 2, end]
-    assert [found.credit_at(step).kl_weight for step in range(3)] == pytest.approx(expected)
+    assert all(found.credit_at(step).kl_in_reward for step in range(3))
+    assert [found.credit_at(step).beta for step in range(3)] == pytest.approx(expected)
 
 
 def test_a_divergence_in_the_loss_never_enters_the_reward() -> None:
     found = of(beta=0.0, beta_end=0.2)
-    assert [found.credit_at(step).kl_weight for step in range(3)] == [0.0] * 3
+    assert all(found.credit_at(step) is found.credit for step in range(3))
+    assert not (found.credit.kl_in_reward or found.needs.kl_in_reward)
     assert [found.loss_at(step).beta for step in range(3)] == pytest.approx([0.0, 0.1, 0.2])
 
 
@@ -232,15 +235,12 @@ def test_the_options_reach_the_credit_and_the_needs() -> None:
         scale_rewards="gdpo",
         mask_truncated_completions=True,
     ).credit
-    assert found == CreditConfig(
-        scale_rewards="gdpo", mask_truncated_completions=True, estimator="grpo", weights=(2.0, 0.5)
-    )
-    assert of(loss_type="real").credit.whole_groups
+    assert found.mask_truncated_completions and found.weights == [2.0, 0.5]
     assert of(advantage_estimator="rloo").credit.scale_rewards == "none"
     assert of(advantage_estimator="reinforce_plus_plus").credit.scale_rewards == "batch"
     for options in ({"entropy_coef": 0.1}, {"entropy_coef_end": 0.1}, {"use_adaptive_entropy": True}):
-        assert not settings.needs(from_dict({**BASE, **options}).config, 1).may_skip_rows
-    assert settings.needs(from_dict({**BASE, "beta_end": 0.1}).config, 1).reference
+        assert not needs(from_dict({**BASE, **options}).config, 1).may_skip_rows
+    assert needs(from_dict({**BASE, "beta_end": 0.1}).config, 1).reference
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from covey.comm import LocalComm
 from covey.errors import RunFailed
+from covey.options.output import OutputOptions
 from covey.telemetry.files import RunFiles, read_events
 from covey.telemetry.rollout_log import RolloutLimits, RolloutLog, RolloutPolicy
 from covey.telemetry.rollouts import read_rollouts
@@ -30,7 +31,7 @@ def recorder(output: Path, comm: Any, **limits: Any) -> Recorder:
         world=comm.world,
     )
     files = RunFiles(output) if comm.rank == 0 else None
-    return Recorder(output_dir=output, rollouts=log, comm=comm, files=files)
+    return Recorder(options=OutputOptions(output_dir=str(output)), rollouts=log, comm=comm, files=files)
 
 
 def record(rank: Recorder, rollout: int) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from covey.batching.credit import CreditConfig
 from covey.checkpoint.exact import JSON
 from covey.comm import Comm, LocalComm
 from covey.data.order import Order
@@ -20,10 +19,12 @@ from covey.rollout.collect import Collected
 from covey.training.guards import Guards
 from covey.training.select import FURTHER, Further, OneByOne, Replay, SelectingSource
 from covey.types import Batch, Denominators, KeptSets, MicroBatch, Origin, Prompt, Score, ScoredGroup
+from support.checks import config
 from support.groups import episode, prompt, scored
+from support.options import credit
 from support.owners import Held
 
-CREDIT = CreditConfig(scale_rewards="group", mask_truncated_completions=False)
+CREDIT = credit()
 FLAT, LOUD = (1.0, 1.0, 1.0, 1.0), (1.0, 0.0, 0.0, 0.0)
 
 
@@ -290,15 +291,12 @@ def test_a_gradient_is_compared_where_every_ratio_is_one(stale: torch.Tensor | N
     )
     guards = Guards(
         comm=LocalComm(),
-        num_generations=2,
+        options=config(),
         num_episodes=2,
-        scaled_by=None,
-        is_over_rollout=False,
         plain_loss=None,
         is_comparable=True,
         is_low_precision=False,
         engine="native",
-        peak_rate=1.0,
         weights=WeightWatch(Held()),
     )
     assert guards.is_second_gradient_due(batch, is_fresh=True) is wanted

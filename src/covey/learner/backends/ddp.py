@@ -12,9 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from covey.algorithm.losses import LossOutput
 from covey.learner.backends.base import LossFunction
 from covey.learner.backends.single import SingleBackend
-from covey.learner.optimizer import LocalReduction, Masters, OptimizerConfig
+from covey.learner.optimizer import LocalReduction, Masters
 from covey.learner.reference import MovingReference
 from covey.models.policy import Policy
+from covey.options.schema import LearnerOptions
 from covey.types import MicroBatch, TokenStats
 
 # Rotary frequencies are the only buffers and are equal on every rank; torch 2.13 renames the option.
@@ -33,7 +34,7 @@ class DDPBackend(SingleBackend):
     def __init__(
         self,
         policy: Policy,
-        config: OptimizerConfig,
+        options: LearnerOptions,
         *,
         compute_dtype: torch.dtype = torch.float32,
         reference: Policy | None = None,
@@ -43,7 +44,7 @@ class DDPBackend(SingleBackend):
         self.grad_scale = float(self.dp_world)
         super().__init__(
             policy,
-            config,
+            options,
             compute_dtype=compute_dtype,
             reference=reference,
             moving=moving,

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from covey.algorithm.losses import LossOutput
 from covey.environment import silence_libraries
 from covey.learner.backends.base import LossFunction
-from covey.learner.optimizer import NonFiniteGradient, OptimizerConfig
+from covey.learner.optimizer import NonFiniteGradient
 from covey.learner.sharding.fragments import Fragment, Fragments
 from covey.learner.sharding.rows import ReadRows
 from covey.learner.sharding.units import join_group
 from covey.learner.sharding.weight_buffer import computing_dtypes
 from covey.models.policy import Policy
+from covey.options.training import OptimizerOptions
 from covey.texts import tr
 from covey.types import MicroBatch, TokenStats
 
@@ -81,35 +82,37 @@ def _settings(given: Settings, dtype: torch.dtype) -> dict[str, Any]:
 class ZeroEngine:
     """Holds DeepSpeed's engine around a policy, with the optimizer of what it trains.
 
-    `masters` are this rank's fragments of the trained tensors in float32, by name. An engine without `config`
-    only forwards.
+    `masters` are this rank's fragments of the trained tensors in float32, by name. An engine without
+    `options` only forwards.
     """
 
-    def __init__(self, policy: Policy, given: Settings, config: OptimizerConfig | None) -> None:
+    def __init__(self, policy: Policy, given: Settings, options: OptimizerOptions | None) -> None:
         library = _library(policy.device)
         self.policy, self._gathered = policy, library.zero.GatheredParameters
         self._trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
         self.stage: int = given["zero_optimization"]["stage"]
-        every = self._trained.values() if config is not None else policy.parameters()
+        every = self._trained.values() if options is not None else policy.parameters()
         settings = _settings(given, next(iter(every)).dtype)
-        self._adam = None if config is None else self._make_adam(config)
+        self._adam = None if options is None else self._make_adam(options)
         self._engine: Any = library.initialize(model=policy, optimizer=self._adam, config=settings)[0]
         self._optimizer: Any = self._engine.optimizer
         self.masters: dict[str, nn.Parameter] = {}
         self._places: dict[int, tuple[Tensor, int, int]] = {}
-        found = {name: self._place(name, p) for name, p in self._trained.items()} if config else {}
+        found = (
+            {name: self._place(name, p) for name, p in self._trained.items()} if options is not None else {}
+        )
         self.fragments = Fragments(found, policy.device)
 
-    def _make_adam(self, config: OptimizerConfig) -> torch.optim.Optimizer:
-        """Return torch's AdamW; weight decay spares biases and norms."""
+    def _make_adam(self, options: OptimizerOptions) -> torch.optim.Optimizer:
+        """AdamW of torch; weight decay spares biases and norms."""
         matrices = [p for n, p in self._trained.items() if len(self.shape(n)) > 1]
         others = [p for n, p in self._trained.items() if len(self.shape(n)) <= 1]
         groups = [
             {"params": params, "weight_decay": decay}
-            for params, decay in ((matrices, config.weight_decay), (others, 0.0))
+            for params, decay in ((matrices, options.weight_decay), (others, 0.0))
             if params
         ]
-        return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.epsilon, fused=True)
+        return torch.optim.AdamW(groups, lr=0.0, betas=options.betas, eps=options.adam_epsilon, fused=True)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a whole trained tensor."""

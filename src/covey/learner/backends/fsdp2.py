@@ -19,12 +19,13 @@ from covey.checkpoint.shards import SavedShards, Shard
 from covey.learner.backends.base import LossFunction, Objective
 from covey.learner.backends.split import SplitModel
 from covey.learner.offload import Offloaded
-from covey.learner.optimizer import Masters, OptimizerConfig
+from covey.learner.optimizer import Masters
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
 from covey.learner.sharding.units import Sharded, local
 from covey.learner.sharding.weight_buffer import ShardReduction
 from covey.models.policy import Policy
+from covey.options.schema import LearnerOptions
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
@@ -40,7 +41,7 @@ class FSDP2Backend(SplitModel):
         self,
         sharded: Sharded,
         sampler: Policy,
-        config: OptimizerConfig,
+        options: LearnerOptions,
         *,
         compute_dtype: torch.dtype,
         reduces_each: bool = False,
@@ -63,17 +64,17 @@ class FSDP2Backend(SplitModel):
         )
         shards = [nn.Parameter(local(p)) for p in self._trained.values()]
         low = [n for n in self._trained if self._buffer.dtypes[n] != torch.float32]
-        self.masters = Masters(list(self._trained), shards, shards, config, reduction, low=low)
-        self._offload = config.offload
+        self.masters = Masters(list(self._trained), shards, shards, options, reduction, low=low)
+        self._options = options
         self._offloaded_shards = Offloaded(self._all_shards)
-        if moving is not None and config.offload.reference:
+        if moving is not None and options.offload_reference:
             moving.offloaded = Offloaded(moving.own_tensors)
             moving.offloaded.to_cpu()
 
     def _all_shards(self) -> list[Tensor]:
         """Return this rank's rows of the policy and of its reference that are not always in CPU memory."""
         found = list(self.split.held().values())
-        if self._offload.reference:
+        if self._options.offload_reference:
             return found
         if self.split_reference is not None:
             found += self.split_reference.held().values()
@@ -134,7 +135,7 @@ class FSDP2Backend(SplitModel):
 
     @contextmanager
     def _idle_tensors_on_cpu(self) -> Iterator[None]:
-        if not self._offload.model:
+        if not self._options.offload_model:
             yield
             return
         self.split.let_go()

@@ -13,10 +13,11 @@ from covey.checkpoint.shards import SavedShards, Shard, share_of
 from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.backends.whole import WholeModel
 from covey.learner.offload import Offloaded, own_memory
-from covey.learner.optimizer import Masters, OptimizerConfig, Reduction
+from covey.learner.optimizer import Masters, Reduction
 from covey.learner.reference import MovingReference
 from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy, RowLayout
+from covey.options.schema import LearnerOptions
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
@@ -34,7 +35,7 @@ class SingleBackend(WholeModel):
     def __init__(
         self,
         policy: Policy,
-        config: OptimizerConfig,
+        options: LearnerOptions,
         *,
         compute_dtype: torch.dtype = torch.float32,
         reference: Policy | None = None,
@@ -45,14 +46,14 @@ class SingleBackend(WholeModel):
         self.policy = self.sampler = policy
         self.reference = reference
         self.moving = moving
-        self.masters = Masters.of(policy, config, compute_dtype, adapter_parameters(policy), reduction)
-        self._offload = config.offload
+        self.masters = Masters.of(policy, options, compute_dtype, adapter_parameters(policy), reduction)
+        self._options = options
         self._offloaded_reference = self._offloadable_reference()
 
     def _offloadable_reference(self) -> Offloaded:
         """Return the tensors of the reference that are not the policy's, in CPU memory if they wait there."""
         reference, moving = self.reference, self.moving
-        if not (self._offload.reference or self._offload.model):
+        if not (self._options.offload_reference or self._options.offload_model):
             return Offloaded()
         own = [] if reference is None else list(reference.parameters())
         if moving is None:
@@ -60,7 +61,7 @@ class SingleBackend(WholeModel):
         offloaded = Offloaded(lambda: [*own, *([] if moving is None else moving.own_tensors())])
         if moving is not None:
             moving.offloaded = offloaded
-        if self._offload.reference:
+        if self._options.offload_reference:
             offloaded.to_cpu()
         return offloaded
 
@@ -76,7 +77,7 @@ class SingleBackend(WholeModel):
         return super()._model_of(which)
 
     def _let_reference_go(self) -> None:
-        if self._offload.reference and not self._offloaded_reference.is_on_cpu:
+        if self._options.offload_reference and not self._offloaded_reference.is_on_cpu:
             self._offloaded_reference.to_cpu(is_changed=False)
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
@@ -113,7 +114,7 @@ class SingleBackend(WholeModel):
     @contextmanager
     def _idle_tensors_on_cpu(self) -> Iterator[None]:
         self._let_reference_go()
-        if not self._offload.model:
+        if not self._options.offload_model:
             yield
             return
         with self.masters.on_cpu(), self._offloaded_reference.on_cpu():

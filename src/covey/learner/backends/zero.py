@@ -18,11 +18,12 @@ from covey.learner.backends.deepspeed import Settings, ZeroEngine
 from covey.learner.backends.passes import Passes
 from covey.learner.backends.split import SplitModel
 from covey.learner.backends.whole import WholeModel
-from covey.learner.optimizer import Masters, NonFiniteGradient, OptimizerConfig
+from covey.learner.optimizer import Masters, NonFiniteGradient
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.partitions import Partitioned
 from covey.learner.sharding.weight_buffer import ShardReduction, computing_dtypes
 from covey.models.policy import Policy
+from covey.options.schema import LearnerOptions
 from covey.types import MicroBatch, StepStats, TokenStats
 
 
@@ -35,7 +36,7 @@ class _Zero(Passes):
 
     is_sharded = True
 
-    def __init__(self, engine: ZeroEngine, config: OptimizerConfig) -> None:
+    def __init__(self, engine: ZeroEngine, options: LearnerOptions) -> None:
         self.engine, self.policy = engine, engine.policy
         self.dp_rank, self.dp_world = dist.get_rank(), dist.get_world_size()
         self.grad_scale = float(self.dp_world)
@@ -44,7 +45,7 @@ class _Zero(Passes):
         self.reduction = ShardReduction(world)
         masters = list(engine.masters.values())
         low = [n for n, p in self.policy.named_parameters() if p.requires_grad and p.dtype != torch.float32]
-        self.masters = Masters(list(engine.masters), masters, masters, config, self.reduction, engine, low)
+        self.masters = Masters(list(engine.masters), masters, masters, options, self.reduction, engine, low)
 
     def backward(self, micro: MicroBatch, loss: LossFunction, *, last: bool) -> tuple[TokenStats, LossOutput]:
         """Run forward, loss and backward; collective in each micro-batch."""
@@ -90,12 +91,12 @@ class Zero2Backend(_Zero, WholeModel):
     def __init__(
         self,
         engine: ZeroEngine,
-        config: OptimizerConfig,
+        options: LearnerOptions,
         *,
         reference: Policy | None = None,
         moving: MovingReference | None = None,
     ) -> None:
-        super().__init__(engine, config)
+        super().__init__(engine, options)
         self.sampler, self.reference, self.moving = self.policy, reference, moving
 
     def move_reference(self, step: int) -> bool:
@@ -112,13 +113,13 @@ class Zero3Backend(_Zero, SplitModel):
         self,
         partitioned: Partitioned,
         sampler: Policy,
-        config: OptimizerConfig,
+        options: LearnerOptions,
         *,
         compute_dtype: torch.dtype,
         reference: Partitioned | None = None,
         moving: MovingReference | None = None,
     ) -> None:
-        _Zero.__init__(self, partitioned.engine, config)
+        _Zero.__init__(self, partitioned.engine, options)
         SplitModel.__init__(
             self,
             partitioned,
@@ -142,7 +143,7 @@ class Zero3Backend(_Zero, SplitModel):
 
 @torch.no_grad()
 def whole_engine(
-    policy: Policy, given: Settings, config: OptimizerConfig, compute_dtype: torch.dtype
+    policy: Policy, given: Settings, options: LearnerOptions, compute_dtype: torch.dtype
 ) -> ZeroEngine:
     """Return an engine of stage 1 or 2 around a policy whose weights are float32, which become the
     masters."""
@@ -155,7 +156,7 @@ def whole_engine(
         if not parameter.requires_grad:
             dtypes[name] = compute_dtype
         parameter.data = parameter.data.to(dtypes[name])
-    engine = ZeroEngine(policy, given, config)
+    engine = ZeroEngine(policy, given, options)
     for name, weight in saved.items():
         engine.masters[name].copy_(engine.fragments[name].of(weight))
     return engine

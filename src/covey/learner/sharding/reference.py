@@ -13,15 +13,15 @@ from covey.learner.offload import Offloaded
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.protocol import Split
 from covey.models.policy import Policy
+from covey.options.algorithm import AlgorithmOptions
 
 
 class SplitReference(MovingReference):
     """Holds this rank's parts of the trained tensors in float32, as they are when it is made. For a pass they
     replace the policy's."""
 
-    def __init__(self, split: Split, *, every: int, alpha: float) -> None:
-        self._split, self._policy = split, split.policy
-        self._every, self._alpha = every, alpha
+    def __init__(self, split: Split, options: AlgorithmOptions) -> None:
+        self._split, self._policy, self._options = split, split.policy, options
         self._float32 = {n: t.detach().clone() for n, t in split.masters().items()}
         self._computing = {}
         self.offloaded = Offloaded()

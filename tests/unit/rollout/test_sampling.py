@@ -10,7 +10,7 @@ import pytest
 from covey.data.text import TextCodec, load_codec
 from covey.options.schema import Config
 from covey.quickstart.task import MODEL_DIR
-from covey.training.settings import eval_sampling, sampling
+from covey.rollout.sampling import eval_sampling, sampling
 from support.checks import config
 
 VAL = {"val_dataset": ["v.jsonl"]}

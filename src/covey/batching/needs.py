@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from covey.options.algorithm import AlgorithmOptions
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
@@ -20,24 +22,22 @@ class Needs:
     kl_in_reward: bool = False
 
 
-def needs(
-    *,
-    beta: float,
-    steps_per_rollout: int,
-    kl_in_reward: bool = False,
-    has_entropy_bonus: bool = False,
-    top_entropy_quantile: float = 1.0,
-) -> Needs:
+def needs(options: AlgorithmOptions, steps_per_rollout: int) -> Needs:
     """Old logprobs only where a rollout is trained on more than once; a reference only with a KL term.
 
     With one optimizer step a rollout the current policy is the one that sampled, so its logprobs are the old
     ones. A row with advantage 0 has an exactly zero gradient unless a KL term or an entropy bonus reaches it.
-    `beta` is the largest weight that the KL has in the run.
     """
+    has_kl, in_reward = bool(options.beta or options.beta_end), options.kl_in_reward
     return Needs(
-        old=steps_per_rollout > 1 or (kl_in_reward and beta != 0.0),
-        reference=beta != 0.0,
-        may_skip_rows=beta == 0.0 and not has_entropy_bonus,
-        entropy=top_entropy_quantile < 1.0,
-        kl_in_reward=kl_in_reward and beta != 0.0,
+        old=steps_per_rollout > 1 or (in_reward and has_kl),
+        reference=has_kl,
+        may_skip_rows=not (has_kl or has_entropy_bonus(options)),
+        entropy=options.top_entropy_quantile < 1.0,
+        kl_in_reward=in_reward and has_kl,
     )
+
+
+def has_entropy_bonus(options: AlgorithmOptions) -> bool:
+    """Whether the loss has an entropy bonus at any step."""
+    return bool(options.entropy_coef or options.entropy_coef_end or options.use_adaptive_entropy)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from covey.algorithm.needs import Needs, needs
+from covey.batching.needs import Needs, needs
+from support.options import algorithm
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ from covey.algorithm.needs import Needs, needs
     ],
 )
 def test_needs(beta, steps, expected):
-    assert needs(beta=beta, steps_per_rollout=steps) == expected
+    assert needs(algorithm(beta=beta), steps) == expected
 
 
 @pytest.mark.parametrize(
@@ -28,19 +29,19 @@ def test_needs(beta, steps, expected):
             {"beta": 0.04, "kl_in_reward": True},
             Needs(old=True, reference=True, may_skip_rows=False, kl_in_reward=True),
         ),
-        ({"beta": 0.0, "kl_in_reward": True}, Needs(old=False, reference=False, may_skip_rows=True)),
+        ({"kl_in_reward": True}, Needs(old=False, reference=False, may_skip_rows=True)),
         # The bonus reaches rows without an advantage.
-        ({"beta": 0.0, "has_entropy_bonus": True}, Needs(old=False, reference=False, may_skip_rows=False)),
+        ({"entropy_coef": 0.1}, Needs(old=False, reference=False, may_skip_rows=False)),
         (
-            {"beta": 0.0, "top_entropy_quantile": 0.2},
+            {"top_entropy_quantile": 0.2},
             Needs(old=False, reference=False, may_skip_rows=True, entropy=True),
         ),
         (
-            {"beta": 0.0, "top_entropy_quantile": 1.0},
+            {"top_entropy_quantile": 1.0},
             Needs(old=False, reference=False, may_skip_rows=True),
         ),
     ],
     ids=str,
 )
 def test_needs_of_what_may_be_added(changes, expected):
-    assert needs(steps_per_rollout=1, **changes) == expected
+    assert needs(algorithm(**changes), 1) == expected
