@@ -1,2 +1,2 @@
-"""What cannot be in a healthy run, each check with the moment at which it is made; nothing here imports torch
-before."""
+"""What cannot be in a healthy run, each check with the moment at which it is made; no file imports torch or
+numpy before, because `covey explain` reads the codes."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from covey.algorithm.loss_types.declare import Average
 from covey.algorithm.loss_types.registry import loss_named
 from covey.health.guard import Guard
@@ -17,6 +15,8 @@ from covey.types import Batch, TrainSample
 from covey.types.episode import held
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from covey.batching.shares import PackPlan
 
 _ROUNDING = 1e-6
@@ -52,6 +52,8 @@ def planned_loss(rows: Sequence[TrainSample], loss_type: str, longest: int) -> t
     Taken from the rows as a whole, so it knows nothing of forward passes. `longest` is
     max_completion_length.
     """
+    import numpy as np
+
     from covey.batching.pack import episode_tokens
 
     tokens_S = np.array([r.num_tokens for r in rows], dtype=np.float64)
@@ -103,6 +105,8 @@ def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
 
 
 def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[int, int], step: int) -> None:
+    import numpy as np
+
     ids = [r.annotated.sample.token_ids for r in rows]
     at = [np.flatnonzero(r.annotated.sample.is_trained) for r in rows]
     counts = [len(n) for n in at]
@@ -165,6 +169,8 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[
 
 def _check_sets(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
     """Raise GuardStop (F110) where tokens would be trained within other sets than they were drawn from."""
+    import numpy as np
+
     own = [held(r.annotated.sample.tokens).kept for r in rows]
     sampled = [part for part in own if part is not None]
     trained = [micro.kept for micro in batch.micro_batches if micro.kept is not None]
