@@ -105,12 +105,12 @@ def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
 
 
 def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[int, int], step: int) -> None:
+    """Raise GuardStop (F110, F111, F113) where the tensors of the passes are not those of their rows."""
     import numpy as np
 
     ids = [r.annotated.sample.token_ids for r in rows]
     at = [np.flatnonzero(r.annotated.sample.is_trained) for r in rows]
-    counts = [len(n) for n in at]
-    micros = batch.micro_batches
+    counts, micros = [len(n) for n in at], batch.micro_batches
 
     def joined(parts: Sequence[np.ndarray[tuple[int], Any]]) -> np.ndarray:  # type: ignore[type-arg]
         return np.concatenate(parts) if parts else np.empty(0)
@@ -133,7 +133,7 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[
             "advantages",
             "F113",
             [m.advantage_N for m in micros],
-            np.concatenate([np.empty(0), *(r.advantages for r in rows)]),
+            joined([r.advantages for r in rows]),
         ),
         (
             "temperatures",
