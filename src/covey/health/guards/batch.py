@@ -129,12 +129,7 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[
             before,
         ),
         ("positions", "F110", [m.positions_T[m.context_U[m.context_N]] for m in micros], joined(at) - 1),
-        (
-            "advantages",
-            "F113",
-            [m.advantage_N for m in micros],
-            joined([r.advantages for r in rows]),
-        ),
+        ("advantages", "F113", [m.advantage_N for m in micros], joined([r.advantages for r in rows])),
         (
             "temperatures",
             "F110",
