@@ -64,7 +64,7 @@ test-real: test-install ## tests on a real model and real templates; skipped by 
 
 test-whole: test-install ## the tests of whole runs: processes, machines, servers, documents, real models, the contract (about 15 minutes)
 	@$(FETCH) || true
-	@$(PYTEST) -m 'whole and not slow'
+	@$(PYTEST) -m 'whole and not slow' $(ARGS)
 
 test-all: test test-whole test-slow ## every test that needs neither a GPU nor vLLM
 

@@ -24,7 +24,7 @@ MAKE = """
 [ -n "$COVEY_NEEDS_ALL" ] || exit 9
 case $1 in
 test) exit "${TEST:-0}" ;;
-test-whole) exit "${WHOLE:-0}" ;;
+test-whole) sleep "${WHOLE_S:-0}"; exit "${WHOLE:-0}" ;;
 vllm-env) sleep "${ENV_S:-0}"; exit "${ENV:-0}" ;;
 test-vllm) sleep "${VLLM_S:-0}"; exit "${VLLM:-0}" ;;
 esac
@@ -35,7 +35,7 @@ case "$*" in
 "-m venv "*) mkdir -p "$3/bin"; for name in python ruff mypy; do ln -s "$0" "$3/bin/$name"; done ;;
 esac
 """
-EVERY = ["make test", "make test-whole", "make vllm-env", "make test-vllm ARGS=--exitfirst"]
+EVERY = ["make test", "make test-whole ARGS=--exitfirst", "make vllm-env", "make test-vllm ARGS=--exitfirst"]
 TOOLS = {name for one in NEEDS.values() for name in one.commands}
 PACKAGES = sorted({one.packages for one in NEEDS.values() if one.packages})
 INSTALL = "apt-get install -y -qq --no-install-recommends"
@@ -92,13 +92,24 @@ def ci(tmp_path: Path, commands: Path) -> Path:
         ({}, 0, EVERY, ""),
         ({"TEST": "2"}, 2, EVERY[:1], ""),
         ({"WHOLE": "2"}, 2, EVERY[:2], ""),
+        ({"WHOLE_S": "9", "WHOLE_ENDS_WITHIN": "1"}, 0, EVERY[:2], "left out: what the tests of whole runs"),
         ({"VLLM": "2"}, 2, EVERY, ""),
         ({"ENV": "2"}, 0, EVERY[:3], "left out: the tests with vLLM: `make vllm-env` ended with 2"),
         ({"ENV_S": "9", "VLLM_ENV_TAKES": "1"}, 0, EVERY[:3], "ended with 124 (124: not within 1 s)"),
         ({"VLLM_S": "9", "VLLM_TESTS_TAKE": "1"}, 0, EVERY, "had not reached in 1 s"),
         ({"VLLM_BEGINS_WITHIN": "0"}, 0, EVERY[:2], "left out: the tests with vLLM, since"),
     ],
-    ids=["all", "tests", "whole", "vllm", "no environment", "slow environment", "slow tests", "late"],
+    ids=[
+        "all",
+        "tests",
+        "whole",
+        "slow whole",
+        "vllm",
+        "no environment",
+        "slow environment",
+        "slow tests",
+        "late",
+    ],
 )
 def test_ci(ci: Path, commands: Path, given: dict[str, str], code: int, made: list[str], said: str) -> None:
     """A failure of tests fails; what cannot be installed, or takes too long, is left out and said."""
@@ -158,5 +169,5 @@ def test_no_test_calls_what_installs() -> None:
     calls = re.compile(f"{system}|{packages}")
     files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/**/*.py")]
     found = {str(path.relative_to(ROOT)) for path in files if calls.search(path.read_text(encoding="utf-8"))}
-    speak_of_it = {"tests/support/needs.py", "tests/unit/test_ci.py"}
+    speak_of_it = {"tests/support/needs.py", "tests/unit/test_ci.py", "tests/docs/test_inside_pages.py"}
     assert found == speak_of_it | {"tests/packaging/test_wheel.py"}
