@@ -177,16 +177,18 @@ from covey.codes import CODES
 title, has_torch = CODES["F199"].title, "torch" in sys.modules
 
 from covey.comm import LocalComm
+from covey.config.resolve import from_dict
 from covey.errors import GuardStop
 from covey.health.guard_list import GUARDS
 from covey.training.guards import Guards
 
+options = from_dict({"model": "-", "dataset": ["-"], "reward_funcs": ["format"]}, 1).config
+
 
 def stopped(batch):
     guards = Guards(
-        comm=LocalComm(), num_generations=2, num_episodes=2, scaled_by=None, is_over_rollout=False,
-        plain_loss=None, is_comparable=False, is_low_precision=False, engine="native", peak_rate=1e-4,
-        weights=Some(check=lambda step, comm: None),
+        options=options, comm=LocalComm(), num_episodes=2, plain_loss=None, is_comparable=False,
+        is_low_precision=False, engine="native", weights=Some(check=lambda step, comm: None),
     )
     try:
         guards.check_step(batch, Some(stats=None, match=None), 3, is_fresh=True)
