@@ -1,4 +1,4 @@
-"""What the modules of a package declare, so that a new file of it is known without being named elsewhere."""
+"""Find the values that the modules of a package declare, so that a new file needs no entry elsewhere."""
 
 from __future__ import annotations
 

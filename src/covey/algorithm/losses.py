@@ -86,7 +86,7 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What the term of a loss is computed from; the metrics of its own join `sums`.
+    """Hold the tensors (N,) that a loss computes its terms from; a loss adds its own metrics to `sums`.
 
     `old_N` are the old logprobs, `ratio_N` the ratios of the level that is asked for. `weight_N` is the
     weight of a rollout correction, None without one.

@@ -37,7 +37,7 @@ class Code:
 
 
 BESIDE = ("covey.health.rule_list:RULES", "covey.health.guard_list:CODES_OF_GUARDS")
-"""What has its code, title and reason beside what it checks, in parts that import this one."""
+"""Packages whose files declare codes beside their checks; they import this module, so it names them."""
 
 _TABLE = (
     *(*CONFIGURATION, *INPUTS, *WARNINGS, *START, *SERVERS, *REWARDS, *ROWS),

@@ -41,8 +41,10 @@ _AFTER_B = ("lora_A", "lora_embedding_A", "lora_magnitude")
 
 @dataclass(slots=True, kw_only=True)
 class Guards:
-    """What a run is held to; GuardStop from any method ends it on every rank. With the option `guards` off
-    they only keep what a resumed run with guards needs."""
+    """Check every rollout, batch and step of a run; GuardStop from any method ends the run on every rank.
+
+    With the option `guards` off they check nothing and keep the state that a resumed run with guards needs.
+    """
 
     options: Config
     comm: Comm

@@ -1,4 +1,4 @@
-"""What judges a run, rollout by rollout and step by step."""
+"""Judge a run by its guards and rules, rollout by rollout and step by step."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Average(Enum):
-    """What the term of a token is divided by, in the loss of an optimizer step; masked episodes count."""
+    """Name the divisor of a token's term in the loss of an optimizer step; masked episodes are counted too."""
 
     EPISODE = "tokens of its completion x completions"
     EPISODES = "completions"

@@ -49,7 +49,7 @@ def summary() -> str:
 
 
 def _by_name(said: Callable[[Loss], str]) -> str:
-    """What is said of each loss, with the names of those that share it before it."""
+    """Return one sentence for each text that losses have of themselves, with the names of these losses."""
     names: dict[str, list[str]] = {}
     for loss in LOSSES.values():
         names.setdefault(said(loss), []).append(loss.name)

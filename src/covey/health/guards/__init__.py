@@ -1,2 +1,2 @@
-"""What cannot be in a healthy run, each check with the moment at which it is made; no file imports torch or
-numpy before, because `covey explain` reads the codes."""
+"""Guards: each file checks a run for what no healthy one has. torch and numpy are imported within the
+checks, because `covey explain` reads the codes of these files."""

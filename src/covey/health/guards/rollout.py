@@ -1,4 +1,4 @@
-"""What cannot be in a healthy rollout, checked before anything is trained on it."""
+"""Check a rollout for what no healthy run has, before anything is trained on it."""
 
 from __future__ import annotations
 
