@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Average(Enum):
-    """Name the divisor of a token's term in the loss of an optimizer step; masked episodes are counted too."""
+    """Name the divisor of a token's term in the loss of an optimizer step; masked ones count, too."""
 
     EPISODE = "tokens of its completion x completions"
     EPISODES = "completions"

@@ -291,7 +291,8 @@ F207 = Rule(
 F208 = Rule(
     code="F208",
     title="Held-out reward falls",
-    why="A gain on the training prompts alone is not the purpose of the training.",
+    why="The model gets better on the training prompts and worse on others: it memorizes instead of learning "
+    "the task.",
     check=held_out_falls,
     each="evaluation",
     when=f"{num('eval_fall_values')} evaluations are {pct('eval_fall_share')} below the best one, and the "
@@ -325,8 +326,7 @@ F222 = Rule(
 F223 = Rule(
     code="F223",
     title="The reward depends on the length",
-    why="The model learns to write more or less text instead of better text, and the reward rises "
-    "nevertheless.",
+    why="The reward rises because completions get longer or shorter, not because the answers get better.",
     check=length_is_paid,
     streak=LASTING,
     when=f"within groups the reward and the length have a correlation of {num('length_correlation')}, "

@@ -311,7 +311,7 @@ F203 = Rule(
 F204 = Rule(
     code="F204",
     title="Completions become shorter",
-    why="Short completions that keep the format lose the content.",
+    why="The model earns the format reward with short completions and stops working on the answer.",
     check=length_collapse,
     streak=LASTING,
     when=f"completions are shorter than {num('length_short_share')} of their start; if the run is better, "
@@ -334,8 +334,8 @@ F205 = Rule(
 F206 = Rule(
     code="F206",
     title="Completions repeat themselves",
-    why="Repetition is a sign that the model is broken, or that the engine does not sample from the model "
-    "in training.",
+    why="Completions that repeat the same text come from a model that broke down in training, or from an "
+    "engine that samples with other weights than those being trained.",
     check=repetition,
     when=f"over {pct('repetitive')} of the completions, and {num('repetitive_least')} of them, repeat "
     "themselves",

@@ -319,7 +319,8 @@ F211 = Rule(
 F212 = Rule(
     code="F212",
     title="Few groups have a signal",
-    why="Only groups with different rewards teach the model something; the others cost the same.",
+    why="A group whose completions all have the same reward teaches the model nothing, but sampling it takes "
+    "as long as any other group.",
     check=little_signal,
     when=f"{pct('little_signal')} of the groups of {num('little_signal_rollouts')} rollouts have no "
     f"spread, {100 * limit('little_signal_excess'):g} points more than p^G + (1-p)^G; or the completions "
@@ -330,8 +331,8 @@ F212 = Rule(
 F220 = Rule(
     code="F220",
     title="Groups without signal stay in the batch",
-    why="The completions of these groups were sampled in vain, and the step learns from fewer prompts "
-    "than planned.",
+    why="Groups whose completions all have the same reward teach nothing, so the step learns from fewer "
+    "prompts than planned.",
     check=short_of_signal,
     when="groups without signal remain in the batch after all further draws of `dynamic_sample`",
 )

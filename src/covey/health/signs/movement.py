@@ -267,7 +267,8 @@ def not_finite(h: History) -> Sign | None:
 F209 = Rule(
     code="F209",
     title="KL grows without limit",
-    why="The model moves away from its starting point so fast that the samples no longer match it.",
+    why="The model moves away from its starting point faster than it can learn from its own samples, and "
+    "often breaks down soon after.",
     check=kl_blow_up,
     streak=int(limit("kl_values")),
     each="step",
@@ -280,8 +281,8 @@ F209 = Rule(
 F210 = Rule(
     code="F210",
     title="Gradient far above its median",
-    why="Clipping limits the size of such steps, but their direction comes from a few completions, often "
-    "bad ones.",
+    why="Gradient clipping limits how far such a step moves the weights, but a few extreme completions "
+    "decide in which direction.",
     check=gradient_blow_up,
     streak=int(limit("grad_values")),
     each="step",

@@ -87,8 +87,8 @@ F225 = Rule(
 F233 = Rule(
     code="F233",
     title="Ids that the tokenizer does not have",
-    why="Such an id has a row in the embedding but no token; most often the row is padding of the "
-    "vocabulary. It decodes to no text, so neither the rewards nor the users of the model see it.",
+    why="The model sampled ids for which the tokenizer has no token; most are padding of the vocabulary. "
+    "They decode to no text, so rewards are computed as if they were not there.",
     check=unknown_ids,
     each="step",
     when=f"more than {limit('unknown_ids'):.1%} of the tokens of a rollout or an evaluation have ids "

@@ -201,8 +201,8 @@ _STEADY = (
 F226 = Rule(
     code="F226",
     title="Right answers were never rewarded",
-    why="Until a completion earns this reward, the model cannot learn what it is for, whatever the other "
-    "rewards do.",
+    why="The model learns from differences between rewards. While every completion has the lowest value, it "
+    "learns nothing from this reward, even if the other rewards rise.",
     check=not_earned,
     when=f"a reward for right answers is at its lowest for every completion of the run: {_STEADY}",
 )
@@ -211,8 +211,8 @@ F226 = Rule(
 F227 = Rule(
     code="F227",
     title="A reward is the same for every completion",
-    why="A reward that never differs has no effect on the advantages: the model trains as if it were not "
-    "there.",
+    why="Advantages come from differences between rewards. A reward with one value for every completion "
+    "changes nothing: training without it would be the same.",
     check=always_same,
     when="another reward has the same value for every completion of the run, for as long as in F226, and "
     "this value is not known to be its best",
