@@ -211,6 +211,11 @@ def deleted(name: str) -> Any:
     return lambda run: shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
 
 
+def gone(run: Path) -> None:
+    """In one move: the watchdog's thread writes its status there at any time, and rmtree fails where it does."""
+    shutil.rmtree(run.rename(run.with_name("away")))
+
+
 def replaced(run: Path) -> None:
     run.rename(run.with_name("away"))
     run.mkdir()
@@ -221,7 +226,7 @@ def taken(run: Path) -> None:
 
 
 CHANGED = {
-    "the directory deleted": ("F132", shutil.rmtree),
+    "the directory deleted": ("F132", gone),
     "the directory replaced": ("F132", replaced),
     "the rollouts deleted": ("F132", deleted("rollouts")),
     "the metrics deleted": ("F132", deleted("metrics.jsonl")),
