@@ -317,7 +317,7 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
     """Describe how tokens are drawn, if filters are set or the model's own settings are not followed."""
     unused = ", ".join(f"{name} {value:g}" for name, value in facts.unused_sampling)
     filters, at = filters_of(config), f"{config.temperature:g}"
-    if not unused and not filters:
+    if not unused and not filters and not facts.banned_tokens:
         return []
     lines = [tr("from all tokens at temperature {temperature}", temperature=at)]
     if filters:
@@ -330,6 +330,11 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
         typed = {n: v for n, v in facts.unused_sampling if n in FACTS and _is_of_range(n, v)}
         if typed and not engine_problems(config.model_copy(update=typed), facts):
             lines.append(tr("to sample as it says: {typed}", typed=flags(typed)))
+    if facts.banned_tokens:
+        banned = tr(
+            "never sampled (suppress_tokens of generation_config.json): {banned}", banned=facts.banned_tokens
+        )
+        lines.append(banned)
     return lines
 
 

@@ -61,6 +61,7 @@ class Facts:
     num_trained            weights that are trained: all of them, or those of the adapters
     model_sizes            widths and counts that its memory follows from
     stop_tokens            the end tokens and where each comes from, in words
+    banned_tokens          the tokens that its generation_config.json bans, in words; else ""
     unstoppable_turn       what the template ends an assistant's turn with, if that is no token; else ""
     hidden_stop_words      (word, special token) of stop words that no text contains
     unused_sampling        settings of the model's generation_config.json that sampling does not follow
@@ -154,6 +155,7 @@ class Facts:
     num_trained: int | None = None
     model_sizes: ModelSizes | None = None
     stop_tokens: str | None = None
+    banned_tokens: str = ""
     unstoppable_turn: str = ""
     hidden_stop_words: tuple[tuple[str, str], ...] = ()
     unused_sampling: tuple[tuple[str, float], ...] = ()
