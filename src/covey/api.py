@@ -60,7 +60,7 @@ def plan(**options: Any) -> dict[str, Any]:
         survey(resolved.config, 1, offline=True, objects=objects) as surveyed,
     ):
         notes = refuse_faults(resolved, surveyed.facts)
-        batch = batch_plan(resolved.config, 1, surveyed.facts.num_prompts)
+        batch = batch_plan(resolved.config, 1, surveyed.facts.prompts.num_used)
         return report_json(resolved.config, surveyed.facts, batch, notes)
 
 

@@ -163,7 +163,7 @@ def gap(policy: Policy, asked: list[GenerationRequest], completions: list[Plain]
 
 
 def test_it_says_what_it_is_and_its_open_routes_are_named(build: Callable[..., Built]) -> None:
-    (server,) = build()[2].servers or ()
+    (server,) = build()[2].servers.asked or ()
     assert isinstance(server, ServerFacts) and server.vllm is not None
     own = server.vllm
     assert own.takes_weights and own.on_cpu and own.unties_head and own.max_num_seqs == 8

@@ -28,4 +28,6 @@ def read_layout(words: Sequence[str]) -> Read:
     planned = take_machine(words)
     resolved, num_processes = read("train", [*_RUN, *planned.words], planned)
     facts = with_layout(run_facts(resolved.config, num_processes), resolved.config, planned.machine)
-    return Read(planned=planned, layout=facts.layout, problems=(*resolved.problems, *facts.layout_problems))
+    return Read(
+        planned=planned, layout=facts.layout, problems=(*resolved.problems, *facts.launch.layout_problems)
+    )

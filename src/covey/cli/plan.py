@@ -83,7 +83,7 @@ def _print(
 ) -> Mapping[str, Any]:
     """Print the plan; return what is left to print with the problems of one that is refused."""
     config = resolved.config
-    batch = batch_plan(config, facts.num_processes, facts.num_prompts)
+    batch = batch_plan(config, facts.launch.num_processes, facts.prompts.num_used)
     rungs = ladder(config, facts, resolved.typed_names) if planned.ladder else None
     if planned.as_json:
         content = report_json(config, facts, batch, said, rungs, tried)

@@ -60,19 +60,19 @@ _OTHERS = (tr("The path or id is misspelt, or files were not copied."), tr("`ls 
 
 def reward_model_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts say against the reward models."""
-    problems = [_unusable(config, model) for model in facts.reward_models if model.problem is not None]
+    problems = [_unusable(config, model) for model in facts.rewards.models if model.problem is not None]
     problems += _revisions(config, facts)
-    whole = [model for model in facts.reward_models if model.problem is None]
-    if facts.prompts_are_text is False or config.apply_chat_template:
+    whole = [model for model in facts.rewards.models if model.problem is None]
+    if facts.prompts.are_text is False or config.apply_chat_template:
         problems += [_without_template(config, m) for m in whole if not m.has_template]
     return problems
 
 
 def context_warnings(config: Config, facts: Facts) -> list[Problem]:
     """Return a warning for each reward model whose context is shorter than a row may be."""
-    if facts.longest_prompt is None:
+    if facts.prompts.longest is None:
         return []
-    longest = facts.longest_prompt + config.max_completion_length
+    longest = facts.prompts.longest + config.max_completion_length
     return [
         warning(
             "W125",
@@ -87,12 +87,12 @@ def context_warnings(config: Config, facts: Facts) -> list[Problem]:
             "",
             Fix(
                 text=tr("allow only shorter completions"),
-                edits={"max_completion_length": model.context - facts.longest_prompt},
+                edits={"max_completion_length": model.context - facts.prompts.longest},
             )
-            if model.context > facts.longest_prompt
+            if model.context > facts.prompts.longest
             else Fix(text=tr("use a reward model with a longer context")),
         )
-        for model in facts.reward_models
+        for model in facts.rewards.models
         if model.problem is None and model.context is not None and model.context < longest
     ]
 
@@ -100,7 +100,7 @@ def context_warnings(config: Config, facts: Facts) -> list[Problem]:
 def judge_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what is wrong with what the reward judge is told."""
     # A key in the address would stand in config.yaml whether or not anybody is asked.
-    judge, problems = facts.judge, _address(config)
+    judge, problems = facts.rewards.judge, _address(config)
     if judge is None:
         return problems
     problems += [*_lacking(config), *_prompt(config, facts)]
@@ -131,7 +131,7 @@ def _revisions(config: Config, facts: Facts) -> list[Problem]:
     models, revisions = config.reward_model, config.reward_model_revision
     if not revisions:
         return []
-    local = {m.entry for m in facts.reward_models if m.directory == os.path.expanduser(m.entry)}
+    local = {m.entry for m in facts.rewards.models if m.directory == os.path.expanduser(m.entry)}
     if len(models) != len(revisions):
         seen = tr(
             "reward_model_revision has {num_revisions} entries, but reward_model has {num_models}; "
@@ -207,20 +207,20 @@ def _url_fault(url: str) -> str | None:
 
 
 def _prompt(config: Config, facts: Facts) -> list[Problem]:
-    assert facts.judge is not None
-    if facts.judge.prompt_problem is not None:
+    assert facts.rewards.judge is not None
+    if facts.rewards.judge.prompt_problem is not None:
         cause = tr("The text does not contain the completion, or a path is misspelt.")
         fix = Fix(text=tr("for example --judge_prompt '{asks}'", asks=_ASKS))
         return [
             problem(
                 "E341",
                 "judge_prompt",
-                tr("{prompt_problem}.", prompt_problem=facts.judge.prompt_problem),
+                tr("{prompt_problem}.", prompt_problem=facts.rewards.judge.prompt_problem),
                 cause,
                 fix,
             )
         ]
-    names = [*(facts.columns or ()), "prompt", "completion"]
+    names = [*(facts.data.columns or ()), "prompt", "completion"]
     return [
         problem(
             "E341",
@@ -238,5 +238,5 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
             ),
             Fix(text=tr("to write the word in braces literally: {{{{{name}}}}}", name=name)),
         )
-        for name in facts.judge.unknown
+        for name in facts.rewards.judge.unknown
     ]

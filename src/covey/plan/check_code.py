@@ -20,7 +20,7 @@ _ALLOW = tr(
 
 def code_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts say against the reward code_reward."""
-    return [*_sandbox(config, facts.sandbox), *_tests(config, facts.code_tests)]
+    return [*_sandbox(config, facts.rewards.sandbox), *_tests(config, facts.rewards.code_tests)]
 
 
 def _sandbox(config: Config, sandbox: SandboxFacts | None) -> list[Problem]:

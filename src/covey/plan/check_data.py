@@ -40,24 +40,26 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
             ),
             Fix(text=tr("for a data set on a hub, give its id, without ./ or a file extension: owner/name")),
         )
-        for path in facts.dataset_missing or ()
+        for path in facts.data.missing_paths or ()
     ]
-    problems += [_unreadable(config, file) for file in facts.dataset_unreadable or ()]
-    is_explained = problems or facts.missing_columns or facts.media_columns or facts.num_prompts_too_long
-    is_explained = is_explained or any(rows.reason in REFUSED for rows in facts.left_out)
-    is_explained = is_explained or (facts.pass_rates is not None and facts.pass_rates.num_rows)
-    if config.dataset and facts.num_prompts == 0 and not is_explained:
+    problems += [_unreadable(config, file) for file in facts.data.unreadable or ()]
+    is_explained = (
+        problems or facts.data.missing_columns or facts.data.media_columns or facts.prompts.num_too_long
+    )
+    is_explained = is_explained or any(rows.reason in REFUSED for rows in facts.data.left_out)
+    is_explained = is_explained or (facts.data.pass_rates is not None and facts.data.pass_rates.num_rows)
+    if config.dataset and facts.prompts.num_used == 0 and not is_explained:
         problems.append(problem("E309", "dataset", _unusable(facts), "", Fix(text=_mend(facts))))
     return problems
 
 
 def _unusable(facts: Facts) -> str:
-    if facts.num_rows == 0:
+    if facts.data.num_rows == 0:
         return tr("The dataset is empty: it has no rows.")
     left = left_words(facts)
     return tr(
         "The dataset has {rows} but no usable prompt{words}.",
-        rows=counted(facts.num_rows or 0, "row"),
+        rows=counted(facts.data.num_rows or 0, "row"),
         words=tr(": {left}", left=left) if left else "",
     )
 
@@ -69,15 +71,15 @@ _CUT_EMOJI = tr(
 
 def _mend(facts: Facts) -> str:
     """Return what to do about rows of which none is usable."""
-    reasons = {rows.reason for rows in facts.left_out if not rows.where}
+    reasons = {rows.reason for rows in facts.data.left_out if not rows.where}
     if reasons == {"surrogate"}:
         return _CUT_EMOJI
     if reasons == {"only_answers"}:
         return tr("give the message that the model answers the role user")
-    if facts.num_rows == 0:
+    if facts.data.num_rows == 0:
         return tr('write rows into it, as {"question": "What is 1+1?", "solution": "2"}')
-    if facts.unread_columns:
-        names = ", ".join(facts.unread_columns)
+    if facts.data.unread_columns:
+        names = ", ".join(facts.data.unread_columns)
         return tr(
             "a prompt must be text, but {names} holds bytes: write it into the file as text (a "
             "string column)",
@@ -140,16 +142,16 @@ _ADVICE: Mapping[str, str] = {
 
 def _mixed(config: Config, facts: Facts) -> list[Problem]:
     problems = []
-    if facts.hub_problem is not None:
-        problems.append(_hub(config, facts.hub_problem))
+    if facts.data.hub_problem is not None:
+        problems.append(_hub(config, facts.data.hub_problem))
     # What is wrong with the probabilities is said of the option itself.
-    if facts.data_problem is not None and facts.data_problem.option != "interleave_prob":
-        option = facts.data_problem.option or _option_of(config, facts.data_problem.source)
+    if facts.data.problem is not None and facts.data.problem.option != "interleave_prob":
+        option = facts.data.problem.option or _option_of(config, facts.data.problem.source)
         fix = Fix(text=_ADVICE[option], edits={"streaming": False} if option == "streaming" else {})
-        if facts.data_problem.columns is not None:
-            names = dict(facts.data_problem.columns)
+        if facts.data.problem.columns is not None:
+            names = dict(facts.data.problem.columns)
             fix = Fix(text=tr("these names work"), edits={"columns": names})
-        problems.append(problem("E302", option, facts.data_problem.words, "", fix))
+        problems.append(problem("E302", option, facts.data.problem.words, "", fix))
     return problems
 
 
@@ -184,18 +186,18 @@ def _lengths(config: Config, facts: Facts) -> list[Problem]:
     if _nothing_short_enough(facts):
         return [_all_too_long(config, facts)]
     problems = _context(config, facts)
-    if facts.num_prompts_too_long and facts.num_prompts:
+    if facts.prompts.num_too_long and facts.prompts.num_used:
         problems.append(_left_out(config, facts))
     return problems
 
 
 def _nothing_short_enough(facts: Facts) -> bool:
-    return facts.num_prompts == 0 and bool(facts.num_prompts_too_long)
+    return facts.prompts.num_used == 0 and bool(facts.prompts.num_too_long)
 
 
 def _all_too_long(config: Config, facts: Facts) -> Problem:
     limit = _limit(config, facts)
-    longest, context = facts.longest_prompt_in_data, facts.model_context
+    longest, context = facts.prompts.longest_in_data, facts.model.context
     fixes = []
     if longest is not None and (context is None or longest + config.max_completion_length <= context):
         fixes.append(Fix(text=tr("make room for every prompt of the data"), edits={"max_length": longest}))
@@ -203,7 +205,7 @@ def _all_too_long(config: Config, facts: Facts) -> Problem:
         edits = {"max_length": longest, "max_completion_length": context - longest}
         fixes.append(Fix(text=tr("make room for every prompt, with shorter completions"), edits=edits))
     fixes.append(Fix(text=tr("use shorter prompts, or a model with a longer context")))
-    prompts = counted(facts.num_prompts_too_long or 0, "prompt")
+    prompts = counted(facts.prompts.num_too_long or 0, "prompt")
     seen = tr("All {prompts} are longer than {limit}.", prompts=prompts, limit=limit)
     if config.max_length is None and context is not None and config.max_completion_length >= context:
         seen = tr(
@@ -229,19 +231,19 @@ def _all_too_long(config: Config, facts: Facts) -> Problem:
 def _limit(config: Config, facts: Facts) -> str:
     if config.max_length is not None:
         return tr("max_length {max_length}", max_length=config.max_length)
-    if facts.model_context is None:
+    if facts.model.context is None:
         return tr("the limit")
-    room = facts.model_context - config.max_completion_length
+    room = facts.model.context - config.max_completion_length
     return tr(
         "context {model_context} - max_completion_length {max_completion_length} = {room} tokens",
-        model_context=facts.model_context,
+        model_context=facts.model.context,
         max_completion_length=config.max_completion_length,
         room=room,
     )
 
 
 def _context(config: Config, facts: Facts) -> list[Problem]:
-    context, prompt = facts.model_context, facts.longest_prompt or 1
+    context, prompt = facts.model.context, facts.prompts.longest or 1
     completion = config.max_completion_length
     if context is None or completion < 1 or prompt + completion <= context:
         return []
@@ -250,13 +252,13 @@ def _context(config: Config, facts: Facts) -> list[Problem]:
         fixes.append(
             Fix(text=tr("allow only shorter completions"), edits={"max_completion_length": context - prompt})
         )
-    if facts.longest_prompt is not None and completion < context:
+    if facts.prompts.longest is not None and completion < context:
         fixes.append(
             Fix(text=tr("leave out the longest prompts"), edits={"max_length": context - completion})
         )
     known = (
         tr("longest prompt {prompt}", prompt=prompt)
-        if facts.longest_prompt is not None
+        if facts.prompts.longest is not None
         else tr("a prompt of at least 1 token")
     )
     return [
@@ -284,8 +286,8 @@ def _left_out(config: Config, facts: Facts) -> Problem:
         "max_length",
         tr(
             "{prompts} of {num_rows} are longer than {limit} and are left out.",
-            prompts=counted(facts.num_prompts_too_long or 0, "prompt"),
-            num_rows=facts.num_rows or "?",
+            prompts=counted(facts.prompts.num_too_long or 0, "prompt"),
+            num_rows=facts.data.num_rows or "?",
             limit=_limit(config, facts),
         ),
         "",

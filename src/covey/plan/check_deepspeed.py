@@ -93,7 +93,7 @@ def deepspeed_problems(config: Config, facts: Facts, typed: Collection[str] | No
 
 
 def _dtypes(config: Config, facts: Facts, file: DeepSpeedFile) -> Iterator[_Other]:
-    is_low = computes_low(config, cuda=bool(facts.cuda))
+    is_low = computes_low(config, cuda=bool(facts.machine.cuda))
     name = "bfloat16" if is_low else "float32"
     run = tr("torch_dtype {torch_dtype}", torch_dtype=config.torch_dtype) + (
         tr(", {name} in this run", name=name) if config.torch_dtype == "auto" else ""
@@ -189,7 +189,7 @@ def _asked(content: Mapping[str, Any]) -> Iterator[str]:
 
 def _batch(config: Config, facts: Facts, file: DeepSpeedFile, typed: Collection[str] | None) -> list[Problem]:
     """Where the batch numbers of the file are not those of the run (E219)."""
-    shape = shape_of(config, facts.num_processes)
+    shape = shape_of(config, facts.launch.num_processes)
     if faults(shape, None):
         return []
     ours = _as_deepspeed(shape)
@@ -204,7 +204,7 @@ def _batch(config: Config, facts: Facts, file: DeepSpeedFile, typed: Collection[
         Fix(text=tr('set {wrong} to "auto" in {path}', wrong=joined(tr(" and "), wrong), path=file.path))
     ]
     target = _of_file(shape, file)
-    if target is not None and not faults(target, facts.num_prompts):
+    if target is not None and not faults(target, facts.prompts.num_used):
         fixes.insert(0, Fix(text=tr("use the batch of the file"), edits=edits_to(shape, target, typed)))
     seen = tr("{path} says {says}, but this run has {has}.", path=file.path, says=says, has=has)
     cause = tr("The file was written for another batch or another number of GPUs.")

@@ -118,7 +118,7 @@ def _evaluation(config: Config, names: Sequence[str]) -> list[Problem]:
 def _messages(config: Config, facts: Facts) -> list[Problem]:
     """A system message or a template, which prompts that are text never meet."""
     names = [n for n in _OF_MESSAGES if getattr(config, n) is not None]
-    if not names or not facts.prompts_are_text or config.apply_chat_template:
+    if not names or not facts.prompts.are_text or config.apply_chat_template:
         return []
     return [
         problem(
@@ -169,7 +169,7 @@ def _tables(config: Config, typed: Collection[str]) -> list[Problem]:
 
 def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
     """Options of built-in rewards that are not asked for; a function of the user's may read any of them."""
-    readers = facts.reward_options
+    readers = facts.rewards.options
     asked = [name.removeprefix("trl.rewards.") for name in config.reward_funcs]
     if any(name not in readers for name in asked):
         return []
@@ -197,7 +197,7 @@ def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
 
 def _gold_lists(config: Config, facts: Facts) -> list[Problem]:
     """W108: `gold_lists` is set, but no gold is a list of several members."""
-    golds = facts.golds
+    golds = facts.rewards.golds
     if config.gold_lists is None or config.streaming or golds is None:
         return []
     if golds.num_lists or not golds.num_checked:

@@ -116,8 +116,8 @@ def _metric(config: Config, facts: Facts) -> list[Problem]:
 
 def metric_names(config: Config, facts: Facts) -> list[str]:
     """Return the metrics that every evaluation of a configuration gives; pass@k where a reward is 0 or 1."""
-    sets = [s.name for s in facts.eval_sets]
-    known = facts.reward_names or tuple(config.rewards)
+    sets = [s.name for s in facts.data.eval_sets]
+    known = facts.rewards.names or tuple(config.rewards)
     rewards = [f"rewards/{name}/{kind}" for name in known for kind in ("mean", "std")]
     size = config.num_generations_eval
     # One completion a prompt has neither a spread nor a choice.
@@ -126,7 +126,7 @@ def metric_names(config: Config, facts: Facts) -> list[str]:
     prefixes = ["eval_", *(f"eval_{name}_" for name in sets if len(sets) > 1)]
     of_tasks = [
         f"tasks/{task}/{name}"
-        for task in facts.eval_tasks
+        for task in facts.tasks.evaluated
         for name in (*_PER_SET, *(n for n in rewards if n.endswith("/mean")), *of_groups)
     ]
     return [f"{prefix}{name}" for prefix in prefixes for name in (*_PER_SET, *rewards, *of_groups, *of_tasks)]

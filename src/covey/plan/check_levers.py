@@ -65,7 +65,7 @@ def _without_effect(name: str, config: Config, facts: Facts) -> list[Problem]:
         why = tr("beta is 0, so there is no reference")
     elif is_reference and not has_weights:
         why = tr("the reference is the policy with its adapter off")
-    elif facts.cuda is False and layout.is_here:
+    elif facts.machine.cuda is False and layout.is_here:
         why = tr("this run is on a CPU, where offloading frees no memory")
     elif layout.fsdp and layout.offload == "params" and not is_reference:
         why = tr("fsdp_offload keeps shards and optimizer state in CPU memory already")

@@ -90,7 +90,7 @@ def _servers(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
     if _OPTION not in typed:
         return []
     problems = []
-    for server in facts.servers or ():
+    for server in facts.servers.asked or ():
         if server.fault or server.adapter_rank >= config.lora_rank:
             continue
         takes = (

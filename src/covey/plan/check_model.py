@@ -37,12 +37,12 @@ def model_problems(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _tokens(config: Config, facts: Facts) -> list[Problem]:
-    if not facts.tokens_beyond or facts.embedding_rows is None:
+    if not facts.model.tokens_beyond or facts.model.embedding_rows is None:
         return []
-    count, rows = len(facts.tokens_beyond), facts.embedding_rows
-    shown = ", ".join(f"{token!r} ({i})" for token, i in facts.tokens_beyond[:3])
+    count, rows = len(facts.model.tokens_beyond), facts.model.embedding_rows
+    shown = ", ".join(f"{token!r} ({i})" for token, i in facts.model.tokens_beyond[:3])
     more = tr(" and {count} more", count=count - 3) if count > 3 else ""
-    highest = facts.tokens_beyond[-1][1]
+    highest = facts.model.tokens_beyond[-1][1]
     return [
         problem(
             "E374",
@@ -71,9 +71,9 @@ def _tokens(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _unused(config: Config, facts: Facts) -> list[Problem]:
-    if not facts.unused_tensors or facts.model_problem is not None:
+    if not facts.model.unused_tensors or facts.model.problem is not None:
         return []
-    count = len(facts.unused_tensors)
+    count = len(facts.model.unused_tensors)
     more = tr(" and {count} more", count=count - 3) if count > 3 else ""
     return [
         warning(
@@ -85,7 +85,7 @@ def _unused(config: Config, facts: Facts) -> list[Problem]:
                 "{tensors} of {model} are not loaded: {names}{more}.",
                 tensors=counted(count, "tensor"),
                 model=config.model,
-                names=joined(", ", facts.unused_tensors[:3]),
+                names=joined(", ", facts.model.unused_tensors[:3]),
                 more=more,
             ),
             "",
@@ -99,7 +99,7 @@ def _remote_code(config: Config, facts: Facts) -> list[Problem]:
         return []
     if is_live(config.model):
         return []
-    is_here = facts.model_dir is not None and os.path.normpath(config.model) == facts.model_dir
+    is_here = facts.model.directory is not None and os.path.normpath(config.model) == facts.model.directory
     if is_here or config.model.startswith(("/", "./", "../", "~")) or config.model == "quickstart":
         return []
     return [
@@ -128,7 +128,7 @@ def _remote_code(config: Config, facts: Facts) -> list[Problem]:
 
 def _targets(config: Config, facts: Facts) -> list[Problem]:
     problems = []
-    for unmatched in facts.unmatched_targets:
+    for unmatched in facts.lora.unmatched_targets:
         option = _typed_in(config, unmatched.target)
         working = _working(config, facts, option)
         near = unmatched.nearest[0] if unmatched.nearest else None
@@ -153,7 +153,7 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
                 *fixes,
             )
         )
-    for name, why in facts.untrainable_targets:
+    for name, why in facts.lora.untrainable_targets:
         option = _typed_in(config, name)
         working = ["all-linear"] if name == "all-linear" else _working(config, facts, option)
         if not working and option == "target_modules":
@@ -180,8 +180,8 @@ def _typed_in(config: Config, name: str) -> str:
 def _working(config: Config, facts: Facts, option: str) -> list[str]:
     """Return the names of an option that the model has and that can be trained, those that it has not by the
     nearest name."""
-    refused = {name for name, _ in facts.untrainable_targets}
-    nearest = {u.target: u.nearest[:1] for u in facts.unmatched_targets}
+    refused = {name for name, _ in facts.lora.untrainable_targets}
+    nearest = {u.target: u.nearest[:1] for u in facts.lora.unmatched_targets}
     typed = [name for name in getattr(config, option) if name not in refused]
     return list(dict.fromkeys(n for name in typed for n in nearest.get(name, (name,))))
 
@@ -197,11 +197,11 @@ def _device(config: Config, facts: Facts) -> list[Problem]:
         return [problem("E319", "torch_dtype", seen, cause, automatic)]
     if dtype != "bfloat16":
         return []
-    if facts.cuda and facts.has_bfloat16 is False:
+    if facts.machine.cuda and facts.machine.has_bfloat16 is False:
         seen = tr("torch_dtype is bfloat16, but this GPU does not support it.")
         cause = tr("NVIDIA GPUs support bfloat16 from Ampere (2020) on.")
         return [problem("E319", "torch_dtype", seen, cause, automatic)]
-    if facts.cuda is False and facts.has_bfloat16 is False:
+    if facts.machine.cuda is False and facts.machine.has_bfloat16 is False:
         seen = tr("torch_dtype is bfloat16, but this CPU has no instructions for it.")
         cause = ""
         return [warning("W102", "torch_dtype", seen, cause, automatic)]
@@ -233,7 +233,7 @@ def _packages(facts: Facts) -> list[Problem]:
             if option == "use_vllm"
             else Fix(text=tr("leave out --{option}", option=option)),
         )
-        for option, package in facts.missing_packages
+        for option, package in facts.machine.missing_packages
     ]
 
 
@@ -241,7 +241,7 @@ _SMALL, _SMALL_RATE, _USUAL_RATE = 50_000_000, 1e-5, 1e-4
 
 
 def _small_model(config: Config, facts: Facts) -> list[Problem]:
-    count = facts.num_parameters
+    count = facts.model.num_parameters
     if count is None or count >= _SMALL or not 0 < config.learning_rate < _SMALL_RATE:
         return []
     return [

@@ -158,11 +158,11 @@ _CONVERT = tr(
 def model_fault_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return why the model cannot be read or trained, and why its chat template cannot be used."""
     problems = []
-    if facts.model_problem is not None:
-        fault = facts.model_fault or "missing"
-        problems.append(_fault(config, facts, fault, facts.model_problem, facts.model_details))
-    if facts.template_problem is not None:
-        problems.append(_fault(config, facts, "template", facts.template_problem, facts.template_details))
+    if facts.model.problem is not None:
+        fault = facts.model.fault or "missing"
+        problems.append(_fault(config, facts, fault, facts.model.problem, facts.model.details))
+    if facts.template.problem is not None:
+        problems.append(_fault(config, facts, "template", facts.template.problem, facts.template.details))
     return problems
 
 

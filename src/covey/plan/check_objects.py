@@ -54,7 +54,7 @@ def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
         )
         for option, texts in named.items()
         for text in dict.fromkeys(texts)
-        if is_live(text) and bare_name(text) not in facts.objects
+        if is_live(text) and bare_name(text) not in facts.launch.objects
     ]
 
 

@@ -21,13 +21,13 @@ _CUT = (*_STEP, "num_iterations")
 
 def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[Problem]:
     """Return what stands against writing to output_dir; `words` say why it cannot be, where that is known."""
-    path, state = config.output_dir, facts.output_dir_state
-    known = words or facts.output_dir_fault
+    path, state = config.output_dir, facts.output.state
+    known = words or facts.output.fault
     if state == "not_writable":
         return [unwritable_problem(path, known)]
     other = Fix(text=tr("use another directory"), edits={"output_dir": next_name(path)})
-    if facts.owner is not None:
-        return [_in_use(path, facts.owner, other)]
+    if facts.output.owner is not None:
+        return [_in_use(path, facts.output.owner, other)]
     problems = [*_in_the_way(facts), *_damaged_records(facts)]
     if state in (None, "free") or _goes_on(config, facts):
         return problems
@@ -80,9 +80,9 @@ def unwritable_problem(path: str, known: str) -> Problem:
 
 def _goes_on(config: Config, facts: Facts) -> bool:
     """Whether the run is that of output_dir; what is wrong with its checkpoint is another matter."""
-    if facts.resume is None:
+    if facts.output.resume is None:
         return config.resume_from_checkpoint not in (None, "auto")
-    return facts.resume.problem is not None or not facts.resume.is_elsewhere
+    return facts.output.resume.problem is not None or not facts.output.resume.is_elsewhere
 
 
 def _in_use(path: str, owner: RunOwner, other: Fix) -> Problem:
@@ -123,7 +123,7 @@ def _in_the_way(facts: Facts) -> list[Problem]:
             "",
             Fix(text=_move(path, "mine")),
         )
-        for path, words in facts.in_the_way
+        for path, words in facts.output.in_the_way
     ]
 
 
@@ -132,9 +132,9 @@ def _move(path: str, suffix: str) -> str:
 
 
 def _damaged_records(facts: Facts) -> list[Problem]:
-    if facts.records_problem is None:
+    if facts.output.records_problem is None:
         return []
-    path, words = facts.records_problem
+    path, words = facts.output.records_problem
     fix = Fix(text=_move(path, "damaged"))
     return [problem("E411", "output_dir", tr("{path} {words}.", path=path, words=words), "", fix)]
 

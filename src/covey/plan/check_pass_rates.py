@@ -38,7 +38,7 @@ def pass_rate_problems(config: Config, facts: Facts) -> list[Problem]:
         return [_two(config)]
     if config.min_pass_rate > config.max_pass_rate:
         return [_crossed(config)]
-    rates = facts.pass_rates
+    rates = facts.data.pass_rates
     said = [] if readers else [_idle(config, sources[0])]
     if rates is None:
         return said
@@ -57,16 +57,18 @@ def histogram(rates: PassRateFacts) -> str:
 
 def is_reordered(config: Config, facts: Facts) -> bool:
     """Whether a resumed run goes on with other rows, or in another order, by the user's word."""
-    if facts.resume is None or not config.allow_changes:
+    if facts.output.resume is None or not config.allow_changes:
         return False
-    names = {name for name, _, _ in facts.resume.config_changes}
+    names = {name for name, _, _ in facts.output.resume.config_changes}
     return bool(names & {*_SOURCES, *READERS, *_DRAWN_BY}) or bool(_new_digest(facts))
 
 
 def _new_digest(facts: Facts) -> bool:
-    if facts.resume is None or facts.pass_rates is None or not facts.resume.pass_rates:
+    if facts.output.resume is None or facts.data.pass_rates is None or not facts.output.resume.pass_rates:
         return False
-    return bool(facts.pass_rates.digest) and facts.pass_rates.digest != facts.resume.pass_rates
+    return (
+        bool(facts.data.pass_rates.digest) and facts.data.pass_rates.digest != facts.output.resume.pass_rates
+    )
 
 
 def _set(config: Config, names: Sequence[str]) -> str:
@@ -208,7 +210,7 @@ def _few(rates: PassRateFacts, source: str) -> list[Problem]:
 def _changed(config: Config, facts: Facts, rates: PassRateFacts) -> list[Problem]:
     if not _new_digest(facts) or config.allow_changes:
         return []
-    assert facts.resume is not None
+    assert facts.output.resume is not None
     return [
         problem(
             "E405",
@@ -216,7 +218,7 @@ def _changed(config: Config, facts: Facts, rates: PassRateFacts) -> list[Problem
             tr(
                 "{where} has other pass rates now than when {path} was saved.",
                 where=rates.where,
-                path=facts.resume.path,
+                path=facts.output.resume.path,
             ),
             tr("They were measured again, or belong to a run that has continued."),
             Fix(text=tr("continue with the change"), edits={"allow_changes": True}),

@@ -27,9 +27,9 @@ def quantization_problems(config: Config, facts: Facts) -> list[Problem]:
 
 def quantized_model_fixes(facts: Facts) -> tuple[Fix, ...]:
     """Return what trains a model that bitsandbytes has quantized; nothing for any other."""
-    if facts.stored_quantization is None:
+    if facts.model.stored_quantization is None:
         return ()
-    edits = {"tuner_type": "lora", **facts.stored_quantization}
+    edits = {"tuner_type": "lora", **facts.model.stored_quantization}
     return (Fix(text=tr("train an adapter on the quantized weights (QLoRA)"), edits=edits),)
 
 
@@ -74,9 +74,9 @@ def _of_model(config: Config, facts: Facts) -> Iterator[Problem]:
         )
         where = Fix(text=tr("give the directory or id of the model, not the object: model='DIR_OR_ID'"))
         yield problem("E386", "quant_bits", seen, "", where, _PLAIN)
-    if facts.stored_quantization is None or quantization_of(config) is None:
+    if facts.model.stored_quantization is None or quantization_of(config) is None:
         return
-    others = {n: v for n, v in facts.stored_quantization.items() if getattr(config, n) != v}
+    others = {n: v for n, v in facts.model.stored_quantization.items() if getattr(config, n) != v}
     if others:
         shown = ", ".join(f"{n} {_shown(getattr(config, n))}" for n in others)
         held = ", ".join(f"{n} {_shown(v)}" for n, v in others.items())

@@ -18,7 +18,7 @@ _OWN = Fix(
 
 def ray_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return why the Ray that was found cannot be used, or not with these options."""
-    ray = facts.ray
+    ray = facts.launch.ray
     if ray is None:
         return []
     if config.max_restarts:

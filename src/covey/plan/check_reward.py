@@ -31,7 +31,7 @@ def reward_problems(config: Config, facts: Facts) -> list[Problem]:
         *_weights(config),
         *_golds(config, facts),
         *_open_lists(config, facts),
-        *(_blind(b) for b in facts.blind_rewards if config.reward_trial),
+        *(_blind(b) for b in facts.rewards.blind if config.reward_trial),
         *_unasked_format(config, facts),
         *_overlong(config, facts),
         *_cosine(config, facts),
@@ -90,7 +90,7 @@ def _weights(config: Config) -> list[Problem]:
 
 
 def _golds(config: Config, facts: Facts) -> list[Problem]:
-    golds = facts.golds
+    golds = facts.rewards.golds
     if golds is None or not golds.num_bad:
         return []
     share = golds.num_bad / golds.num_checked
@@ -145,9 +145,9 @@ def _better_column(rename: Mapping[str, str] | None) -> Fix:
 
 def _open_lists(config: Config, facts: Facts) -> list[Problem]:
     """E366 and W129: lists that may be alternatives or parts of one answer, while `gold_lists` is not set."""
-    if facts.golds is None or config.gold_lists is not None:
+    if facts.rewards.golds is None or config.gold_lists is not None:
         return []
-    return [_lists(found) for found in facts.golds.open_lists]
+    return [_lists(found) for found in facts.rewards.golds.open_lists]
 
 
 def _lists(found: OpenLists) -> Problem:
@@ -188,7 +188,7 @@ def _where(found: OpenLists) -> str:
 
 def _no_answers(facts: Facts) -> str:
     """Return why rows have no gold answer: its column holds what no reward gets, or it is another one."""
-    of_bytes = [name for name in GOLD_NAMES if name in facts.unread_columns]
+    of_bytes = [name for name in GOLD_NAMES if name in facts.data.unread_columns]
     if of_bytes:
         return tr("The answers in the column {column} are bytes, not text.", column=of_bytes[0])
     return tr("The rows have no answer, or another column holds it.")
@@ -276,7 +276,7 @@ def _unasked_format(config: Config, facts: Facts) -> list[Problem]:
     asking = [name for name in config.reward_funcs if name in _ASKS_FOR_FORMAT]
     # The built-in model was taught the tags of its task.
     is_taught = config.model == "quickstart" and config.dataset == ["quickstart"]
-    if facts.mentions_format is not False or not asking or is_taught:
+    if facts.prompts.mention_format is not False or not asking or is_taught:
         return []
     rewards = joined(tr(" and "), asking)
     fixes = [Fix(text=tr("ask for it in the prompts"))]
@@ -308,7 +308,7 @@ def _unasked_format(config: Config, facts: Facts) -> list[Problem]:
 def _reads(config: Config, facts: Facts, option: str) -> bool:
     """Whether a built-in reward of the run reads the option."""
     names = (name.removeprefix("trl.rewards.") for name in config.reward_funcs)
-    return any(option in facts.reward_options.get(name, ()) for name in names)
+    return any(option in facts.rewards.options.get(name, ()) for name in names)
 
 
 def _overlong(config: Config, facts: Facts) -> list[Problem]:

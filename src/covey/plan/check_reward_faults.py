@@ -112,7 +112,7 @@ _OF_THE_JUDGE = ("judge", "verdict")
 
 def faulty_reward_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what is wrong with each reward that cannot be used."""
-    return [_faulty(config, facts, fault) for fault in _once_each(facts.faulty_rewards)]
+    return [_faulty(config, facts, fault) for fault in _once_each(facts.rewards.faulty)]
 
 
 def _once_each(faults: Sequence[RewardFault]) -> list[RewardFault]:
@@ -195,13 +195,13 @@ def _typed_fixes(config: Config, facts: Facts, fault: RewardFault) -> list[Fix]:
         return [Fix(text=text, edits={"completion_form": fault.form})]
     near = None
     if fault.kind == "unknown":
-        near = nearest(fault.reward, facts.rewards_available or ()) or fault.near or None
+        near = nearest(fault.reward, facts.rewards.available or ()) or fault.near or None
     elif fault.near and ".py:" in fault.reward:
         near = f"{fault.reward.rpartition(':')[0]}:{fault.near}"
     if near is not None:
         names = list(dict.fromkeys(near if n == fault.reward else n for n in config.reward_funcs))
         return [Fix(text=tr("the nearest is {near}", near=near), edits={"reward_funcs": names})]
-    there = set(facts.columns or ()) - set(facts.made_columns)
+    there = set(facts.data.columns or ()) - set(facts.data.made_columns)
     gold = next((name for name in GOLD_NAMES if name in there), None)
     if gold is None or len(fault.lacking) != 1 or len(config.reward_funcs) > 1:
         return []

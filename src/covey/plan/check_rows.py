@@ -20,7 +20,11 @@ def row_problems(config: Config, facts: Facts) -> list[Problem]:
     return [
         *_columns(config, facts),
         *_media(facts),
-        *(_refused(config, facts, left_out) for left_out in facts.left_out if left_out.reason in REFUSED),
+        *(
+            _refused(config, facts, left_out)
+            for left_out in facts.data.left_out
+            if left_out.reason in REFUSED
+        ),
         *_left_out(facts),
         *_unread(facts),
         *_unused(facts),
@@ -38,7 +42,7 @@ def left_words(facts: Facts, where: str = "") -> str:
                 reasons=REASONS.get(rows.reason, rows.reason),
                 numbers=numbers(rows),
             )
-            for rows in facts.left_out
+            for rows in facts.data.left_out
             if rows.where == where and rows.reason not in _COUNTED_ELSEWHERE
         ],
     )
@@ -50,7 +54,7 @@ def numbers(left_out: LeftOut) -> str:
 
 
 def _media(facts: Facts) -> list[Problem]:
-    if not facts.media_columns:
+    if not facts.data.media_columns:
         return []
     return [
         problem(
@@ -58,7 +62,7 @@ def _media(facts: Facts) -> list[Problem]:
             "dataset",
             tr(
                 "The data holds images, audio or video: {media_columns}.",
-                media_columns=joined(", ", facts.media_columns),
+                media_columns=joined(", ", facts.data.media_columns),
             ),
             tr("The dataset is for vision models."),
             Fix(text=tr("use a data set without media, or remove these rows and columns")),
@@ -99,7 +103,7 @@ def _refused(config: Config, facts: Facts, left_out: LeftOut) -> Problem:
             first=first,
             detail=left_out.detail,
         )
-        renamed = _renamed(config, facts, "tools", free_name("tools", facts.columns or ()))
+        renamed = _renamed(config, facts, "tools", free_name("tools", facts.data.columns or ()))
         return problem(
             code,
             option,
@@ -150,7 +154,7 @@ def _not_continued(config: Config, facts: Facts, left_out: LeftOut, option: str,
 
 def _renamed(config: Config, facts: Facts, old: str, new: str) -> dict[str, str]:
     """Return the renames with one more; a column that has the new name already gets another one."""
-    there = set(facts.columns or ()) - set(facts.made_columns)
+    there = set(facts.data.columns or ()) - set(facts.data.made_columns)
     away = {_source(config, new): free_name(new, there)} if new in there else {}
     return {**(config.columns or {}), _source(config, old): new, **away}
 
@@ -162,11 +166,11 @@ def _source(config: Config, name: str) -> str:
 
 def _left_out(facts: Facts) -> list[Problem]:
     """A word on rows that have no usable prompt, while others do."""
-    sets = dict.fromkeys(left_out.where for left_out in facts.left_out)
+    sets = dict.fromkeys(left_out.where for left_out in facts.data.left_out)
     problems = []
     for where in sets:
         shown = left_words(facts, where)
-        is_told = facts.data_problem is not None if where else facts.num_prompts == 0
+        is_told = facts.data.problem is not None if where else facts.prompts.num_used == 0
         if not shown or is_told:
             continue
         problems.append(
@@ -182,17 +186,17 @@ def _left_out(facts: Facts) -> list[Problem]:
 
 
 def _unread(facts: Facts) -> list[Problem]:
-    if not facts.unread_columns:
+    if not facts.data.unread_columns:
         return []
     return [
         warning(
             "W140",
             "dataset",
             plural(
-                len(facts.unread_columns),
+                len(facts.data.unread_columns),
                 "The column {names} holds bytes, so it is not passed to rewards.",
                 "The columns {names} hold bytes, so they are not passed to rewards.",
-                names=joined(", ", facts.unread_columns),
+                names=joined(", ", facts.data.unread_columns),
             ),
             "",
             Fix(text=tr("if it is text, write it as text (a string column) into the file")),
@@ -201,18 +205,18 @@ def _unread(facts: Facts) -> list[Problem]:
 
 
 def _unused(facts: Facts) -> list[Problem]:
-    if not facts.unused_columns:
+    if not facts.data.unused_columns:
         return []
     return [
         warning(
             "W141",
             "dataset",
             plural(
-                len(facts.unused_columns),
+                len(facts.data.unused_columns),
                 "The column {names} is not used: a prompt that is a string is given to the model unchanged.",
                 "The columns {names} are not used: a prompt that is a string is given to the model "
                 "unchanged.",
-                names=joined(", ", facts.unused_columns),
+                names=joined(", ", facts.data.unused_columns),
             ),
             "",
             Fix(text=tr("--apply_chat_template true makes each prompt a user message of the chat template")),
@@ -221,8 +225,8 @@ def _unused(facts: Facts) -> list[Problem]:
 
 
 def _columns(config: Config, facts: Facts) -> list[Problem]:
-    missing, columns = facts.missing_columns or (), facts.columns or ()
-    if facts.preference_pairs:
+    missing, columns = facts.data.missing_columns or (), facts.data.columns or ()
+    if facts.data.has_preference_pairs:
         return [_pairs(columns)]
     renames = {_source(config, m.rename[0]): m.rename[1] for m in missing if m.rename is not None}
     edits = {"columns": {**(config.columns or {}), **renames}}

@@ -37,7 +37,7 @@ def run_problems(config: Config, facts: Facts) -> list[Problem]:
         *_no_step(config, facts),
         *_processes(config, facts),
         *output_dir_problems(config, facts),
-        *_resume(config, facts.resume, facts.rewards_available),
+        *_resume(config, facts.output.resume, facts.rewards.available),
         *_changed_rewards(facts),
         *_replay(config, facts),
         *_disk(config, facts),
@@ -55,10 +55,10 @@ def _switched_off(config: Config) -> list[Problem]:
 
 
 def _no_step(config: Config, facts: Facts) -> list[Problem]:
-    shape = shape_of(config, facts.num_processes)
-    if config.num_train_epochs <= 0 or not facts.num_prompts or faults(shape, facts.num_prompts):
+    shape = shape_of(config, facts.launch.num_processes)
+    if config.num_train_epochs <= 0 or not facts.prompts.num_used or faults(shape, facts.prompts.num_used):
         return []
-    plan = plan_of(shape, facts.num_prompts, config.num_train_epochs, config.max_steps)
+    plan = plan_of(shape, facts.prompts.num_used, config.num_train_epochs, config.max_steps)
     if plan.total_steps:
         return [*_long_warmup(config, plan.total_steps), *_no_sync(config, plan.total_steps)]
     return [
@@ -69,7 +69,7 @@ def _no_step(config: Config, facts: Facts) -> list[Problem]:
                 "num_train_epochs {num_train_epochs:g} of {prompts} is less than one rollout, "
                 "which takes {needed}.",
                 num_train_epochs=config.num_train_epochs,
-                prompts=counted(facts.num_prompts, "prompt"),
+                prompts=counted(facts.prompts.num_used, "prompt"),
                 needed=counted(plan.prompts_per_rollout, "prompt"),
             ),
             "",
@@ -127,10 +127,10 @@ def _no_sync(config: Config, total_steps: int) -> list[Problem]:
 
 
 def _processes(config: Config, facts: Facts) -> list[Problem]:
-    asked, available = facts.num_processes_here or config.nproc_per_node, facts.nproc_available
-    if available is None or asked <= available or facts.cuda is None:
+    asked, available = facts.launch.num_processes_here or config.nproc_per_node, facts.machine.nproc_available
+    if available is None or asked <= available or facts.machine.cuda is None:
         return []
-    if facts.is_rank and facts.cuda and available == 1:
+    if facts.launch.is_rank and facts.machine.cuda and available == 1:
         # A launcher may show each process a GPU of its own; the ranks compare theirs when they meet.
         return []
     fewer = (
@@ -139,10 +139,10 @@ def _processes(config: Config, facts: Facts) -> list[Problem]:
         else ()
     )
     cause = tr("The command was written for a machine with more devices, or CUDA_VISIBLE_DEVICES hides some.")
-    if facts.cuda:
+    if facts.machine.cuda:
         shown = counted(available, "GPU")
         seen = tr("nproc_per_node is {asked}, but this machine has {shown}.", asked=asked, shown=shown)
-        if facts.num_processes_here is not None:
+        if facts.launch.num_processes_here is not None:
             seen = tr(
                 "The run has {asked} processes on this machine, but only {shown} are visible.",
                 asked=asked,
@@ -207,15 +207,15 @@ def _resume(
 
 def _changed_rewards(facts: Facts) -> list[Problem]:
     """A warning where the code of a reward function is not what the stopped run had."""
-    before = dict(facts.resume.reward_texts) if facts.resume is not None else {}
-    changed = [name for name, text in facts.reward_texts if before.get(name, text) != text]
+    before = dict(facts.output.resume.reward_texts) if facts.output.resume is not None else {}
+    changed = [name for name, text in facts.rewards.texts if before.get(name, text) != text]
     if not changed:
         return []
-    assert facts.resume is not None
+    assert facts.output.resume is not None
     seen = tr(
         "The code of {names} has changed since {path} was saved.",
         names=joined(", ", changed),
-        path=facts.resume.path,
+        path=facts.output.resume.path,
     )
     fix = Fix(text=tr("no action is needed if you changed it on purpose"))
     return [warning("W163", "reward_funcs", seen, "", fix)]
@@ -330,13 +330,13 @@ def _shown(value: Any) -> str:
 
 
 def _replay(config: Config, facts: Facts) -> list[Problem]:
-    if config.replay_rollouts is None or facts.replay_problem is None:
+    if config.replay_rollouts is None or facts.output.replay_problem is None:
         return []
     return [
         problem(
             "E406",
             "replay_rollouts",
-            facts.replay_problem,
+            facts.output.replay_problem,
             "",
             Fix(
                 text=tr(
@@ -354,7 +354,7 @@ def _disk(config: Config, facts: Facts) -> list[Problem]:
     free, needed = plan.free_bytes, plan.peak_bytes
     if needed is None or free is None or config.save_total_limit < 1 or needed <= free:
         return []
-    if facts.output_dir_state == "not_writable":
+    if facts.output.state == "not_writable":
         return []  # What is free where nothing can be written says nothing.
     ways = (
         (tr("keep fewer checkpoints"), {"save_total_limit": 1}),
@@ -381,4 +381,4 @@ def _fits(config: Config, facts: Facts, edits: Mapping[str, Any]) -> bool:
     changed = config.model_copy(update=dict(edits))
     peak = disk_plan(changed, facts).peak_bytes
     differs = all(getattr(config, name) != value for name, value in edits.items())
-    return differs and peak is not None and peak <= (facts.free_disk_bytes or 0)
+    return differs and peak is not None and peak <= (facts.output.free_bytes or 0)

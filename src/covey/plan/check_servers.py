@@ -25,11 +25,11 @@ def server_problems(config: Config, facts: Facts) -> list[Problem]:
     problems = _addresses(config, addresses)
     if not addresses:
         return problems
-    servers = facts.servers or ()
+    servers = facts.servers.asked or ()
     has_no_token = config.rollout_token_file is None and not any(
         server.vllm is not None or server.fault == "other" for server in servers
     )
-    if has_no_token or facts.token_problem is not None:
+    if has_no_token or facts.servers.token_problem is not None:
         return [*problems, _no_token(config, facts)]
     if quantization_of(config) is not None:
         problems.append(_quantized())
@@ -94,7 +94,10 @@ def _no_token(config: Config, facts: Facts) -> Problem:
     if config.rollout_token_file is None:
         seen, cause = tr("rollout_servers is set, but rollout_token_file is not."), ""
     else:
-        seen = tr("rollout_token_file cannot be used: {token_problem}.", token_problem=facts.token_problem)
+        seen = tr(
+            "rollout_token_file cannot be used: {token_problem}.",
+            token_problem=facts.servers.token_problem,
+        )
         cause = tr("A server on another machine writes the file there; copy it to this machine.")
     path = Fix(
         text=tr("--rollout_token_file FILE; `covey rollout` prints the path of the file when it starts")
@@ -163,11 +166,11 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
 
 
 def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
-    low = computes_low(config, cuda=bool(facts.cuda)) and facts.has_bfloat16 is not False
+    low = computes_low(config, cuda=bool(facts.machine.cuda)) and facts.machine.has_bfloat16 is not False
     pairs = (
-        ("family", facts.model_type, server.model_type),
-        (tr("number of parameters"), facts.num_parameters, server.num_parameters),
-        ("vocabulary", facts.embedding_rows, server.vocab),
+        ("family", facts.model.type, server.model_type),
+        (tr("number of parameters"), facts.model.num_parameters, server.num_parameters),
+        ("vocabulary", facts.model.embedding_rows, server.vocab),
         ("dtype", "bfloat16" if low else "float32", server.dtype),
     )
     # What a server does not say is empty or 0.
@@ -186,9 +189,9 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
 
 
 def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
-    if not server.max_len or facts.longest_prompt is None:
+    if not server.max_len or facts.prompts.longest is None:
         return []
-    longest = facts.longest_prompt + config.max_completion_length
+    longest = facts.prompts.longest + config.max_completion_length
     if longest <= server.max_len:
         return []
     seen = tr(
@@ -196,11 +199,11 @@ def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem
         "completion of {max_completion_length} is {longest}.",
         address=server.address,
         tokens=counted(server.max_len, "token"),
-        longest_prompt=facts.longest_prompt,
+        longest_prompt=facts.prompts.longest,
         max_completion_length=config.max_completion_length,
         longest=longest,
     )
-    fits = server.max_len - facts.longest_prompt
+    fits = server.max_len - facts.prompts.longest
     shorter = Fix(text=tr("allow only shorter completions"), edits={"max_completion_length": fits})
     other = Fix(text=tr("a server whose model has a longer context"))
     return [problem("E423", _OPTION, seen, "", *([shorter] if fits > 0 else []), other)]

@@ -22,7 +22,7 @@ def start_problems(config: Config, facts: Facts, typed: Collection[str]) -> list
 def is_settled(said: Problem, facts: Facts) -> bool:
     """Return whether the model shows that what was said of the options alone is no fault: the adapter lies on
     every linear layer, which `all-linear` means."""
-    is_on_all = facts.adapter is not None and facts.adapter.is_on_all_linear
+    is_on_all = facts.lora.start is not None and facts.lora.start.is_on_all_linear
     return said.code == "E382" and said.option == "target_modules" and is_on_all
 
 
@@ -59,10 +59,10 @@ def foreign_resume(resume: ResumeFacts) -> Problem:
 
 
 def _fit(config: Config, facts: Facts) -> list[Problem]:
-    if facts.adapter is None:
+    if facts.lora.start is None:
         return []
-    if facts.adapter.problem is None:
-        return _other_base(config, facts.adapter)
+    if facts.lora.start.problem is None:
+        return _other_base(config, facts.lora.start)
     return [
         problem(
             "E383",
@@ -71,7 +71,7 @@ def _fit(config: Config, facts: Facts) -> list[Problem]:
                 "The adapter {adapters} does not fit {model}: {problem}.",
                 adapters=config.adapters,
                 model=config.model,
-                problem=facts.adapter.problem,
+                problem=facts.lora.start.problem,
             ),
             "",
             Fix(text=tr("use the model that the adapter was trained on: --model BASE")),
@@ -140,8 +140,8 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
             where=where,
         )
         return [warning("W108", "ref_adapters", seen, "", Fix(text=tr("leave out --ref_adapters")))]
-    if facts.adapter is not None and facts.adapter.reference_problem is not None:
-        code, words = facts.adapter.reference_problem
+    if facts.lora.start is not None and facts.lora.start.reference_problem is not None:
+        code, words = facts.lora.start.reference_problem
         return [problem(code, "ref_adapters", tr("ref_adapters: {words}.", words=words), "", start, base)]
     if config.sync_ref_model and where == BASE:
         return [
@@ -162,11 +162,11 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
 
 def _resumed(config: Config, facts: Facts) -> list[Problem]:
     """Where a run would go on with the weights of another reference than those that it began with."""
-    resume = facts.resume
+    resume = facts.output.resume
     if resume is None or resume.problem is not None or resume.reference is None or not has_kl(config):
         return []
-    is_unread = config.adapters is not None and facts.adapter is None
-    now = None if facts.adapter is None else facts.adapter.digest
+    is_unread = config.adapters is not None and facts.lora.start is None
+    now = None if facts.lora.start is None else facts.lora.start.digest
     is_asked = config.allow_changes or any(name == "ref_adapters" for name, _, _ in resume.config_changes)
     if is_unread or is_asked or now == resume.reference:
         return []

@@ -75,7 +75,7 @@ def _shown(value: Any) -> str:
 def step_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
     """Return what is said against the rewards that gave one number per step in their trial, or against a
     separator that nothing cuts at."""
-    names = ", ".join(facts.process_rewards)
+    names = ", ".join(facts.rewards.process)
     problems = [
         problem(
             "E353",
@@ -87,7 +87,7 @@ def step_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[
         for refusal in (step_refusals(config) if names else ())
     ]
     is_set = "step_separator" in typed and config.step_separator != default_of("step_separator")
-    if is_set and facts.reads_steps is False:
+    if is_set and facts.rewards.reads_steps is False:
         seen = tr(
             "step_separator is {step_separator!r}, but no reward of this run returns one number "
             "per step or has the argument completion_steps: {reward_funcs}.",

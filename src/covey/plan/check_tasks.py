@@ -59,17 +59,17 @@ def _streamed(config: Config) -> Problem:
 def _rows(config: Config, facts: Facts) -> list[Problem]:
     """A column that is not there, rows without a task, and a column that is none of tasks."""
     column = str(config.task_column)
-    columns = [c for c in facts.columns or () if c != column]
-    near = facts.task_column_guess
+    columns = [c for c in facts.data.columns or () if c != column]
+    near = facts.tasks.column_guess
     rename = (
         [Fix(text=tr("use the column with the nearest name"), edits={"task_column": near})] if near else []
     )
-    if len(facts.tasks) > MOST_TASKS:
-        shown = ", ".join(list(facts.tasks)[:3])
+    if len(facts.tasks.num_rows) > MOST_TASKS:
+        shown = ", ".join(list(facts.tasks.num_rows)[:3])
         seen = tr(
             "The column {column} names {num_tasks:,} tasks, more than {most_tasks}: {shown} ...",
             column=column,
-            num_tasks=len(facts.tasks),
+            num_tasks=len(facts.tasks.num_rows),
             most_tasks=MOST_TASKS,
             shown=shown,
         )
@@ -79,7 +79,7 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
                 "E346", "task_column", seen, cause, Fix(text=tr("use another column: --task_column NAME"))
             )
         ]
-    if not facts.tasks and facts.taskless:
+    if not facts.tasks.num_rows and facts.tasks.without:
         seen = tr(
             "No row has a task in the column {column}. The columns are: {columns}.",
             column=column,
@@ -96,7 +96,7 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
                 numbers=joined(", ", map(str, rows.rows)),
                 more=" ..." if rows.count > len(rows.rows) else "",
             )
-            for rows in facts.taskless
+            for rows in facts.tasks.without
         ],
     )
     if not shown:
@@ -113,8 +113,8 @@ def _rewards(config: Config, facts: Facts) -> list[Problem]:
     by_task = config.task_rewards
     if by_task is None:
         return []
-    there = sorted({*facts.tasks, *facts.eval_tasks})
-    known = called(config.rewards, facts.reward_names)
+    there = sorted({*facts.tasks.num_rows, *facts.tasks.evaluated})
+    known = called(config.rewards, facts.rewards.names)
     problems = [
         *(_unknown_reward(by_task, task, name, config) for task in by_task for name in by_task[task]
           if name not in known),
@@ -195,8 +195,8 @@ def _idle(by_task: Mapping[str, Sequence[str]], idle: Sequence[str]) -> Problem:
 
 def _emptied(facts: Facts) -> list[Problem]:
     """Tasks that no row is left of once pass rates are applied."""
-    gone = [task for task, count in facts.tasks.items() if not count]
-    if not gone or not facts.num_prompts:
+    gone = [task for task, count in facts.tasks.num_rows.items() if not count]
+    if not gone or not facts.prompts.num_used:
         return []
     return [
         warning(

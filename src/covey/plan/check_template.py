@@ -20,7 +20,7 @@ def template_problems(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
-    if not (facts.prompts_are_text and facts.has_chat_template) or config.apply_chat_template:
+    if not (facts.prompts.are_text and facts.template.is_there) or config.apply_chat_template:
         return []
     return [
         warning(
@@ -37,15 +37,15 @@ def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _prompt(config: Config, facts: Facts) -> list[Problem]:
-    if facts.prompt_problem is None or facts.prompts_are_text:
+    if facts.template.prompt_problem is None or facts.prompts.are_text:
         return []
-    of_chatml = "<|im_start|>" in facts.answer_opening
+    of_chatml = "<|im_start|>" in facts.template.answer_opening
     usual = Fix(text=tr("use the common template of this form"), edits={"chat_template": "chatml"})
     return [
         problem(
             "E323",
             "chat_template",
-            tr("The chat template {prompt_problem}.", prompt_problem=facts.prompt_problem),
+            tr("The chat template {prompt_problem}.", prompt_problem=facts.template.prompt_problem),
             "",
             *([usual] if of_chatml and config.chat_template != "chatml" else []),
             Fix(text=tr("use the template that the model was trained with: --chat_template FILE.jinja")),
@@ -54,8 +54,8 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _prefix(config: Config, facts: Facts) -> list[Problem]:
-    prefix = facts.unwritten_prefix
-    if not prefix or (facts.prompts_are_text and not config.apply_chat_template):
+    prefix = facts.template.unwritten_prefix
+    if not prefix or (facts.prompts.are_text and not config.apply_chat_template):
         return []
     return [
         warning(
@@ -75,13 +75,13 @@ def _prefix(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _unstoppable(config: Config, facts: Facts) -> list[Problem]:
-    mark = facts.unstoppable_turn
+    mark = facts.template.unstoppable_turn
     # Prompts that are text, and are not put into the template, do not ask for its turns.
-    if not mark or (facts.prompts_are_text and not config.apply_chat_template):
+    if not mark or (facts.prompts.are_text and not config.apply_chat_template):
         return []
     if any(word in mark for word in config.stop_words):
         return []
-    stop = facts.stop_tokens or "none"
+    stop = facts.template.stop_tokens or "none"
     return [
         warning(
             "W118",

@@ -40,7 +40,7 @@ def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
     if config.vllm_mode == "colocate":
         problems += _colocated(config, facts)
     problems += _servers(config, facts)
-    if facts.cuda and config.vllm_mode == "colocate":
+    if facts.machine.cuda and config.vllm_mode == "colocate":
         seen = tr(
             "{untried}; the weights that are sent to it are verified against the model in training.",
             untried=UNTRIED,
@@ -77,7 +77,7 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
     """Return the problems of a vLLM that runs in the training processes."""
     problems = []
     number, spans = config.vllm_data_parallel_size, max(1, config.vllm_tensor_parallel_size)
-    engines = max(1, facts.num_processes // spans)
+    engines = max(1, facts.launch.num_processes // spans)
     if number not in (1, engines):
         seen = plural(
             engines,
@@ -86,7 +86,7 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
             "vllm_data_parallel_size is {number}, but {processes} with vllm_tensor_parallel_size {spans} are "
             "{engines} vLLM engines.",
             number=number,
-            processes=counted(facts.num_processes, "training process"),
+            processes=counted(facts.launch.num_processes, "training process"),
             spans=spans,
             engines=engines,
         )
@@ -95,7 +95,7 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
             edits={"vllm_data_parallel_size": 1},
         )
         problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))
-    return [*problems, *([] if facts.cuda or not facts.layout.is_here else _on_cpu(config))]
+    return [*problems, *([] if facts.machine.cuda or not facts.layout.is_here else _on_cpu(config))]
 
 
 def _on_cpu(config: Config) -> list[Problem]:
@@ -165,7 +165,7 @@ def _outside(name: str, value: float) -> Problem:
 
 
 def _length(config: Config, facts: Facts) -> list[Problem]:
-    prompt, context = facts.longest_prompt, facts.model_context
+    prompt, context = facts.prompts.longest, facts.model.context
     if prompt is None:
         return []
     needed = prompt + config.max_completion_length

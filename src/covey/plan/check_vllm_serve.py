@@ -23,7 +23,7 @@ def vllm_serve_problems(
 ) -> list[Problem]:
     """Return what stands against a server: each of it by itself would have the run sample from other weights,
     or learn from other log-probabilities."""
-    is_tied = facts.model_sizes is not None and facts.model_sizes.tied
+    is_tied = facts.model.sizes is not None and facts.model.sizes.tied
     # On a CPU vLLM multiplies with a packed copy of a tied head, which a reload leaves as it was.
     keeps_head = own.on_cpu and is_tied and not own.unties_head
     line = tr("VLLM_SERVER_DEV_MODE=1 vllm serve {quote}", quote=shlex.quote(server.model))

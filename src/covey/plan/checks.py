@@ -48,7 +48,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     `typed` are the names of the options that the user gave (`Resolved.typed_names`): a fix of the batch names
     only what has to be typed, and of those that have no effect each is named.
     """
-    layout = [*facts.layout_problems, *layout_problems(config, facts)]
+    layout = [*facts.launch.layout_problems, *layout_problems(config, facts)]
     layout += deepspeed_problems(config, facts, typed)
     problems = [
         *object_problems(config, facts),
@@ -68,13 +68,13 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *code_problems(config, facts),
         *task_problems(config, facts),
         *pass_rate_problems(config, facts),
-        *batch_problems(config, facts.num_processes, facts.num_prompts, typed),
+        *batch_problems(config, facts.launch.num_processes, facts.prompts.num_used, typed),
         *layout,
         # A layout whose parts cannot be together has no forecast.
         *([] if any(p.severity is Severity.ERROR for p in layout) else memory_problems(config, facts, typed)),
         *value_problems(config),
         *filter_problems(config, facts),
-        *algorithm_problems(config, facts.num_processes, typed or ()),
+        *algorithm_problems(config, facts.launch.num_processes, typed or ()),
         *eval_problems(config, facts),
         *run_problems(config, facts),
         *effect_problems(config, facts, typed or ()),

@@ -236,7 +236,7 @@ class _Search:
         if edits.keys() & _WHOLE.keys():
             word = config.deepspeed or ""
             file = from_content(json.loads(word), word) if word.startswith("{") else None
-            states, problems = states_of(config, file, cuda=bool(self.facts.cuda))
+            states, problems = states_of(config, file, cuda=bool(self.facts.machine.cuda))
         layout = layout_of(
             config,
             now.num_gpus,
@@ -245,7 +245,10 @@ class _Search:
             is_here=False,
             gpus_of_a_machine=now.machine_gpus or now.shard_gpus,
         )
-        return with_engine_share(replace(self.facts, layout=layout, layout_problems=problems), config)
+        return with_engine_share(
+            replace(self.facts, layout=layout, launch=replace(self.facts.launch, layout_problems=problems)),
+            config,
+        )
 
     def _try(self, edits: Edits, words: Edits, counts: Edits) -> FittingLayout | None:
         """The layout of the changed configuration, where it fits and the checks find no fault."""

@@ -70,7 +70,7 @@ def _whole(
     config: Config, facts: Facts, device: torch.device, comm: Comm, reference: bool, live: LiveModel | None
 ) -> Backend:
     """Build a backend with one whole model in each process."""
-    resume = None if facts.resume is None else Path(facts.resume.path)
+    resume = None if facts.output.resume is None else Path(facts.output.resume.path)
     dtype = compute_dtype(config, device)
     lora = lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
@@ -123,7 +123,7 @@ def _sharded(
     config: Config, facts: Facts, device: torch.device, comm: Comm, reference: bool, live: LiveModel | None
 ) -> Backend:
     """Build a backend with one model over all processes."""
-    resume = None if facts.resume is None else Path(facts.resume.path)
+    resume = None if facts.output.resume is None else Path(facts.output.resume.path)
     dtype, lora = compute_dtype(config, device), lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
     first = start if live is not None or lora is not None else resume or start

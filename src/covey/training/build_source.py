@@ -100,7 +100,7 @@ def source_for(
             weights=scoring.weights,
         ),
         comm=comm,
-        tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks},
+        tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks.num_rows},
     )
 
 
@@ -158,7 +158,7 @@ def longest_prompt_of(found: Survey, source: Source) -> int:
     """Tokens of the longest prompt that is trained on."""
     if isinstance(source, ReplaySource):
         return source.longest_prompt
-    return found.facts.longest_prompt or 0
+    return found.facts.prompts.longest or 0
 
 
 def total_steps_of(plan: BatchPlan, source: Source) -> int:

@@ -65,7 +65,7 @@ def explain_memory(
     if not is_out_of_memory(error):
         return None
     where = Where(others.rank, others.world, others.activity, others.output_dir)
-    what = tr("the GPU") if facts.cuda and not isinstance(error, MemoryError) else tr("this machine")
+    what = tr("the GPU") if facts.machine.cuda and not isinstance(error, MemoryError) else tr("this machine")
     asked = asked_in(str(error))
     stack, go_on = (where.fixes()[0], where.fixes()[-1])
     less = _less(resolved, facts, go_on)

@@ -46,9 +46,9 @@ def owned(config: Config, facts: Facts, comm: Comm) -> Iterator[Lock | None]:
 
 def _refuse(config: Config, facts: Facts, said: dict[str, Any]) -> None:
     if "error" in said:
-        now = replace(facts, output_dir_state="not_writable")
+        now = replace(facts, output=replace(facts.output, state="not_writable"))
     else:
         owner = RunOwner(**said["owner"]) if "owner" in said else None
-        now = replace(facts, owner=owner, output_dir_state=said["state"])
+        now = replace(facts, output=replace(facts.output, owner=owner, state=said["state"]))
     if now != facts and (found := output_dir_problems(config, now, said.get("error", ""))):
         raise ConfigError(found)

@@ -52,12 +52,12 @@ def vllm_settings(
     """What a vLLM of this run is started with; the processes that are one vLLM have a name where the run has
     several."""
     spans = config.vllm_tensor_parallel_size
-    prompt = facts.longest_prompt or config.max_length or 1
-    tokens = held_tokens(config, prompt, facts.model_context)
+    prompt = facts.prompts.longest or config.max_length or 1
+    tokens = held_tokens(config, prompt, facts.model.context)
     rows = max((rows for rows, _ in requests_of(config, facts)), default=1)
     on_gpu = device.type == "cuda"
     how = training_of(config, facts, recompute_of(config, facts))
-    model = facts.model_sizes
+    model = facts.model.sizes
     return VllmSettings(
         model=str(directory),
         dtype=str(compute_dtype(config, device)).removeprefix("torch."),

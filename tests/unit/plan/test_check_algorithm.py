@@ -157,7 +157,7 @@ def test_it_is_not_offered_where_it_would_not_do() -> None:
     assert estimators_offered(real[0]) == []
     uneven = found(num_generations=1, generation_batch_size=60)
     assert [estimators_offered(p) for p in uneven if p.code == "E201"] == [[]]
-    few = found(facts(num_prompts=30), num_generations=1)
+    few = found(facts(prompts={"num_used": 30}), num_generations=1)
     assert [estimators_offered(p) for p in few if p.code == "E201"] == [[]]
 
 

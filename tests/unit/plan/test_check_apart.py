@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from covey.plan.check_apart import judge_problems
 from covey.plan.facts import JudgeFacts, RewardModelFacts
 from covey.plan.memory import LIBRARIES, memory_plan, reward_model_bytes
-from support.checks import SIZES, Case, assert_fixes_mend, assert_says, config, facts, found
+from support.checks import SIZES, Case, assert_fixes_mend, assert_says, changed, config, facts, found
 
 MODEL: dict[str, Any] = {
     "entry": "models/rm",
@@ -39,7 +38,7 @@ def model(**changes: Any) -> RewardModelFacts:
 
 
 def of(**changes: Any) -> Any:
-    return facts(reward_models=(model(**changes),), prompts_are_text=False)
+    return facts(rewards={"models": (model(**changes),)}, prompts={"are_text": False})
 
 
 CASES = [
@@ -59,18 +58,20 @@ CASES = [
          words="models/rm is a directory, and a directory has only the revision main."),
     Case(code="W125", option="reward_model", facts=of(context=500), options=WITH,
          words="models/rm reads at most 500 tokens, but a prompt with its completion may have "),
-    Case(code="E340", option="judge_base_url", facts=facts(judge=JudgeFacts()),
+    Case(code="E340", option="judge_base_url", facts=facts(rewards={"judge": JudgeFacts()}),
          options={"reward_funcs": ["judge"], "judge_model": "m"},
          words="The reward judge is used, but these options are missing: judge_base_url, judge_prompt."),
     Case(code="E341", option="judge_prompt", options=JUDGE,
-         facts=facts(judge=JudgeFacts(prompt_problem="judge_prompt has no {completion}: 'Rate it.'")),
+         facts=facts(rewards={
+             "judge": JudgeFacts(prompt_problem="judge_prompt has no {completion}: 'Rate it.'")}),
          words="judge_prompt has no {completion}: 'Rate it.'."),
     Case(code="E341", option="judge_prompt", options=JUDGE,
-         facts=facts(judge=JudgeFacts(unknown=("sollution",)), columns=("question", "solution")),
+         facts=facts(rewards={"judge": JudgeFacts(unknown=("sollution",))},
+                     data={"columns": ("question", "solution")}),
          words="judge_prompt has {sollution}, but the data has no such "
                "column; its columns are question, solution"),
     Case(code="E342", option="judge_regex", options={**JUDGE, "judge_regex": "Reward"},
-         facts=facts(judge=JudgeFacts(regex_problem=NO_GROUP)),
+         facts=facts(rewards={"judge": JudgeFacts(regex_problem=NO_GROUP)}),
          words=f"judge_regex is 'Reward': {NO_GROUP}."),
 ]  # fmt: skip
 
@@ -87,11 +88,11 @@ def test_fixes_mend(case: Case) -> None:
 
 def test_what_is_right_says_nothing() -> None:
     assert found(of(), **WITH) == []
-    assert found(facts(judge=JudgeFacts()), **JUDGE) == []
+    assert found(facts(rewards={"judge": JudgeFacts()}), **JUDGE) == []
 
 
 def test_a_model_without_a_template_reads_prompts_that_are_text() -> None:
-    plain = facts(reward_models=(model(has_template=False),), prompts_are_text=True)
+    plain = facts(rewards={"models": (model(has_template=False),)}, prompts={"are_text": True})
     assert [p.code for p in found(plain, **WITH)] == ["W109"]
 
 
@@ -108,7 +109,9 @@ def test_a_model_without_a_template_reads_prompts_that_are_text() -> None:
     ],
 )
 def test_an_address_is_looked_at_and_no_key_of_it_repeated(url: str, words: str) -> None:
-    (fault,) = judge_problems(config(**{**JUDGE, "judge_base_url": url}), facts(judge=JudgeFacts()))
+    (fault,) = judge_problems(
+        config(**{**JUDGE, "judge_base_url": url}), facts(rewards={"judge": JudgeFacts()})
+    )
     assert judge_problems(config(judge_base_url=url), facts()) == [fault]
     assert (fault.code, fault.option) == ("E340", "judge_base_url")
     assert words in fault.seen and "sk-secret" not in fault.seen
@@ -134,8 +137,12 @@ def test_a_reward_model_counts_in_the_memory() -> None:
     width = 8192 * (6 * 64 + 3 * 96)
     assert reward_model_bytes(model(), cuda=False) == LIBRARIES + 4_000_000 + 4 * width
     assert reward_model_bytes(model(), cuda=True) == LIBRARIES + 2_000_000 + 2 * width
-    known = facts(model_sizes=SIZES, longest_prompt=10, cuda=False, free_memory_bytes=10**12)
-    one, two = (memory_plan(config(**WITH), replace(known, reward_models=(model(),) * n)) for n in (1, 2))
+    known = facts(
+        model={"sizes": SIZES}, prompts={"longest": 10}, machine={"cuda": False, "free_memory_bytes": 10**12}
+    )
+    one, two = (
+        memory_plan(config(**WITH), changed(known, rewards={"models": (model(),) * n})) for n in (1, 2)
+    )
     assert two.phases
     each = reward_model_bytes(model(), cuda=False)
     for fewer, more in zip(one.phases, two.phases, strict=True):

@@ -12,14 +12,16 @@ from support.checks import BASE, facts
 
 VAL = {"val_dataset": ["v.jsonl"]}
 READ = facts(
-    reward_options={
-        "accuracy": (),
-        "cosine": ("cosine_max_len", "cosine_min_len_value_wrong"),
-        "get_repetition_penalty_reward": ("repetition_n_grams",),
-        "repetition": ("repetition_n_grams",),
+    rewards={
+        "options": {
+            "accuracy": (),
+            "cosine": ("cosine_max_len", "cosine_min_len_value_wrong"),
+            "get_repetition_penalty_reward": ("repetition_n_grams",),
+            "repetition": ("repetition_n_grams",),
+        }
     }
 )
-TEXT = facts(prompts_are_text=True, has_chat_template=False)
+TEXT = facts(prompts={"are_text": True}, template={"is_there": False})
 
 
 def said(options: dict[str, object], given: Facts | None = None) -> list[Problem]:
@@ -40,7 +42,7 @@ CASES: Sequence[tuple[dict[str, object], Facts, str, str, str]] = [
     ({"repetition_n_grams": 5, "reward_weights": [2]}, READ, "W108", "repetition_n_grams", "5 is set, but"),
     (
         {"gold_lists": "all"},
-        facts(golds=GoldFacts(num_checked=64, num_bad=0)),
+        facts(rewards={"golds": GoldFacts(num_checked=64, num_bad=0)}),
         "W108",
         "gold_lists",
         "--gold_lists all is set, but no gold answer is a list",
@@ -61,7 +63,7 @@ def test_said_and_mended(
     assert (problem.severity is Severity.WARNING) == code.startswith("W")
     for fix in problem.fixes:
         if fix.edits and "report_to" not in fix.edits:
-            after = facts(prompts_are_text=False) if "apply_chat_template" in fix.edits else given
+            after = facts(prompts={"are_text": False}) if "apply_chat_template" in fix.edits else given
             assert code not in [p.code for p in said({**options, **fix.edits}, after)]
 
 

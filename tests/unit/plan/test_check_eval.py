@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 
 from covey.plan.check_eval import metric_names
-from covey.plan.facts import EvalSet
+from covey.plan.facts import EvalSet, Facts
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 VAL = {"val_dataset": ["v.jsonl"]}
-SETS = {"eval_sets": (EvalSet(name="gsm8k", num_prompts=50), EvalSet(name="math", num_prompts=20))}
-ONE = {"eval_sets": (EvalSet(name="gsm8k", num_prompts=50),)}
+SETS = facts(
+    data={"eval_sets": (EvalSet(name="gsm8k", num_prompts=50), EvalSet(name="math", num_prompts=20))}
+)
+ONE = facts(data={"eval_sets": (EvalSet(name="gsm8k", num_prompts=50),)})
 
 CASES = [
     Case(code="E115", option="eval_strategy", words="there is no evaluation dataset",
@@ -20,7 +22,7 @@ CASES = [
     Case(code="E115", option="early_stopping_patience", words="nothing is evaluated",
          options={**VAL, "eval_strategy": "no", "early_stopping_patience": 2}),
     Case(code="E104", option="metric_for_best_model", words="is eval_gsm_reward",
-         facts=facts(**SETS),
+         facts=SETS,
          options={**VAL, "early_stopping_patience": 2, "metric_for_best_model": "eval_gsm_reward"}),
 ]  # fmt: skip
 
@@ -43,7 +45,7 @@ def test_both_that_need_an_evaluation_are_named() -> None:
 
 
 def test_names_of_metrics() -> None:
-    alone = metric_names(config(), facts(**ONE))
+    alone = metric_names(config(), ONE)
     assert alone == [
         "eval_reward",
         "eval_completions/mean_length",
@@ -55,21 +57,19 @@ def test_names_of_metrics() -> None:
         "eval_rewards/accuracy/mean",
         "eval_rewards/accuracy/std",
     ]
-    several = metric_names(config(), facts(**SETS))
+    several = metric_names(config(), SETS)
     assert several[:9] == alone
     assert several[9] == "eval_gsm8k_reward"
     assert several[-1] == "eval_math_rewards/accuracy/std"
     assert len(several) == 27
     # Several completions of a prompt have a spread, and a choice.
-    groups = metric_names(config(num_generations_eval=6), facts(**ONE))
+    groups = metric_names(config(num_generations_eval=6), ONE)
     names = ("reward_std", "frac_reward_zero_std", "pass@1", "pass@2", "pass@4", "pass@6")
     assert groups == [*alone, *(f"eval_{name}" for name in names)]
 
 
-def metric(name: str, given: Any = ONE, **options: Any) -> list[str]:
-    problems = found(
-        facts(**given), **VAL, load_best_model_at_end=True, metric_for_best_model=name, **options
-    )
+def metric(name: str, given: Facts = ONE, **options: Any) -> list[str]:
+    problems = found(given, **VAL, load_best_model_at_end=True, metric_for_best_model=name, **options)
     return [p.code for p in problems]
 
 
@@ -95,6 +95,6 @@ def test_pass_at_k_of_completions_that_are_not_sampled() -> None:
 
 def test_the_nearest_metric() -> None:
     options = {**VAL, "load_best_model_at_end": True}
-    misspelt = one(facts(**ONE), **options, metric_for_best_model="eval_rewrd")
+    misspelt = one(ONE, **options, metric_for_best_model="eval_rewrd")
     assert edits_of(misspelt) == [{"metric_for_best_model": "eval_reward"}, {}]
     assert "the metrics are eval_reward, eval_completions/mean_length" in misspelt.fixes[1].text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ from covey.plan.checks import checks
 from covey.plan.facts import ServerFacts
 from covey.plan.memory_vllm import largest_adapter_rank
 from covey.plan.server_line import start_line
-from support.checks import BASE, config, facts
+from support.checks import BASE, changed, config, facts
 
 LORA: dict[str, Any] = {"use_vllm": True, "tuner_type": "lora"}
-HERE = facts(cuda=False)
+HERE = facts(machine={"cuda": False})
 
 
 def said(given: Any = HERE, **options: Any) -> list[tuple[str, str]]:
@@ -71,7 +70,9 @@ def test_servers() -> None:
     given |= {"rollout_servers": ["http://127.0.0.1:8000"], "rollout_token_file": "a.token"}
 
     def with_room(rank: int) -> Any:
-        return replace(HERE, servers=(ServerFacts(address="http://127.0.0.1:8000", adapter_rank=rank),))
+        return changed(
+            HERE, servers={"asked": (ServerFacts(address="http://127.0.0.1:8000", adapter_rank=rank),)}
+        )
 
     for rank in (0, 8, 16):
         assert said(with_room(rank), **given) == []

@@ -8,22 +8,22 @@ import pytest
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of
 from covey.plan.facts import Facts, FaultDetails, ModelFault, TargetFacts
 from covey.types import Problem
-from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
+from support.checks import Case, assert_fixes_mend, assert_says, changed, config, edits_of, facts, found, one
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LORA = {"tuner_type": "lora", "learning_rate": 1e-5}
 
 
 def broken(fault: ModelFault | None) -> Facts:
-    return facts(model_problem="seen so", model_fault=fault)
+    return facts(model={"problem": "seen so", "fault": fault})
 
 
-def unmatched(target: str, *nearest: str) -> dict[str, Any]:
-    return {"unmatched_targets": (TargetFacts(target=target, nearest=nearest),)}
+def unmatched(target: str, *nearest: str) -> Facts:
+    return facts(lora={"unmatched_targets": (TargetFacts(target=target, nearest=nearest),)})
 
 
 def untrainable(*targets: tuple[str, str]) -> Facts:
-    return facts(untrainable_targets=targets)
+    return facts(lora={"untrainable_targets": targets})
 
 
 CASES = [
@@ -32,17 +32,18 @@ CASES = [
         option="chat_template",
         words="The template ends an answer with <|im_end|>, for which the tokenizer has no token. "
         "Completions end at: </s> (2; config).",
-        facts=facts(unstoppable_turn="<|im_end|>", stop_tokens="</s> (2; config)"),
+        facts=facts(template={"unstoppable_turn": "<|im_end|>", "stop_tokens": "</s> (2; config)"}),
     ),
     Case(code="E109", option="stop_words", words="contains </s>, a special token",
-         facts=facts(hidden_stop_words=(("</s>a", "</s>"),)), options={"stop_words": ["b", "</s>a", "</s>"]}),
+         facts=facts(template={"hidden_stop_words": (("</s>a", "</s>"),)}),
+         options={"stop_words": ["b", "</s>a", "</s>"]}),
     Case(code="E109", option="stop_words", words="stop_words has 65 texts",
          options={"stop_words": ["a"] * 65}),
     Case(code="E109", option="stop_words", words="the longest with 2,000 characters",
          options={"stop_words": ["a" * 2000]}),
     Case(code="W123", option="chat_template", words="The tokenizer puts <bos> in front of every plain "
          "text, but prompts made with mine.jinja do not begin with it.",
-         facts=facts(unwritten_prefix="<bos>"), options={"chat_template": "mine.jinja"}),
+         facts=facts(template={"unwritten_prefix": "<bos>"}), options={"chat_template": "mine.jinja"}),
     Case(code="E115", option="trust_remote_code", words="model_revision is main",
          options={"model": "org/model", "trust_remote_code": True, "model_revision": "main"}),
     Case(code="E317", option="target_modules", words="lm_head cannot be trained this way: the head.",
@@ -57,13 +58,13 @@ CASES = [
          facts=untrainable(("embed_tokens", "one tensor")),
          options={**LORA, "modules_to_save": ["embed_tokens"]}),
     Case(code="W102", option="torch_dtype", words="this CPU has no instructions",
-         facts=facts(cuda=False, has_bfloat16=False), options={"torch_dtype": "bf16"}),
+         facts=facts(machine={"cuda": False, "has_bfloat16": False}), options={"torch_dtype": "bf16"}),
     Case(code="W151", option="model", words="4 tensors of m are not loaded: a, b, c and 1 more",
-         facts=facts(unused_tensors=("a", "b", "c", "d")), options={"model": "m"}),
+         facts=facts(model={"unused_tensors": ("a", "b", "c", "d")}), options={"model": "m"}),
     Case(code="W109", option="apply_chat_template", words="is not applied",
-         facts=facts(prompts_are_text=True)),
+         facts=facts(prompts={"are_text": True})),
     Case(code="W112", option="learning_rate", words="is 1e-06 and the model has 0.83 M parameters",
-         facts=facts(num_parameters=831_000)),
+         facts=facts(model={"num_parameters": 831_000})),
 ]  # fmt: skip
 
 
@@ -102,8 +103,8 @@ def test_what_to_do_about_a_fault_of_the_model(
     def said(subject: str) -> Problem:
         details = FaultDetails(cause=cause, subject=subject)
         if fault == "template":
-            return one(facts(template_problem="seen so", template_details=details), model=model)
-        return one(facts(model_problem="seen so", model_fault=fault, model_details=details), model=model)
+            return one(facts(template={"problem": "seen so", "details": details}), model=model)
+        return one(facts(model={"problem": "seen so", "fault": fault, "details": details}), model=model)
 
     assert advice in said(model).fixes[0].text
     # Whose fault it is is said, and once.
@@ -112,7 +113,7 @@ def test_what_to_do_about_a_fault_of_the_model(
 
 def test_a_plan_for_another_machine_is_of_this_model() -> None:
     details = FaultDetails(cause="headers", subject="models/moe")
-    given = facts(model_problem="it has no weight files", model_fault="missing", model_details=details)
+    given = facts(model={"problem": "it has no weight files", "fault": "missing", "details": details})
     here = replace(given, layout=replace(given.layout, is_here=True))
     there = replace(given, layout=replace(given.layout, is_here=False))
     assert {"model": "quickstart"} in edits_of(one(here, model="models/moe"))
@@ -122,26 +123,26 @@ def test_a_plan_for_another_machine_is_of_this_model() -> None:
 
 def test_a_template_that_an_option_gives_is_that_option_s() -> None:
     details = FaultDetails(cause="unreadable_template", subject="chat_template")
-    problem = one(facts(template_problem="chat_template x cannot be read", template_details=details))
+    problem = one(facts(template={"problem": "chat_template x cannot be read", "details": details}))
     assert problem.seen == "chat_template x cannot be read"
 
 
 def test_shards_are_gathered_by_their_command() -> None:
     details = FaultDetails(cause="shards", subject="models/tiny", command="python gather.py")
-    problem = one(facts(model_problem="shards", model_fault="shards", model_details=details))
+    problem = one(facts(model={"problem": "shards", "fault": "shards", "details": details}))
     assert problem.fixes[0].text.startswith("if you trust the files: `python gather.py`; then copy")
 
 
 def test_code_that_has_been_read_is_trusted_where_it_lies() -> None:
     words = "models/tiny is a model whose code comes with it"
     here = FaultDetails(cause="remote_code", subject="models/tiny")
-    given = facts(model_problem=words, model_fault="code", model_details=here)
+    given = facts(model={"problem": words, "fault": "code", "details": here})
     problem = one(given)
     assert problem.seen == words
     assert edits_of(problem) == [{"trust_remote_code": True}, {}]
     assert_fixes_mend(Case(code="E318", option="model", words="code", facts=given))
     # A model of a hub needs its commit too, which nobody can guess.
-    fetched = replace(given, model_details=FaultDetails(cause="remote_code", subject="/cache/m"))
+    fetched = changed(given, model={"details": FaultDetails(cause="remote_code", subject="/cache/m")})
     fixes = one(fetched, model="org/m").fixes
     assert "--model_revision COMMIT" in fixes[0].text
     assert fixes[0].edits == {}
@@ -154,12 +155,12 @@ def test_a_path_is_not_looked_for_on_a_hub() -> None:
 
 
 def test_the_nearest_name_takes_the_place_of_a_misspelt_one() -> None:
-    given = facts(**unmatched("q_pro", "q_proj", "o_proj"))
+    given = unmatched("q_pro", "q_proj", "o_proj")
     assert edits_of(one(given, **LORA, target_modules=["v_proj", "q_pro"])) == [
         {"target_modules": ["v_proj", "q_proj"]},
         {"target_modules": ["all-linear"]},
     ]
-    saved = facts(**unmatched("lm_haed", "lm_head"))
+    saved = unmatched("lm_haed", "lm_head")
     assert edits_of(one(saved, **LORA, modules_to_save=["lm_haed"])) == [{"modules_to_save": ["lm_head"]}, {}]
 
 
@@ -209,7 +210,9 @@ def test_targets_of_a_fix_fit_the_model(targets: list[str], saved: list[str], nu
         on_model = facts_of(SHAPES, settings)
         near = tuple(TargetFacts(target=n, nearest=names) for n, names in on_model.unmatched.items())
         refused = tuple(on_model.refused.items())
-        return found(facts(unmatched_targets=near, untrainable_targets=refused), **{**LORA, **options})
+        return found(
+            facts(lora={"unmatched_targets": near, "untrainable_targets": refused}), **{**LORA, **options}
+        )
 
     options = {"target_modules": targets, "modules_to_save": saved}
     problems = said(**options)
@@ -229,31 +232,31 @@ def test_code_of_a_model_needs_a_full_commit_unless_it_lies_here() -> None:
     for local in ("/models/m", "./m", "../m", "~/m", "quickstart"):
         assert found(**{**trusted, "model": local}) == []
     # A directory, though its path looks like an id of a hub.
-    assert found(facts(model_dir="org/model"), **trusted) == []
+    assert found(facts(model={"directory": "org/model"}), **trusted) == []
 
 
 def test_data_types_that_the_device_has() -> None:
     for wanted in ("auto", "float32", "bfloat16"):
         assert found(torch_dtype=wanted) == []
-    assert found(facts(cuda=False, has_bfloat16=True), torch_dtype="bf16") == []
-    assert found(facts(cuda=False, has_bfloat16=False), torch_dtype="auto") == []
+    assert found(facts(machine={"cuda": False, "has_bfloat16": True}), torch_dtype="bf16") == []
+    assert found(facts(machine={"cuda": False, "has_bfloat16": False}), torch_dtype="auto") == []
 
 
 def test_what_is_not_known_of_the_device_is_not_said() -> None:
-    assert found(facts(cuda=True, has_bfloat16=None), torch_dtype="bf16") == []
-    assert found(facts(cuda=None, has_bfloat16=None), torch_dtype="bf16") == []
-    assert found(facts(cuda=False, has_bfloat16=None), torch_dtype="bf16") == []
+    assert found(facts(machine={"cuda": True, "has_bfloat16": None}), torch_dtype="bf16") == []
+    assert found(facts(machine={"cuda": None, "has_bfloat16": None}), torch_dtype="bf16") == []
+    assert found(facts(machine={"cuda": False, "has_bfloat16": None}), torch_dtype="bf16") == []
 
 
 def test_every_missing_package_is_named() -> None:
     both = (("report_to", "wandb"), ("report_to", "mlflow"))
-    problems = found(facts(missing_packages=both), report_to=["wandb", "mlflow"])
+    problems = found(facts(machine={"missing_packages": both}), report_to=["wandb", "mlflow"])
     assert [p.fixes[0].text for p in problems] == ["`pip install wandb`", "`pip install mlflow`"]
 
 
 def test_plain_prompts() -> None:
-    assert found(facts(prompts_are_text=True, has_chat_template=False)) == []
-    assert found(facts(prompts_are_text=True), apply_chat_template=True) == []
+    assert found(facts(prompts={"are_text": True}, template={"is_there": False})) == []
+    assert found(facts(prompts={"are_text": True}), apply_chat_template=True) == []
 
 
 @pytest.mark.parametrize(
@@ -267,21 +270,21 @@ def test_plain_prompts() -> None:
     ],
 )
 def test_small_models(num_parameters: int | None, rate: float, is_said: bool) -> None:
-    said = [p.code for p in found(facts(num_parameters=num_parameters), learning_rate=rate)]
+    said = [p.code for p in found(facts(model={"num_parameters": num_parameters}), learning_rate=rate)]
     assert said == (["W112"] if is_said else [])
 
 
 def test_a_stop_word_ends_a_turn_as_a_token_does() -> None:
-    given = facts(unstoppable_turn="<|im_end|>", has_chat_template=True)
+    given = facts(template={"unstoppable_turn": "<|im_end|>", "is_there": True})
     (problem,) = found(given, stop_words=["Q:"])
     assert problem.fixes[0].edits == {"stop_words": ["Q:", "<|im_end|>"]}
     assert found(given, stop_words=["Q:", "<|im_end|>"]) == found(given, stop_words=["|im_end|"]) == []
 
 
 def test_an_end_of_turn_matters_where_the_template_is_used() -> None:
-    given = facts(unstoppable_turn="</s>", prompts_are_text=True, has_chat_template=True)
+    given = facts(template={"unstoppable_turn": "</s>", "is_there": True}, prompts={"are_text": True})
     assert [p.code for p in found(given)] == ["W109"]
     assert [p.code for p in found(given, apply_chat_template=True)] == ["W118"]
-    given = facts(unwritten_prefix="<bos>", prompts_are_text=True, has_chat_template=True)
+    given = facts(template={"unwritten_prefix": "<bos>", "is_there": True}, prompts={"are_text": True})
     assert [p.code for p in found(given)] == ["W109"]
     assert [p.code for p in found(given, apply_chat_template=True)] == ["W123"]

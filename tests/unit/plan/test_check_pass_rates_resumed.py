@@ -15,7 +15,7 @@ OTHER = replace(SAME, pass_rates="old")
 
 
 def given(resume: ResumeFacts, rates: PassRateFacts | None = RATED):
-    return facts(resume=resume, pass_rates=rates, output_dir_state="run")
+    return facts(output={"resume": resume, "state": "run"}, data={"pass_rates": rates})
 
 
 def test_the_same_measurement_goes_on() -> None:

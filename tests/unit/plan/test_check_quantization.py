@@ -93,23 +93,30 @@ def test_runs_that_cannot_hold_packed_weights() -> None:
     assert codes(**QLORA, bnb_4bit_compute_dtype="float16") == {"E319": "bnb_4bit_compute_dtype"}
     split = facts(layout=replace(THIS_MACHINE, fsdp=True, zero_stage=3))
     assert codes(**QLORA, fsdp="full_shard", given=split)["E387"] == "fsdp"
-    zero = facts(layout=replace(THIS_MACHINE, num_gpus=8, gpu_bytes=80 << 30, zero_stage=3), num_processes=8)
+    zero = facts(
+        layout=replace(THIS_MACHINE, num_gpus=8, gpu_bytes=80 << 30, zero_stage=3),
+        launch={"num_processes": 8},
+    )
     assert codes(**QLORA, deepspeed="zero3", given=zero)["E387"] == "deepspeed"
     # A whole model in each process, without DeepSpeed.
     assert codes(**QLORA, deepspeed="zero0") == {}
-    lacking = facts(missing_packages=(("quant_bits", "bitsandbytes"),))
+    lacking = facts(machine={"missing_packages": (("quant_bits", "bitsandbytes"),)})
     (problem,) = [p for p in found(lacking, **QLORA) if p.code == "E116"]
     assert "covey[qlora]" in problem.fixes[0].text
 
 
 def test_a_model_that_is_stored_packed_decides() -> None:
     said = {"quant_bits": "4", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False}
-    stored = facts(stored_quantization=said)
+    stored = facts(model={"stored_quantization": said})
     assert codes(**QLORA, given=stored) == {"E386": "bnb_4bit_use_double_quant"}
     (problem,) = [p for p in found(stored, **QLORA) if p.code == "E386"]
     assert codes(**{**QLORA, **problem.fixes[0].edits}, given=stored) == {}
     plain = facts(
-        stored_quantization=said, model_problem="models/tiny holds quantized weights", model_fault="quantized"
+        model={
+            "stored_quantization": said,
+            "problem": "models/tiny holds quantized weights",
+            "fault": "quantized",
+        }
     )
     (problem,) = [p for p in found(plain, tuner_type="lora") if p.code == "E373"]
     assert problem.fixes[0].edits == {"tuner_type": "lora", **said}
@@ -126,7 +133,7 @@ def test_what_packed_weights_take() -> None:
 
 def test_the_plan_and_its_ladder() -> None:
     """On a card of 12 GB a model of 7 B fits in no other way."""
-    card = facts(model_sizes=SEVEN, free_memory_bytes=12 * 10**9, longest_prompt=200)
+    card = facts(model={"sizes": SEVEN}, machine={"free_memory_bytes": 12 * 10**9}, prompts={"longest": 200})
     small = {"max_completion_length": 128, "num_generations": 2, "per_device_train_batch_size": 2}
     weights = {
         bits: memory_plan(config(tuner_type="lora", **small, **given), card).phases[-1].parts["weights"]

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from covey.plan.check_reward import reward_problems
-from covey.plan.facts import GoldFacts, OpenLists
+from covey.plan.facts import Facts, GoldFacts, OpenLists
 from covey.texts import Text, tr
 from covey.types import BlindReward, FaultKind, RewardCause, RewardFault
 from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 
-def faulty(name: str, kind: FaultKind, words: str = "seen so") -> dict[str, Any]:
-    return {"faulty_rewards": (RewardFault(reward=name, kind=kind, words=words),)}
+def faulty(name: str, kind: FaultKind, words: str = "seen so") -> Facts:
+    return facts(rewards={"faulty": (RewardFault(reward=name, kind=kind, words=words),)})
 
 
 def blind(name: str, compared: Any, constant: float | None = None) -> BlindReward:
@@ -48,43 +48,43 @@ def open_lists(**changes: Any) -> GoldFacts:
 
 CASES = [
     Case(code="W111", option="max_bad_gold", words="12 of 200 gold answers",
-         facts=facts(golds=GOLDS), options={"max_bad_gold": 0.06}),
+         facts=facts(rewards={"golds": GOLDS}), options={"max_bad_gold": 0.06}),
     Case(code="E366", option="gold_lists",
          words="30 of 40 lists in the column key (evaluation set held) (task quiz) hold only different "
          'letters, numbers or formulas, such as ["A", "C"] in row 7.',
-         facts=facts(golds=open_lists())),
+         facts=facts(rewards={"golds": open_lists()})),
     Case(code="W129", option="gold_lists", words="10 of 40 lists in the column key hold only different",
-         facts=facts(golds=open_lists(num_open=10, is_decided=True, where="", task=""))),
+         facts=facts(rewards={"golds": open_lists(num_open=10, is_decided=True, where="", task="")})),
     Case(code="E325", option="soft_max_length",
          words="so the penalty begins after token 1024, but a completion has at most 1000 tokens",
-         facts=facts(reward_options=READ),
+         facts=facts(rewards={"options": READ}),
          options={**OVERLONG, "reward_funcs": ["trl.rewards.get_soft_overlong_punishment"],
                   "soft_max_length": 1280, "soft_cache_length": 256}),
     Case(code="W120", option="cosine_max_len_value_wrong",
          words="cosine gives right answers 0.5 to 1 and wrong ones -0.5 to 0.5.",
-         facts=facts(reward_options=READ),
+         facts=facts(rewards={"options": READ}),
          options={"reward_funcs": ["cosine"], "cosine_max_len_value_wrong": 0.5}),
     Case(code="W120", option="cosine_min_len_value_wrong", words="right answers -1 to 1 and wrong ones 0 to",
-         facts=facts(reward_options=READ),
+         facts=facts(rewards={"options": READ}),
          options={"reward_funcs": ["cosine"], "cosine_min_len_value_wrong": 2,
                   "cosine_max_len_value_correct": -1}),
     Case(code="W110", option="reward_funcs", words="neither the prompts nor the template",
-         facts=facts(mentions_format=False), options={"reward_funcs": TWO}),
+         facts=facts(prompts={"mention_format": False}), options={"reward_funcs": TWO}),
     Case(code="W116", option="reward_funcs",
          words="On 5 of 6 rows r.py:f scores the correct answer (column solution) no higher than an empty "
          "completion; "
          "each answer was tried in several forms. It gives every completion the same score, 0.",
-         facts=facts(blind_rewards=(blind("r.py:f", "empty", constant=0.0),)),
+         facts=facts(rewards={"blind": (blind("r.py:f", "empty", constant=0.0),)}),
          options={"reward_funcs": ["r.py:f"]}),
     Case(code="W116", option="reward_funcs", words="no higher than the gold answers of other rows",
-         facts=facts(blind_rewards=(blind("r.py:f", "others"),)), options={"reward_funcs": ["r.py:f"]}),
+         facts=facts(rewards={"blind": (blind("r.py:f", "others"),)}), options={"reward_funcs": ["r.py:f"]}),
     Case(code="W116", option="reward_weights", words="the weighted total scores the "
                                                      "correct answer (column solution)",
-         facts=facts(blind_rewards=(blind("", "empty"),)), options={"reward_funcs": TWO}),
+         facts=facts(rewards={"blind": (blind("", "empty"),)}), options={"reward_funcs": TWO}),
     Case(code="W110", option="reward_funcs", words="neither the prompts nor the template",
-         facts=facts(mentions_format=False), options={"reward_funcs": ["tag_count"]}),
+         facts=facts(prompts={"mention_format": False}), options={"reward_funcs": ["tag_count"]}),
     Case(code="W110", option="reward_funcs", words="neither the prompts nor the template",
-         facts=facts(mentions_format=False),
+         facts=facts(prompts={"mention_format": False}),
          options={"reward_funcs": ["trl.rewards.think_format_reward"], "system": "Be brief."}),
 ]  # fmt: skip
 
@@ -96,26 +96,27 @@ def test_says_and_mends(case: Case) -> None:
 
 
 def test_a_misspelt_reward_is_replaced_in_its_place() -> None:
-    assert edits_of(
-        one(facts(**faulty("formt", "unknown")), reward_funcs=["accuracy", "formt", "r.py:f"])
-    ) == [{"reward_funcs": ["accuracy", "format", "r.py:f"]}, {}]
+    assert edits_of(one(faulty("formt", "unknown"), reward_funcs=["accuracy", "formt", "r.py:f"])) == [
+        {"reward_funcs": ["accuracy", "format", "r.py:f"]},
+        {},
+    ]
     # Only a name can be misspelt; a file that fails to load may well be the right one.
-    assert edits_of(one(facts(**faulty("format.py", "import")), reward_funcs=["format.py"])) == [{}]
-    nothing_near = one(facts(**faulty("my_judge", "unknown")), reward_funcs=["my_judge"])
+    assert edits_of(one(faulty("format.py", "import"), reward_funcs=["format.py"])) == [{}]
+    nothing_near = one(faulty("my_judge", "unknown"), reward_funcs=["my_judge"])
     assert edits_of(nothing_near) == [{}]
     assert "FILE.py:NAME" in nothing_near.fixes[0].text
 
 
 def test_every_faulty_reward_is_named() -> None:
-    both = (*faulty("a.py:f", "import")["faulty_rewards"], *faulty("b.py:f", "trial")["faulty_rewards"])
-    problems = found(facts(faulty_rewards=both), reward_funcs=["a.py:f", "b.py:f"])
+    both = (*faulty("a.py:f", "import").rewards.faulty, *faulty("b.py:f", "trial").rewards.faulty)
+    problems = found(facts(rewards={"faulty": both}), reward_funcs=["a.py:f", "b.py:f"])
     assert [(p.code, p.seen) for p in problems] == [("E314", "a.py:f: seen so"), ("E316", "b.py:f: seen so")]
 
 
 def test_a_function_of_a_program_is_called_by_its_name_where_that_is_its_alone() -> None:
     def seen(*entries: str) -> str:
         fault = RewardFault(reward=entries[0], kind="trial", words="seen so")
-        return next(p.seen for p in found(facts(faulty_rewards=(fault,)), reward_funcs=list(entries)))
+        return next(p.seen for p in found(facts(rewards={"faulty": (fault,)}), reward_funcs=list(entries)))
 
     assert seen("/data/m.py:good", "format") == "good: seen so"
     assert seen("/data/m.py:good", "n.py:good") == "/data/m.py:good: seen so"
@@ -132,7 +133,7 @@ def tried(completion: str, said: str, row: int = 1, cause: RewardCause = "") -> 
 
 def test_what_both_answers_to_a_row_show_is_said_once() -> None:
     def seen(*faults: RewardFault) -> list[str]:
-        return [p.seen for p in found(facts(faulty_rewards=faults), reward_funcs=["r.py:f"])]
+        return [p.seen for p in found(facts(rewards={"faulty": faults}), reward_funcs=["r.py:f"])]
 
     both = "r.py:f: KeyError; seen on row 1, with the completion '5' and with an empty one"
     assert seen(tried("5", "KeyError"), tried("", "KeyError")) == [both]
@@ -160,25 +161,25 @@ def test_what_both_answers_to_a_row_show_is_said_once() -> None:
 )
 def test_what_to_do_goes_by_the_cause(fault: RewardFault, advice: str) -> None:
     given = config(reward_funcs=[fault.reward], judge_base_url="http://j/v1")
-    (problem,) = reward_problems(given, facts(faulty_rewards=(fault,)))
+    (problem,) = reward_problems(given, facts(rewards={"faulty": (fault,)}))
     assert advice in problem.fixes[-1].text
 
 
 def test_the_nearest_function_and_the_lacking_column_are_typed() -> None:
     near = RewardFault(reward="r.py:scor", kind="import", words="r.py has no scor", near="score")
-    problem = one(facts(faulty_rewards=(near,)), reward_funcs=["r.py:scor"])
+    problem = one(facts(rewards={"faulty": (near,)}), reward_funcs=["r.py:scor"])
     assert edits_of(problem)[0] == {"reward_funcs": ["r.py:score"]}
     lacking = RewardFault(reward="r.py:f", kind="signature", words="demands answer", lacking=("answer",))
-    problem = one(facts(faulty_rewards=(lacking,)), reward_funcs=["r.py:f"])
+    problem = one(facts(rewards={"faulty": (lacking,)}), reward_funcs=["r.py:f"])
     assert edits_of(problem)[0] == {"columns": {"solution": "answer"}}
     two = replace(lacking, lacking=("answer", "level"))
-    assert edits_of(one(facts(faulty_rewards=(two,)), reward_funcs=["r.py:f"])) == [{}]
+    assert edits_of(one(facts(rewards={"faulty": (two,)}), reward_funcs=["r.py:f"])) == [{}]
 
 
 def test_paths_are_shown_as_they_were_typed() -> None:
     whole = os.path.abspath("d/plugin.py")
     fault = RewardFault(reward=whole, kind="import", words=tr("there is no file {file}", file=whole))
-    problem = one(facts(faulty_rewards=(fault,)), external_plugins=["d/plugin.py"])
+    problem = one(facts(rewards={"faulty": (fault,)}), external_plugins=["d/plugin.py"])
     assert problem.seen == "d/plugin.py: there is no file d/plugin.py" and isinstance(problem.seen, Text)
 
 
@@ -206,7 +207,7 @@ def test_one_weight_that_counts_is_enough() -> None:
 def test_golds_around_the_share_that_is_allowed(
     num_bad: int, num_checked: int, allowed: float, code: str | None, suggested: float | None
 ) -> None:
-    given = facts(golds=GoldFacts(num_checked=num_checked, num_bad=num_bad))
+    given = facts(rewards={"golds": GoldFacts(num_checked=num_checked, num_bad=num_bad)})
     problems = found(given, max_bad_gold=allowed)
     assert [p.code for p in problems] == ([] if code is None else [code])
     edits = [e for p in problems for e in edits_of(p) if e]
@@ -217,7 +218,7 @@ def test_golds_around_the_share_that_is_allowed(
 def test_the_suggested_share_is_enough(num_checked: int) -> None:
     none = config(max_bad_gold=0.0)
     for num_bad in range(1, num_checked):
-        given = facts(golds=GoldFacts(num_checked=num_checked, num_bad=num_bad))
+        given = facts(rewards={"golds": GoldFacts(num_checked=num_checked, num_bad=num_bad)})
         (problem,) = reward_problems(none, given)
         enough = problem.fixes[1].edits["max_bad_gold"]
         assert num_bad / num_checked <= enough <= 1
@@ -228,9 +229,9 @@ def test_the_suggested_share_is_enough(num_checked: int) -> None:
 
 
 def test_the_format_is_asked_for_or_not_paid_for() -> None:
-    silent = facts(mentions_format=False)
+    silent = facts(prompts={"mention_format": False})
     assert found(silent) == []
-    assert found(facts(mentions_format=None), reward_funcs=TWO) == []
+    assert found(facts(prompts={"mention_format": None}), reward_funcs=TWO) == []
     assert edits_of(one(silent, reward_funcs=TWO)) == [{"system": "r1"}, {}]
     # A system message of the user's own is not thrown away.
     assert edits_of(one(silent, reward_funcs=TWO, system="Be brief.")) == [{}]
@@ -253,4 +254,4 @@ def test_the_format_is_asked_for_or_not_paid_for() -> None:
     ids=str,
 )
 def test_nothing_is_said_of_lengths_and_ends_that_work(options: dict[str, Any]) -> None:
-    assert found(facts(reward_options=READ), **{**OVERLONG, **options}) == []
+    assert found(facts(rewards={"options": READ}), **{**OVERLONG, **options}) == []

@@ -19,7 +19,7 @@ def resumed(*changes: tuple[str, Any, Any]) -> ResumeFacts:
 
 CASES = [
     Case(code="W101", option="nproc_per_node", words="2 cores",
-         facts=facts(cuda=False, nproc_available=2), options={"nproc_per_node": 4}),
+         facts=facts(machine={"cuda": False, "nproc_available": 2}), options={"nproc_per_node": 4}),
     Case(code="W107", option="warmup_steps", words="has only 125 optimizer steps",
          options={"warmup_steps": 500, "lr_scheduler_type": "cosine"}),
     Case(code="W107", option="warmup_steps", words="is 5, but the run has only 5 optimizer steps",
@@ -32,34 +32,36 @@ CASES = [
     Case(code="W153", option="guards", words="steps, rollouts and weights are not checked",
          options={"guards": False}),
     Case(code="W153", option="watchdog", words="is not ended", options={"watchdog": False}),
-    Case(code="E401", option="output_dir", words="already holds a run", facts=facts(output_dir_state="run")),
+    Case(code="E401", option="output_dir", words="already holds a run", facts=facts(output={"state": "run"})),
     Case(code="E405", option="resume_from_checkpoint", words="learning_rate 1e-05 -> 2e-06",
-         facts=facts(resume=resumed(("learning_rate", 1e-5, 2e-6))),
+         facts=facts(output={"resume": resumed(("learning_rate", 1e-5, 2e-6))}),
          options={**RESUME, "learning_rate": 2e-6}),
     Case(code="E405", option="resume_from_checkpoint",
          words="columns None -> {'q': 'question'}, dataset a.jsonl b.jsonl -> train.jsonl.",
-         facts=facts(resume=resumed(("columns", None, {"q": "question"}),
-                                    ("dataset", ["a.jsonl", "b.jsonl"], ["train.jsonl"]))),
+         facts=facts(output={"resume": resumed(("columns", None, {"q": "question"}),
+                                    ("dataset", ["a.jsonl", "b.jsonl"], ["train.jsonl"]))}),
          options={**RESUME, "columns": {"q": "question"}}),
     *(Case(code="E405", option="resume_from_checkpoint", words="use_adaptive_entropy True -> False",
-           facts=facts(resume=resumed(("use_adaptive_entropy", True, False))),
+           facts=facts(output={"resume": resumed(("use_adaptive_entropy", True, False))}),
            options={**RESUME, "allow_changes": allowed}) for allowed in (True, False)),
     Case(code="W161", option="resume_from_checkpoint", words="runs/a/config.yaml is missing",
-         facts=facts(resume=ResumeFacts(path="runs/a/checkpoint-5", step=5, is_compared=False)),
+         facts=facts(output={"resume": ResumeFacts(path="runs/a/checkpoint-5", step=5, is_compared=False)}),
          options=RESUME),
     Case(code="W164", option="resume_from_checkpoint", words="a is gone; b is gone.",
-         facts=facts(resume=ResumeFacts(path="runs/a/checkpoint-5", step=5, lost=("a is gone", "b is gone"))),
+         facts=facts(output={
+             "resume": ResumeFacts(path="runs/a/checkpoint-5", step=5, lost=("a is gone", "b is gone"))}),
          options=RESUME),
     Case(code="W163", option="reward_funcs", words="r.py:f has changed since runs/a/checkpoint-5 was",
-         facts=facts(reward_texts=(("r.py:f", "a"), ("r.py:g", "b"), ("r.py:h", "c")),
-                     resume=ResumeFacts(path="runs/a/checkpoint-5", step=5,
-                                        reward_texts=(("r.py:f", "z"), ("r.py:g", "b")))),
+         facts=facts(rewards={"texts": (("r.py:f", "a"), ("r.py:g", "b"), ("r.py:h", "c"))},
+                     output={"resume": ResumeFacts(path="runs/a/checkpoint-5", step=5,
+                                                   reward_texts=(("r.py:f", "z"), ("r.py:g", "b")))}),
          options=RESUME),
     Case(code="E406", option="replay_rollouts", words="x: no rollout",
-         facts=facts(replay_problem="x: no rollout-*.jsonl in it"), options={"replay_rollouts": "x"}),
+         facts=facts(output={"replay_problem": "x: no rollout-*.jsonl in it"}),
+         options={"replay_rollouts": "x"}),
     Case(code="E407", option="save_total_limit",
          words="2 checkpoints and the next one take 2.25 GB, but only 2 GB are free",
-         facts=facts(free_disk_bytes=2 * GB + 5)),
+         facts=facts(output={"free_bytes": 2 * GB + 5})),
 ]  # fmt: skip
 
 
@@ -72,8 +74,8 @@ def test_says_and_mends(case: Case) -> None:
 def test_functions_of_a_program_are_passed_and_not_typed() -> None:
     def fixes(old: list[str], *also: tuple[str, Any, Any], **options: Any) -> list[Any]:
         given = facts(
-            resume=resumed(("reward_funcs", old, ["accuracy"]), *also),
-            rewards_available=("accuracy", "format"),
+            output={"resume": resumed(("reward_funcs", old, ["accuracy"]), *also)},
+            rewards={"available": ("accuracy", "format")},
         )
         return [fix.edits or fix.text for fix in one(given, **RESUME, **options).fixes]
 
@@ -89,7 +91,7 @@ def test_functions_of_a_program_are_passed_and_not_typed() -> None:
 
 
 def test_fixes_of_directories() -> None:
-    held = facts(output_dir_state="run")
+    held = facts(output={"state": "run"})
     assert edits_of(one(held, output_dir="runs/a-007/")) == [
         {"resume_from_checkpoint": "latest"},
         {"output_dir": "runs/a-008"},
@@ -100,16 +102,16 @@ def test_fixes_of_directories() -> None:
     assert found(held, overwrite_output_dir=True) == []
     assert found(held, resume_from_checkpoint="latest") == []
     # Files of somebody else's are not deleted for the asking.
-    other = facts(output_dir_state="not_empty")
+    other = facts(output={"state": "not_empty"})
     assert one(other, overwrite_output_dir=True).code == "E402"
 
 
 def test_processes_that_nobody_counted_are_not_too_many() -> None:
-    assert found(facts(nproc_available=None), nproc_per_node=64) == []
-    assert found(facts(cuda=None), nproc_per_node=64) == []
+    assert found(facts(machine={"nproc_available": None}), nproc_per_node=64) == []
+    assert found(facts(machine={"cuda": None}), nproc_per_node=64) == []
     assert found(nproc_per_node=8) == []
     assert edits_of(one(nproc_per_node=9)) == [{"nproc_per_node": 8}]
-    assert edits_of(one(facts(nproc_available=0), nproc_per_node=1)) == []
+    assert edits_of(one(facts(machine={"nproc_available": 0}), nproc_per_node=1)) == []
 
 
 FEWER, MODELS = {"save_total_limit": 1}, {"save_only_model": True}
@@ -137,7 +139,7 @@ BOTH = {**FEWER, **MODELS}
     ],
 )
 def test_fixes_of_the_disk_fit(free: int, options: dict[str, Any], first: list[dict[str, Any]]) -> None:
-    given = facts(checkpoint_bytes=4 * GB, model_bytes=GB, free_disk_bytes=free)
+    given = facts(output={"checkpoint_bytes": 4 * GB, "model_bytes": GB, "free_bytes": free})
     *shown, directory, anyway = edits_of(one(given, **options))
     assert (directory, anyway) == ({}, {"ignore_memory_forecast": True})
     assert one(given, **options, **anyway).code == "W150"
@@ -149,12 +151,12 @@ def test_fixes_of_the_disk_fit(free: int, options: dict[str, Any], first: list[d
 
 
 def test_a_disk_of_just_the_size_is_enough() -> None:
-    given = facts(checkpoint_bytes=4 * GB, model_bytes=GB, free_disk_bytes=9 * GB)
+    given = facts(output={"checkpoint_bytes": 4 * GB, "model_bytes": GB, "free_bytes": 9 * GB})
     assert found(given) == []
     # The best checkpoint stays beside the newest.
     assert one(given, val_dataset=["v.jsonl"]).seen.startswith("3 checkpoints and the next one take 10 GB")
-    assert found(facts(free_disk_bytes=None)) == []
-    assert found(facts(model_bytes=None, free_disk_bytes=1)) == []
+    assert found(facts(output={"free_bytes": None})) == []
+    assert found(facts(output={"model_bytes": None, "free_bytes": 1})) == []
 
 
 def resume_changes(*changes: tuple[str, Any, Any], **options: Any) -> set[str]:
@@ -217,13 +219,13 @@ def test_the_same_step_may_be_split_otherwise() -> None:
 
 
 def test_changes_are_allowed_by_name() -> None:
-    changed = facts(resume=resumed(("seed", 1, 42)))
+    changed = facts(output={"resume": resumed(("seed", 1, 42))})
     assert edits_of(one(changed, **RESUME)) == [{"seed": 1}, {"allow_changes": True}]
     assert found(changed, **RESUME, allow_changes=True) == []
 
 
 def test_a_start_anew_is_no_fault() -> None:
     assert found(resume_from_checkpoint="auto") == []
-    assert found(facts(resume=resumed()), **RESUME) == []
+    assert found(facts(output={"resume": resumed()}), **RESUME) == []
     # A directory that cannot be written is a fault whatever is resumed.
-    assert one(facts(output_dir_state="not_writable"), **RESUME).code == "E403"
+    assert one(facts(output={"state": "not_writable"}), **RESUME).code == "E403"

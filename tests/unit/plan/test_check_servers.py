@@ -15,11 +15,13 @@ from covey.plan.checks import checks
 from covey.plan.facts import Facts, ServerFacts, VllmServeFacts
 from covey.plan.server_line import start_line
 from covey.types import Problem, Severity
-from support.checks import BASE, SIZES, facts, found
+from support.checks import BASE, SIZES, changed, facts, found
 
 ADDRESS = "http://127.0.0.1:8000"
 SERVED: dict[str, Any] = {"rollout_servers": [ADDRESS], "rollout_token_file": "a.token"}
-RUN = replace(facts(), model_type="qwen2", num_parameters=9, embedding_rows=320, longest_prompt=100)
+RUN = changed(
+    facts(), model={"type": "qwen2", "num_parameters": 9, "embedding_rows": 320}, prompts={"longest": 100}
+)
 GOOD = ServerFacts(
     address=ADDRESS,
     model="m",
@@ -32,7 +34,7 @@ GOOD = ServerFacts(
 
 
 def codes(server: ServerFacts, **options: Any) -> list[str]:
-    given = replace(RUN, servers=(server,))
+    given = changed(RUN, servers={"asked": (server,)})
     problems = found(given, **{**SERVED, "torch_dtype": "float32", "max_completion_length": 16, **options})
     return [p.code for p in problems if p.severity is Severity.ERROR and p.code.startswith("E42")]
 
@@ -67,9 +69,9 @@ def test_the_last_position_counts() -> None:
 
 
 def test_without_a_token_nothing_else_is_said() -> None:
-    given = replace(RUN, servers=None)
+    given = changed(RUN, servers={"asked": None})
     assert [p.code for p in found(given, rollout_servers=[ADDRESS]) if p.code.startswith("E42")] == ["E421"]
-    told = replace(given, token_problem="a.token: No such file or directory")
+    told = changed(given, servers={"token_problem": "a.token: No such file or directory"})
     (problem,) = [p for p in found(told, **SERVED) if p.code == "E421"]
     assert "No such file" in problem.seen
 
@@ -78,7 +80,9 @@ def test_several_servers_share_a_token() -> None:
     """The file that the refusing server printed would be refused by the other one."""
     other = replace(GOOD, address="http://127.0.0.1:8001", fault="token", said="401")
     options = {**SERVED, "rollout_servers": [ADDRESS, other.address]}
-    (problem,) = [p for p in found(replace(RUN, servers=(GOOD, other)), **options) if p.code == "E421"]
+    (problem,) = [
+        p for p in found(changed(RUN, servers={"asked": (GOOD, other)}), **options) if p.code == "E421"
+    ]
     assert [fix.text for fix in problem.fixes if "--token_file a.token" in fix.text]
     assert not any("--rollout_token_file FILE" in fix.text for fix in problem.fixes)
 
@@ -135,14 +139,16 @@ def test_the_line_that_starts_a_server_can_be_typed_and_has_the_options_of_vllm(
 
 def test_a_server_that_does_not_answer_is_started_by_the_line_that_is_printed() -> None:
     silent = replace(GOOD, fault="silent", said="Connection refused")
-    (problem,) = [p for p in found(replace(RUN, servers=(silent,)), **SERVED, **VLLM) if p.code == "E420"]
+    (problem,) = [
+        p for p in found(changed(RUN, servers={"asked": (silent,)}), **SERVED, **VLLM) if p.code == "E420"
+    ]
     line = problem.fixes[0].text.split("`")[1]
     assert rollout_options(line).vllm_max_model_len == 2048
 
 
 def test_options_of_the_server_are_said_with_the_line_that_takes_them() -> None:
     resolved = from_dict({**BASE, **SERVED, **VLLM})
-    problems = checks(resolved.config, replace(RUN, servers=(GOOD,)), typed=resolved.typed_names)
+    problems = checks(resolved.config, changed(RUN, servers={"asked": (GOOD,)}), typed=resolved.typed_names)
     said = {p.option: p for p in problems if p.code == "W108"}
     assert {"vllm_max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager"} <= said.keys()
     line = said["vllm_max_model_len"].fixes[0].text.split("`")[1]
@@ -158,13 +164,15 @@ SERVES = VllmServeFacts(
     directory="/dev/shm",
 )
 THEIRS = ServerFacts(address=ADDRESS, model="m", max_len=2048, dtype="float32", vllm=SERVES)
-TIED = replace(RUN, model_sizes=replace(SIZES, tied=True))
+TIED = changed(RUN, model={"sizes": replace(SIZES, tied=True)})
 
 
 def of_theirs(given: Facts = RUN, /, server: ServerFacts = THEIRS, **changes: Any) -> list[Problem]:
     own = replace(server, vllm=replace(SERVES, **changes))
     options = {"torch_dtype": "float32", "max_completion_length": 16, "rollout_servers": [ADDRESS]}
-    return [p for p in found(replace(given, servers=(own,)), **options) if p.code[:3] in ("E42", "W18")]
+    return [
+        p for p in found(changed(given, servers={"asked": (own,)}), **options) if p.code[:3] in ("E42", "W18")
+    ]
 
 
 def test_the_open_routes_of_a_server_of_vllm_are_named_once_and_it_is_used_without_a_token() -> None:
@@ -194,7 +202,7 @@ def test_a_tied_head_on_a_cpu_has_to_be_untied_there() -> None:
     (refused, _) = of_theirs(TIED, on_cpu=True)
     assert refused.code == "E429" and "tie_word_embeddings" in refused.fixes[1].text
     assert [p.code for p in of_theirs(TIED, on_cpu=True, unties_head=True)] == ["W181"]
-    untied = replace(TIED, model_sizes=replace(SIZES, tied=False))
+    untied = changed(TIED, model={"sizes": replace(SIZES, tied=False)})
     assert [p.code for p in of_theirs(untied, on_cpu=True)] == ["W181"]
 
 
@@ -206,7 +214,9 @@ def test_what_a_server_of_vllm_says_is_compared() -> None:
 def test_a_server_of_another_tool_is_refused_by_name() -> None:
     other = ServerFacts(address=ADDRESS, fault="other", said="it refused with 404")
     for options in (SERVED, {"rollout_servers": [ADDRESS]}):
-        (refused,) = [p for p in found(replace(RUN, servers=(other,)), **options) if p.code[:3] == "E42"]
+        (refused,) = [
+            p for p in found(changed(RUN, servers={"asked": (other,)}), **options) if p.code[:3] == "E42"
+        ]
         assert refused.code == "E428" and ADDRESS in refused.seen and "404" in refused.seen
 
 
@@ -215,7 +225,7 @@ def test_what_is_said_of_process_groups() -> None:
 
     def said(server: ServerFacts, **options: Any) -> list[str]:
         given = {**SERVED, "rollout_servers": [server.address], **options}
-        problems = found(replace(RUN, servers=(server,)), **given)
+        problems = found(changed(RUN, servers={"asked": (server,)}), **given)
         return [p.code for p in problems if p.code in ("W182", "W183")]
 
     own = replace(GOOD, group_device="cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from covey.config import from_dict
 from covey.plan.check_start import start_problems
 from covey.plan.facts import AdapterFacts, Facts, ResumeFacts
 from support.adapters import add_trainer_state, edit_adapter, make_adapter
-from support.checks import facts, surveyed
+from support.checks import changed, facts, surveyed
 from support.models import save_model
 
 KL: dict[str, Any] = {"beta": 0.1}
@@ -151,9 +150,9 @@ def test_a_resume_holds_the_reference_to_its_digest(
 ) -> None:
     options = {"model": "m", "dataset": ["d"], "reward_funcs": ["accuracy"], "adapters": str(adapter), **KL}
     config = from_dict({**options, **changes}).config
-    given: Facts = replace(
+    given: Facts = changed(
         facts(),
-        adapter=AdapterFacts(digest=now),
-        resume=ResumeFacts(path="r/checkpoint-2", step=2, reference="a" * 64),
+        lora={"start": AdapterFacts(digest=now)},
+        output={"resume": ResumeFacts(path="r/checkpoint-2", step=2, reference="a" * 64)},
     )
     assert [p.code for p in start_problems(config, given, ())] == ["E419"] * is_refused

@@ -47,7 +47,7 @@ def found(options, given):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_needs_one_advantage_per_completion_is_refused(name):
-    given = facts(process_rewards=("prm.py:prm",))
+    given = facts(rewards={"process": ("prm.py:prm",)})
     (one,) = found(REFUSED[name], given)
     assert one.option == name.split()[0] and one.severity is Severity.ERROR
     assert one.seen.startswith(f"prm.py:prm returns one number per step, but {one.option} is ")
@@ -79,7 +79,7 @@ def test_a_separator_that_nothing_cuts_at_is_said():
 
     def said(reads):
         resolved = from_dict(options)
-        given = facts(reads_steps=reads)
+        given = facts(rewards={"reads_steps": reads})
         problems = checks(resolved.config, given, resolved.typed_names)
         return [p.code for p in problems if p.option == "step_separator"]
 

@@ -83,7 +83,9 @@ def test_probabilities_written_to_six_places_are_accepted() -> None:
 
 
 def test_streaming_with_everything_in_its_way() -> None:
-    problems = found(facts(num_prompts=None), streaming=True, split_dataset_ratio=0.1, interleave_prob=[1.0])
+    problems = found(
+        facts(prompts={"num_used": None}), streaming=True, split_dataset_ratio=0.1, interleave_prob=[1.0]
+    )
     assert [(p.code, p.option) for p in problems] == [
         ("E115", "streaming"),
         ("E111", "interleave_prob"),

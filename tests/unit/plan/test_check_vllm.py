@@ -29,8 +29,8 @@ def said(given: Any, **options: Any) -> list[tuple[str, str]]:
 
 
 def test_nothing_stands_against_the_plain_one() -> None:
-    assert said(facts(cuda=False)) == []
-    assert said(facts(longest_prompt=20, cuda=False), vllm_max_model_len=4096) == []
+    assert said(facts(machine={"cuda": False})) == []
+    assert said(facts(prompts={"longest": 20}, machine={"cuda": False}), vllm_max_model_len=4096) == []
 
 
 @pytest.mark.parametrize(
@@ -43,25 +43,25 @@ def test_nothing_stands_against_the_plain_one() -> None:
         ({"temperature_end": 0.009}, {}, ("E432", "temperature_end")),
         ({"eval_temperature": 0.001}, {}, ("E432", "eval_temperature")),
         ({"temperature": 2.5}, {}, ("E432", "temperature")),
-        ({"vllm_max_model_len": 40}, {"longest_prompt": 20}, ("E433", "vllm_max_model_len")),
-        ({"vllm_max_model_len": 4096}, {"model_context": 2048}, ("W108", "vllm_max_model_len")),
+        ({"vllm_max_model_len": 40}, {"prompts": {"longest": 20}}, ("E433", "vllm_max_model_len")),
+        ({"vllm_max_model_len": 4096}, {"model": {"context": 2048}}, ("W108", "vllm_max_model_len")),
         ({"vllm_gpu_memory_utilization": 0.8}, {}, ("W108", "vllm_gpu_memory_utilization")),
         ({"sleep_level": 1, "vllm_enable_sleep_mode": True}, {}, ("W108", "sleep_level")),
         ({"vllm_enable_sleep_mode": True}, {}, ("W108", "vllm_enable_sleep_mode")),
-        ({}, {"cuda": True}, ("W190", "use_vllm")),
+        ({}, {"machine": {"cuda": True}}, ("W190", "use_vllm")),
     ],
 )  # fmt: skip
 def test_what_stands_against_it(
     options: dict[str, Any], changes: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    given = facts(**{"cuda": False, **changes})
+    given = facts(**{"machine": {"cuda": False}, **changes})
     assert said(given, **{"max_completion_length": 32, **options}) == [expected]
     # Covey's own engine does all of it, or does not read it.
     assert not any(p.code.startswith(("E43", "W19")) for p in found(given, **options, use_vllm=False))
 
 
 def test_what_is_enough_is_not_refused() -> None:
-    given = facts(longest_prompt=20, cuda=False)
+    given = facts(prompts={"longest": 20}, machine={"cuda": False})
     assert said(given, max_completion_length=32, vllm_max_model_len=52) == []
     assert said(given, eval_temperature=0.0) == [] and said(given, temperature=0.01) == []
     assert said(given, vllm_engine_kwargs={"block_size": 16}) == []
@@ -71,7 +71,7 @@ def test_engines_of_several_processes() -> None:
     """As many engines as the processes make; another number is no one's."""
     four = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 64}
     for cuda, expected in ((False, []), (True, [("W190", "use_vllm")])):
-        given = facts(num_processes=4, cuda=cuda)
+        given = facts(launch={"num_processes": 4}, machine={"cuda": cuda})
         two_each = {**four, "vllm_tensor_parallel_size": 2}
         assert said(given, **four) == said(given, **four, vllm_data_parallel_size=4) == expected
         assert said(given, **two_each) == said(given, **two_each, vllm_data_parallel_size=2) == expected
@@ -131,4 +131,4 @@ def test_the_plan_says_that_it_is_untried() -> None:
     assert UNTRIED in lines and "chosen by covey (vllm_gpu_memory_utilization is not set)" in lines
     typed = report_lines(config(**ALONE, **SHORT, vllm_gpu_memory_utilization=0.3), given, batch_plan(run, 8))
     assert "chosen by covey (vllm_gpu_memory_utilization is not set)" not in "\n".join(typed)
-    assert all(p.severity is Severity.WARNING for p in found(facts(cuda=True), **ALONE))
+    assert all(p.severity is Severity.WARNING for p in found(facts(machine={"cuda": True}), **ALONE))

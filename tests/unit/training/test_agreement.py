@@ -167,7 +167,7 @@ class Two(LocalComm):
 def test_a_difference_ends_every_rank(tmp_path: Path) -> None:
     config = from_dict(OPTIONS, 2).config
     with survey(config, 2) as found:
-        installed = dict(found.facts.versions)["transformers"]
+        installed = dict(found.facts.machine.versions)["transformers"]
         with pytest.raises(ConfigError) as refused:
             refuse_differences(config, found, Two())
         (problem,) = refused.value.problems

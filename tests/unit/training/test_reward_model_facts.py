@@ -19,6 +19,7 @@ from covey.quickstart.task import MODEL_DIR
 from covey.rewards.targets import is_model, model_name
 from covey.training.facts import reward_models
 from covey.training.facts.reward_models import usable_models, with_judge, with_reward_models
+from support.checks import changed
 from support.reward_models import write_reward_model
 
 
@@ -30,7 +31,7 @@ def config(**options: Any) -> Config:
 
 def described(directory: Path | str, **options: Any) -> RewardModelFacts:
     found = with_reward_models(Facts(), config(reward_model=[str(directory)], **options), offline=True)
-    (facts,) = found.reward_models
+    (facts,) = found.rewards.models
     return facts
 
 
@@ -108,7 +109,7 @@ def test_entries_of_reward_funcs_that_are_models(whole: Path, monkeypatch: pytes
     assert not any(map(is_model, ("accuracy", "a/b.py:f", "a/b.py", "pkg.module.f", "pkg.module:f")))
     assert [model_name(n) for n in ("a/b/rm/", "ms::o/rm", "rm")] == ["rm", "rm", "rm"]
     found = with_reward_models(Facts(), config(reward_funcs=["format", "tiny-rm", "judge"]), offline=True)
-    assert [m.entry for m in found.reward_models] == ["tiny-rm"]
+    assert [m.entry for m in found.rewards.models] == ["tiny-rm"]
 
 
 def test_each_model_of_a_hub_has_its_revision(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,29 +123,29 @@ def test_each_model_of_a_hub_has_its_revision(whole: Path, monkeypatch: pytest.M
     options = config(reward_funcs=["o/a"], reward_model=["o/b", "o/c"], reward_model_revision=["v1", "v2"])
     found = with_reward_models(Facts(), options, offline=True)
     assert asked == [("o/a", None), ("o/b", "v1"), ("o/c", "v2")]
-    assert [m.name for m in found.reward_models] == ["a", "b", "c"]
+    assert [m.name for m in found.rewards.models] == ["a", "b", "c"]
     assert list(usable_models(options, found)) == ["o/a", "o/b", "o/c"]
 
 
 def test_a_question_of_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ask.md").write_text("{prompt} {completion} {gold}")
     usual = {"reward_funcs": ["judge"], "judge_prompt": str(tmp_path / "ask.md")}
-    facts = Facts(columns=("question", "gold"))
-    judge = with_judge(facts, config(**usual)).judge
+    facts = changed(Facts(), data={"columns": ("question", "gold")})
+    judge = with_judge(facts, config(**usual)).rewards.judge
     assert judge is not None and (judge.prompt_problem, judge.unknown, judge.regex_problem) == (
         None,
         (),
         None,
     )
-    other = with_judge(Facts(columns=("question",)), config(**usual)).judge
+    other = with_judge(changed(Facts(), data={"columns": ("question",)}), config(**usual)).rewards.judge
     assert other is not None and other.unknown == ("gold",)
     for prompt, words in (("gone.md", "gone.md, which does not exist"), ("Rate it.", "no {completion}")):
-        judge = with_judge(facts, config(**{**usual, "judge_prompt": prompt})).judge
+        judge = with_judge(facts, config(**{**usual, "judge_prompt": prompt})).rewards.judge
         assert judge is not None and words in str(judge.prompt_problem)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     without = with_judge(facts, config(**usual))
-    assert without.missing_packages == (("reward_funcs", "openai"),)
+    assert without.machine.missing_packages == (("reward_funcs", "openai"),)
     (lacking,) = [p for p in checks(config(**usual), without) if p.code == "E116"]
     assert "`pip install 'covey[judge]'`" in lacking.fixes[0].text
-    judge = with_judge(facts, config(**usual, judge_regex="(")).judge
+    judge = with_judge(facts, config(**usual, judge_regex="(")).rewards.judge
     assert judge is not None and "is not a valid regular expression: missing )" in str(judge.regex_problem)

@@ -58,7 +58,7 @@ def ask(tmp_path: Path) -> Callable[..., ServerFacts]:
             given["rollout_token_file"] = str(tmp_path / "token")
         with listening(OneOfThem) as address:
             config = from_dict({**given, "rollout_servers": [address], **options}).config
-            (found,) = with_servers(Facts(), config).servers or ()
+            (found,) = with_servers(Facts(), config).servers.asked or ()
         return found
 
     return asked

@@ -52,7 +52,7 @@ def with_adapter(facts: Facts, config: Config, shapes: ModelShapes) -> Facts:
         fault = _reference_problem(config, reference, shapes) if reference != directory else None
         digest = hash_file(reference / ADAPTER_WEIGHTS) if fault is None else None
         found = replace(found, reference_problem=fault, digest=digest)
-    return replace(facts, adapter=found)
+    return replace(facts, lora=replace(facts.lora, start=found))
 
 
 def _quantized(config: Config, directory: Path) -> dict[str, Any]:
@@ -78,7 +78,10 @@ def _is_base(base: str, config: Config, facts: Facts) -> bool:
     """Whether the model may be the base that an adapter names; one without a name may be any."""
     if not base or is_live(base) or is_live(config.model) or same_base(base, config.model):
         return True
-    return facts.model_dir is not None and adapter_path(base).resolve() == Path(facts.model_dir).resolve()
+    return (
+        facts.model.directory is not None
+        and adapter_path(base).resolve() == Path(facts.model.directory).resolve()
+    )
 
 
 def _reference_problem(config: Config, directory: Path, shapes: ModelShapes) -> tuple[str, str] | None:

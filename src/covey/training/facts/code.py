@@ -25,12 +25,15 @@ def with_code(facts: Facts, config: Config, prompts: PromptTable | None) -> Fact
     try:
         isolation = isolate(unsafe=config.unsafe_exec)
     except Unisolated as refused:
-        lacks, reasons, notes = LAYERS, refused.reasons, facts.reward_notes
+        lacks, reasons, notes = LAYERS, refused.reasons, facts.rewards.notes
     else:
         lacks, reasons = isolation.lacks, isolation.reasons
-        notes = (*facts.reward_notes, *isolation.words())
+        notes = (*facts.rewards.notes, *isolation.words())
     sandbox = SandboxFacts(lacks=lacks, reasons=reasons, is_installed=bubblewrap() is not None)
-    return replace(facts, sandbox=sandbox, reward_notes=notes, code_tests=_tests(config, prompts))
+    return replace(
+        facts,
+        rewards=replace(facts.rewards, sandbox=sandbox, notes=notes, code_tests=_tests(config, prompts)),
+    )
 
 
 def _tests(config: Config, prompts: PromptTable | None) -> GoldFacts | None:

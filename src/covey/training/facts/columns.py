@@ -51,12 +51,14 @@ def with_columns(facts: Facts, config: Config, rows: Rows, sets: Sequence[tuple[
     made = _made(rows, columns)
     missing = _missing(config, columns, made)
     if missing and are_pairs(sorted(columns)):
-        facts = replace(facts, preference_pairs=True)
+        facts = replace(facts, data=replace(facts.data, has_preference_pairs=True))
     tried = _Trial(rows, config)
     found = tuple(tried.with_rename(m) for m in missing)
     if config.gold_lists is None and (lists := tried.open_lists(found)):
         # They are said with the column that lacks, and not after it.
-        facts = replace(facts, golds=GoldFacts(num_checked=0, num_bad=0, open_lists=lists))
+        facts = replace(
+            facts, rewards=replace(facts.rewards, golds=GoldFacts(num_checked=0, num_bad=0, open_lists=lists))
+        )
     if config.task_rewards is None:
         for name, held in sets:
             there = set(columns_of(held))
@@ -64,9 +66,12 @@ def with_columns(facts: Facts, config: Config, rows: Rows, sets: Sequence[tuple[
             found += tuple(replace(m, where=name) for m in lacking)
     return replace(
         facts,
-        columns=tuple(sorted(columns | made)),
-        made_columns=tuple(sorted(made)),
-        missing_columns=found,
+        data=replace(
+            facts.data,
+            columns=tuple(sorted(columns | made)),
+            made_columns=tuple(sorted(made)),
+            missing_columns=found,
+        ),
     )
 
 

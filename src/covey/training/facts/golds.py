@@ -71,7 +71,7 @@ def with_golds(facts: Facts, config: Config, prompts: PromptTable | None, eval_s
     num_checked = report.num_checked + len(absent)
     rename = None
     if num_checked and len(bad) / num_checked > config.max_bad_gold:
-        rename = renamed_golds(entries, config, facts.made_columns)
+        rename = renamed_golds(entries, config, facts.data.made_columns)
     of_golds = GoldFacts(
         num_checked=num_checked,
         num_bad=len(bad),
@@ -81,7 +81,7 @@ def with_golds(facts: Facts, config: Config, prompts: PromptTable | None, eval_s
         num_named=sum(of.num_named for of in lists.values()),
         open_lists=_open_lists(config, dict(tables), lists),
     )
-    return replace(facts, golds=of_golds)
+    return replace(facts, rewards=replace(facts.rewards, golds=of_golds))
 
 
 def _asked(config: Config, readers: Sequence[str], prompts: PromptTable) -> PromptTable:

@@ -23,7 +23,7 @@ from covey.models.config_shapes import FAMILIES, shapes_of_config
 from covey.models.fit import fit_of
 from covey.options.schema import Config
 from covey.plan.checks import checks
-from covey.plan.facts import Facts, FaultDetails, ModelFault, TargetFacts
+from covey.plan.facts import Facts, FaultDetails, ModelFacts, ModelFault, TargetFacts
 from covey.quickstart import task
 from covey.texts import joined, replaced, tr
 from covey.training.facts.adapter import with_adapter
@@ -71,7 +71,7 @@ def fetch_model(config: Config) -> None:
     try:
         fetch_weights(config.model, revision=config.model_revision, use_hf=config.use_hf)
     except ModelError as error:
-        facts = Facts(model_problem=str(error), model_fault="hub", model_details=details_of(error))
+        facts = Facts(model=ModelFacts(problem=str(error), fault="hub", details=details_of(error)))
         raise ConfigError([p for p in checks(config, facts) if p.code == "E321"]) from error
 
 
@@ -107,27 +107,29 @@ def with_model(
     try:
         directory, is_whole = _located(config, offline=offline)
     except ModelError as error:
-        facts = replace(facts, model_problem=str(error), model_fault="hub", model_details=details_of(error))
+        facts = replace(
+            facts, model=replace(facts.model, problem=str(error), fault="hub", details=details_of(error))
+        )
         return facts, None
     packs = quantization_of(config) is not None
     problem = model_problem(directory, with_weights=is_whole and facts.layout.is_here, takes_packed=packs)
-    facts = replace(facts, stored_quantization=_stored_quantization(directory))
+    facts = replace(facts, model=replace(facts.model, stored_quantization=_stored_quantization(directory)))
     if problem is not None and not (problem.kind == "remote_code" and config.trust_remote_code):
         facts = _with_problem(facts, problem, directory)
         return (facts, None) if problem.kind == "closed" else _with_codec(facts, config, directory, adapter)
-    facts = _with_config(replace(facts, model_dir=str(directory)), directory)
+    facts = _with_config(replace(facts, model=replace(facts.model, directory=str(directory))), directory)
     try:
         facts = _with_sizes(facts, config, directory, _shapes(directory))
         # Of tensors that are packed the load says whether they are the model's.
-        if is_whole and problem is None and facts.layout.is_here and facts.stored_quantization is None:
+        if is_whole and problem is None and facts.layout.is_here and facts.model.stored_quantization is None:
             facts = _with_fit(facts, directory)
-        if not facts.layout.is_here and facts.num_parameters is None:
+        if not facts.layout.is_here and facts.model.num_parameters is None:
             words = tr(
                 "{directory} has no weight files; from config.json alone covey knows the size only of the "
                 "families {families}, not of {model_type}",
                 directory=directory,
                 families=joined(", ", FAMILIES),
-                model_type=facts.model_type,
+                model_type=facts.model.type,
             )
             facts = _lacking(facts, words, FaultDetails(cause="headers", subject=str(directory)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -146,11 +148,11 @@ def details_of(error: ModelError | TemplateError) -> FaultDetails:
 def _with_problem(facts: Facts, problem: ModelProblem, directory: Path) -> Facts:
     fault = _FAULTS.get(problem.kind, "missing")
     details = FaultDetails(cause=problem.kind, subject=str(directory), command=problem.command)
-    return replace(facts, model_problem=problem.words, model_fault=fault, model_details=details)
+    return replace(facts, model=replace(facts.model, problem=problem.words, fault=fault, details=details))
 
 
 def _lacking(facts: Facts, words: str, details: FaultDetails) -> Facts:
-    return replace(facts, model_problem=words, model_fault="missing", model_details=details)
+    return replace(facts, model=replace(facts.model, problem=words, fault="missing", details=details))
 
 
 def _stored_quantization(directory: Path) -> dict[str, Any] | None:
@@ -176,33 +178,44 @@ def _with_live(facts: Facts, config: Config, live: LiveModel) -> Facts:
         facts = _with_problem(facts, problem, directory)
         facts = replace(
             facts,
-            model_problem=replaced(problem.words, str(directory), config.model),
-            model_details=replace(facts.model_details, subject=config.model),
+            model=replace(
+                facts.model,
+                problem=replaced(problem.words, str(directory), config.model),
+                details=replace(facts.model.details, subject=config.model),
+            ),
         )
     else:
         facts = _with_sizes(_with_config(facts, directory), config, directory, live.shapes)
-        held = live.bytes_on("cuda" if facts.cuda else "cpu")
-        if facts.free_memory_bytes is not None:
-            facts = replace(facts, free_memory_bytes=facts.free_memory_bytes + held)
+        held = live.bytes_on("cuda" if facts.machine.cuda else "cpu")
+        if facts.machine.free_memory_bytes is not None:
+            facts = replace(
+                facts,
+                machine=replace(facts.machine, free_memory_bytes=facts.machine.free_memory_bytes + held),
+            )
     return facts
 
 
 def _with_config(facts: Facts, directory: Path) -> Facts:
     described = read_json(directory / "config.json")
-    return replace(facts, model_type=described.get("model_type"), model_context=model_context(directory))
+    return replace(
+        facts, model=replace(facts.model, type=described.get("model_type"), context=model_context(directory))
+    )
 
 
 def _with_fit(facts: Facts, directory: Path) -> Facts:
     """Whether the tensors of the files are those of config.json."""
     fit = fit_of(directory, read_json(directory / "config.json"), stored_tensors(directory))
-    facts = replace(facts, unused_tensors=fit.unused)
+    facts = replace(facts, model=replace(facts.model, unused_tensors=fit.unused))
     if fit.problem is None:
         return facts
     return replace(
         facts,
-        model_problem=tr("{directory}: {problem}", directory=directory, problem=fit.problem),
-        model_fault="weights",
-        model_details=FaultDetails(subject=str(directory)),
+        model=replace(
+            facts.model,
+            problem=tr("{directory}: {problem}", directory=directory, problem=fit.problem),
+            fault="weights",
+            details=FaultDetails(subject=str(directory)),
+        ),
     )
 
 
@@ -227,26 +240,33 @@ def _with_codec(
             adapter=adapter or adapter_directory(config),
         )
     except TemplateError as error:
-        return replace(facts, template_problem=str(error), template_details=details_of(error)), None
+        return replace(
+            facts, template=replace(facts.template, problem=str(error), details=details_of(error))
+        ), None
     except (ModelError, OSError, ValueError) as error:
-        if facts.model_problem is None:
+        if facts.model.problem is None:
             names = isinstance(error, ModelError | OSError)
             facts = _lacking(facts, str(error), FaultDetails(subject=str(directory) if names else ""))
         return facts, None
     rows = vocabulary_of(directory)
-    facts = replace(facts, embedding_rows=rows, tokens_beyond=codec.tokens_beyond(rows))
+    facts = replace(
+        facts, model=replace(facts.model, embedding_rows=rows, tokens_beyond=codec.tokens_beyond(rows))
+    )
     has_template, odd = codec.chat_template is not None, prompt_problem(codec)
     facts = replace(
         facts,
-        stop_tokens=stop_tokens_in_words(codec),
-        has_chat_template=has_template,
-        prompt_problem=None if odd is None else odd.words,
-        answer_opening="" if odd is None else odd.opening,
-        # A model was trained with its own template, whatever that writes.
-        unwritten_prefix="" if config.chat_template is None else unwritten_prefix(codec),
-        unstoppable_turn=codec.unstoppable,
-        hidden_stop_words=stop_words(codec, config.stop_words).hidden,
-        unused_sampling=_unused_sampling(config, directory),
+        template=replace(
+            facts.template,
+            stop_tokens=stop_tokens_in_words(codec),
+            is_there=has_template,
+            prompt_problem=None if odd is None else odd.words,
+            answer_opening="" if odd is None else odd.opening,
+            # A model was trained with its own template, whatever that writes.
+            unwritten_prefix="" if config.chat_template is None else unwritten_prefix(codec),
+            unstoppable_turn=codec.unstoppable,
+            hidden_stop_words=stop_words(codec, config.stop_words).hidden,
+        ),
+        model=replace(facts.model, unused_sampling=_unused_sampling(config, directory)),
     )
     return facts, codec
 
@@ -254,7 +274,7 @@ def _with_codec(
 def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
     """The built-in tokenizer, to look at data with, under the chat template that was asked for where that can
     be used; the facts say why where it cannot."""
-    if facts.template_problem is not None:
+    if facts.template.problem is not None:
         return facts, load_codec(task.MODEL_DIR)
     try:
         return facts, load_codec(
@@ -264,7 +284,9 @@ def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
             chat_template_kwargs=config.chat_template_kwargs,
         )
     except TemplateError as error:
-        facts = replace(facts, template_problem=str(error), template_details=details_of(error))
+        facts = replace(
+            facts, template=replace(facts.template, problem=str(error), details=details_of(error))
+        )
         return facts, load_codec(task.MODEL_DIR)
 
 
@@ -298,23 +320,30 @@ def _with_sizes(facts: Facts, config: Config, directory: Path, shapes: ModelShap
         directory,
         shapes,
         found,
-        num_processes=facts.num_processes,
-        has_bfloat16=bool(facts.cuda),
+        num_processes=facts.launch.num_processes,
+        has_bfloat16=bool(facts.machine.cuda),
     )
     facts = replace(
         facts,
-        num_parameters=count,
-        num_trained=count if found is None else found.num_lora + found.num_saved,
-        model_sizes=model_sizes(directory, shapes, described),
-        checkpoint_bytes=sizes.whole,
-        model_bytes=sizes.model,
+        model=replace(
+            facts.model,
+            num_parameters=count,
+            num_trained=count if found is None else found.num_lora + found.num_saved,
+            sizes=model_sizes(directory, shapes, described),
+        ),
+        output=replace(facts.output, checkpoint_bytes=sizes.whole, model_bytes=sizes.model),
     )
     if found is None or config.adapters is not None:
         return facts
     return replace(
         facts,
-        unmatched_targets=tuple(TargetFacts(target=n, nearest=near) for n, near in found.unmatched.items()),
-        untrainable_targets=tuple(found.refused.items()),
+        lora=replace(
+            facts.lora,
+            unmatched_targets=tuple(
+                TargetFacts(target=n, nearest=near) for n, near in found.unmatched.items()
+            ),
+            untrainable_targets=tuple(found.refused.items()),
+        ),
     )
 
 

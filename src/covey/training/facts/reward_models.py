@@ -15,7 +15,7 @@ from covey.models.adapter_shapes import read_shapes
 from covey.models.fit import CLASSIFIER, fit_of
 from covey.options.schema import Config
 from covey.plan.check_apart import judge_problems, reward_model_problems
-from covey.plan.facts import Facts, JudgeFacts, RewardModelFacts
+from covey.plan.facts import Facts, JudgeFacts, RewardFacts, RewardModelFacts
 from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import IN_WORKERS, JUDGE, built_in_name
 from covey.rewards.judge_text import BadPattern, placeholders, reward_pattern, template_text
@@ -30,14 +30,14 @@ _USUAL_MLP = 4
 def with_reward_models(facts: Facts, config: Config, *, offline: bool) -> Facts:
     """The facts with those of each reward model; of a hub only the small files are fetched."""
     found = [_described(entry, revision, config, offline) for entry, revision in _entries(config)]
-    return replace(facts, reward_models=tuple(found))
+    return replace(facts, rewards=replace(facts.rewards, models=tuple(found)))
 
 
 def with_judge(facts: Facts, config: Config) -> Facts:
     """The facts with those of the reward judge, which the run asks for."""
     prompt_problem, names = _prompt(config)
-    known = {*_OF_A_ROW, *(facts.columns or ())}
-    unknown = [n for n in names if n not in known] if facts.columns is not None else []
+    known = {*_OF_A_ROW, *(facts.data.columns or ())}
+    unknown = [n for n in names if n not in known] if facts.data.columns is not None else []
     try:
         reward_pattern(config.judge_regex)
     except BadPattern as error:
@@ -46,7 +46,11 @@ def with_judge(facts: Facts, config: Config) -> Facts:
         regex_problem = None
     judge = JudgeFacts(prompt_problem=prompt_problem, regex_problem=regex_problem, unknown=tuple(unknown))
     missing = [] if importlib.util.find_spec("openai") is not None else [("reward_funcs", "openai")]
-    return replace(facts, judge=judge, missing_packages=(*facts.missing_packages, *missing))
+    return replace(
+        facts,
+        rewards=replace(facts.rewards, judge=judge),
+        machine=replace(facts.machine, missing_packages=(*facts.machine.missing_packages, *missing)),
+    )
 
 
 def usable_models(config: Config, facts: Facts) -> dict[str, ModelEntry]:
@@ -54,14 +58,14 @@ def usable_models(config: Config, facts: Facts) -> dict[str, ModelEntry]:
     if reward_model_problems(config, facts):
         return {}
     return {
-        m.entry: ModelEntry(entry=m.entry, name=m.name, directory=m.directory) for m in facts.reward_models
+        m.entry: ModelEntry(entry=m.entry, name=m.name, directory=m.directory) for m in facts.rewards.models
     }
 
 
 def is_judge_usable(config: Config, facts: Facts) -> bool:
     """Whether nothing is wrong with what the judge is told."""
     numbers = config.judge_concurrency >= 1 and config.judge_retries >= 0 and config.judge_timeout_s > 0
-    is_there = ("reward_funcs", "openai") not in facts.missing_packages
+    is_there = ("reward_funcs", "openai") not in facts.machine.missing_packages
     return numbers and is_there and not judge_problems(config, facts)
 
 
@@ -73,7 +77,9 @@ def fetch_reward_models(config: Config) -> None:
         except ModelError as error:
             name = model_name(entry)
             lost = RewardModelFacts(entry=entry, name=name, problem=str(error), fault="hub")
-            raise ConfigError(reward_model_problems(config, Facts(reward_models=(lost,)))) from error
+            raise ConfigError(
+                reward_model_problems(config, Facts(rewards=RewardFacts(models=(lost,))))
+            ) from error
 
 
 def _entries(config: Config) -> list[tuple[str, str | None]]:

@@ -45,17 +45,16 @@ def with_rewards(
 
     With `offline` no service is asked and no weights of reward models are read.
     """
-    facts = replace(facts, rewards_available=available(), reward_options=options_read())
+    given = replace(facts.rewards, available=available(), options=options_read())
     if not config.rewards or config.replay_rollouts is not None:
-        return facts, None
-    texts = ((name, function_digest(name, functions.get(name))) for name in dict.fromkeys(config.rewards))
-    facts = replace(facts, reward_texts=tuple((name, text) for name, text in texts if text is not None))
+        return replace(facts, rewards=given), None
+    facts = replace(facts, rewards=replace(given, texts=_texts(config, functions)))
     facts = with_code(facts, config, prompts)
     facts = with_reward_models(facts, config, offline=offline)
     models = usable_models(config, facts)
     refused = _refused(facts, config, models)
     entries = [name for name in dict.fromkeys(config.rewards) if name not in refused]
-    columns = facts.columns or ()
+    columns = facts.data.columns or ()
     first = prompts.entries[0] if prompts is not None and prompts.entries else None
     found = [models[name] if name in models else functions.get(name, name) for name in entries]
     is_messages = first is not None and first.messages is not None and "prompt" in columns
@@ -67,9 +66,9 @@ def with_rewards(
         facts = with_judge(facts, config)
         refused |= set() if is_judge_usable(config, facts) else {JUDGE}
     faults = list(rewards.faults)
-    if not faults and facts.columns is not None:
+    if not faults and facts.data.columns is not None:
         faults = rewards.missing(_given_columns(columns))
-        if facts.missing_columns:
+        if facts.data.missing_columns:
             # The columns of built-in rewards are among them already.
             faults = [f for f in faults if built_in_of(f.reward) is None]
     unseen: tuple[BlindReward, ...] = ()
@@ -81,22 +80,29 @@ def with_rewards(
         of_steps = tried.of_steps
         faults = _with_form(tried.faults, config, rewards, found, rows, prompt_is_messages=is_messages)
         # Every further question costs money, and without all parts there is no total.
-        is_whole = not untried and not refused and facts.judge is None
+        is_whole = not untried and not refused and facts.rewards.judge is None
         if is_whole and not faults:
             unseen, faults = _unseen(rewards, config, prompts)
-    facts = replace(
-        facts,
-        faulty_rewards=tuple(replace(f, reward=_typed(f.reward, config)) for f in faults),
-        blind_rewards=unseen,
-        process_rewards=tuple(_typed(name, config) for name in of_steps or ()),
+    seen = replace(
+        facts.rewards,
+        faulty=tuple(replace(f, reward=_typed(f.reward, config)) for f in faults),
+        blind=unseen,
+        process=tuple(_typed(name, config) for name in of_steps or ()),
         reads_steps=_reads_steps(rewards, of_steps),
-        reward_names=() if refused else rewards.names,
-        reward_notes=(*facts.reward_notes, *rewards.notes),
+        names=() if refused else rewards.names,
+        notes=(*facts.rewards.notes, *rewards.notes),
     )
+    facts = replace(facts, rewards=seen)
     if faults or refused:
         rewards.close()
         return facts, None
     return facts, rewards
+
+
+def _texts(config: Config, functions: Functions) -> tuple[tuple[str, str], ...]:
+    """Return (entry, digest) of each reward that is a function."""
+    texts = {name: function_digest(name, functions.get(name)) for name in config.rewards}
+    return tuple((name, text) for name, text in texts.items() if text is not None)
 
 
 def _started(config: Config, entries: Sequence[Any], *, prompt_is_messages: bool) -> RewardSet:
@@ -154,8 +160,8 @@ def _reads_steps(rewards: RewardSet, of_steps: Sequence[str] | None) -> bool | N
 
 def _refused(facts: Facts, config: Config, models: Mapping[str, ModelEntry]) -> set[str]:
     """The rewards that are refused with a word of their own; their workers would say the same once more."""
-    refused = {m.entry for m in facts.reward_models if m.entry not in models}
-    if facts.sandbox is not None and facts.sandbox.lacks and not config.unsafe_exec:
+    refused = {m.entry for m in facts.rewards.models if m.entry not in models}
+    if facts.rewards.sandbox is not None and facts.rewards.sandbox.lacks and not config.unsafe_exec:
         refused.add(CODE_REWARD)
     return refused
 
@@ -165,7 +171,7 @@ def _untried(facts: Facts, rewards: RewardSet, *, offline: bool) -> tuple[str, .
     everything that reads weights or asks a service."""
     if offline:
         return rewards.apart
-    absent = {m.name for m in facts.reward_models if not m.is_here}
+    absent = {m.name for m in facts.rewards.models if not m.is_here}
     return tuple(name for name in rewards.apart if name in absent)
 
 

@@ -24,7 +24,15 @@ from covey.options.schema import Config
 from covey.plan.check_launch import is_launched, num_ranks, processes_here
 from covey.plan.deepspeed import states_of
 from covey.plan.deepspeed_file import FromFile, from_content, unreadable
-from covey.plan.facts import Facts, OutputDirState, RayFacts, ResumeFacts
+from covey.plan.facts import (
+    Facts,
+    LaunchFacts,
+    MachineFacts,
+    OutputDirState,
+    OutputFacts,
+    RayFacts,
+    ResumeFacts,
+)
 from covey.plan.layout import GPUS_OF_A_MACHINE, PRESETS, DeepSpeedFile, Machine, States, layout_of
 from covey.plan.versions import TRIED, VLLM_ON_CPU
 from covey.telemetry.owner import owner_of
@@ -59,32 +67,38 @@ def run_facts(config: Config, num_processes: int) -> Facts:
     continues = config.resume_from_checkpoint is not None
     ray = _ray(config)
     return Facts(
-        num_processes=num_processes,
-        num_processes_here=here if here < num_processes else None,
-        is_rank=num_ranks(os.environ) > 1,
-        output_dir_state="not_writable" if fault else _held_by(output),
-        output_dir_fault=fault,
-        owner=owner_of(output),
-        records_problem=records_problem(output) if resume is not None else None,
-        in_the_way=in_the_way(output, (resume and resume.step) or 0) if continues else (),
-        resume=resume,
-        free_disk_bytes=shutil.disk_usage(existing(output)).free,
-        free_memory_bytes=free_memory(cuda=gpus > 0),
-        cuda=gpus > 0,
-        npu=_npu(),
-        nproc_available=None if ray is not None and ray.address else gpus or os.cpu_count(),
-        versions=_versions(),
-        has_bfloat16=_has_bfloat16(gpus) if _asks_for_bfloat16(config) else None,
-        missing_packages=(
-            *(("report_to", package) for _, package in missing_trackers(config.report_to)),
-            *(_missing_kernels(config) if gpus else ()),
-            *_missing_bitsandbytes(config),
-            *_missing_deepspeed(config),
-            *([("launcher", "ray")] if ray and importlib.util.find_spec("ray") is None else ()),
-            *_missing_optimizer(config),
-            *_missing_vllm(config, gpus),
+        launch=LaunchFacts(
+            num_processes=num_processes,
+            num_processes_here=here if here < num_processes else None,
+            is_rank=num_ranks(os.environ) > 1,
+            ray=ray,
         ),
-        ray=ray,
+        output=OutputFacts(
+            state="not_writable" if fault else _held_by(output),
+            fault=fault,
+            owner=owner_of(output),
+            records_problem=records_problem(output) if resume is not None else None,
+            in_the_way=in_the_way(output, (resume and resume.step) or 0) if continues else (),
+            resume=resume,
+            free_bytes=shutil.disk_usage(existing(output)).free,
+        ),
+        machine=MachineFacts(
+            free_memory_bytes=free_memory(cuda=gpus > 0),
+            cuda=gpus > 0,
+            npu=_npu(),
+            nproc_available=None if ray is not None and ray.address else gpus or os.cpu_count(),
+            versions=_versions(),
+            has_bfloat16=_has_bfloat16(gpus) if _asks_for_bfloat16(config) else None,
+            missing_packages=(
+                *(("report_to", package) for _, package in missing_trackers(config.report_to)),
+                *(_missing_kernels(config) if gpus else ()),
+                *_missing_bitsandbytes(config),
+                *_missing_deepspeed(config),
+                *([("launcher", "ray")] if ray and importlib.util.find_spec("ray") is None else ()),
+                *_missing_optimizer(config),
+                *_missing_vllm(config, gpus),
+            ),
+        ),
     )
 
 
@@ -121,16 +135,16 @@ def _versions() -> tuple[tuple[str, str], ...]:
 def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
     """The facts with how the configuration lies on this machine's devices, or on those of another one, of
     whose disk nothing is known; of what could not be read no more than that there are GPUs."""
-    cuda = bool(facts.cuda) or machine is not None
+    cuda = bool(facts.machine.cuda) or machine is not None
     states, problems = states_of(config, _read_deepspeed(config.deepspeed), cuda=cuda)
-    facts = replace(facts, layout_problems=problems)
+    facts = replace(facts, launch=replace(facts.launch, layout_problems=problems))
     if any(problem.severity is Severity.ERROR for problem in problems):
-        states, machine = States(), Machine(num_gpus=facts.num_processes)
+        states, machine = States(), Machine(num_gpus=facts.launch.num_processes)
     if machine is None:
-        gpu_bytes = (facts.free_memory_bytes or 0) if facts.cuda else 0
-        own = facts.num_processes_here or facts.num_processes
+        gpu_bytes = (facts.machine.free_memory_bytes or 0) if facts.machine.cuda else 0
+        own = facts.launch.num_processes_here or facts.launch.num_processes
         layout = layout_of(
-            config, facts.num_processes, gpu_bytes, states, is_here=True, gpus_of_a_machine=own
+            config, facts.launch.num_processes, gpu_bytes, states, is_here=True, gpus_of_a_machine=own
         )
         return replace(facts, layout=layout)
     gpus = machine.num_gpus, machine.gpu_bytes
@@ -138,13 +152,16 @@ def with_layout(facts: Facts, config: Config, machine: Machine | None) -> Facts:
     return replace(
         facts,
         layout=layout,
-        free_disk_bytes=None,
-        # What the machine that is planned has installed is not known.
-        missing_packages=tuple(m for m in facts.missing_packages if m[0] not in _OF_GPUS),
-        free_memory_bytes=layout.gpu_bytes if layout.is_known else None,
-        cuda=True,
-        nproc_available=layout.num_gpus or None,
-        has_bfloat16=True,
+        output=replace(facts.output, free_bytes=None),
+        machine=replace(
+            facts.machine,
+            # What the machine that is planned has installed is not known.
+            missing_packages=tuple(m for m in facts.machine.missing_packages if m[0] not in _OF_GPUS),
+            free_memory_bytes=layout.gpu_bytes if layout.is_known else None,
+            cuda=True,
+            nproc_available=layout.num_gpus or None,
+            has_bfloat16=True,
+        ),
     )
 
 
@@ -211,36 +228,35 @@ def _has_bfloat16(gpus: int) -> bool | None:
     return bool(_BFLOAT16_FLAGS & set(text.split()))
 
 
-def with_replay(facts: Facts, config: Config, num_processes: int) -> Facts:
+def replay_problem(config: Config, num_processes: int) -> str | None:
+    """Return why the recorded rollouts cannot be replayed under a configuration, or None."""
     named = str(config.replay_rollouts)
     directory = Path(named)
     if not isdir(directory):
-        return replace(facts, replay_problem=tr("{directory} is not a directory", directory=named))
+        return tr("{directory} is not a directory", directory=named)
     if not list_rollouts(directory):
-        words = tr("{named} holds no rollout-*.jsonl or rollout-*.jsonl.gz file", named=named)
-        return replace(facts, replay_problem=words)
+        return tr("{named} holds no rollout-*.jsonl or rollout-*.jsonl.gz file", named=named)
     wanted = num_processes * config.per_device_train_batch_size * config.steps_per_generation
     try:
         found = read_rollouts(directory, with_sets=True)
         sizes = {number: len(records) for number, records in found}
     except CoveyError as error:
-        return replace(facts, replay_problem=str(error))
+        return str(error)
     except (OSError, ValueError) as error:
-        return replace(facts, replay_problem=tr("{path} cannot be read: {error}", path=named, error=error))
+        return tr("{path} cannot be read: {error}", path=named, error=error)
     wrong = [
         tr("rollout {number} has {size}", number=number, size=size)
         for number, size in sizes.items()
         if size != wanted
     ]
     if wrong:
-        text = tr(
+        return tr(
             "{named}: a rollout of this configuration has {wanted} completions, but {wrong}",
             named=named,
             wanted=wanted,
             wrong=joined(", ", wrong[:3]),
         )
-        return replace(facts, replay_problem=text)
-    return facts
+    return None
 
 
 def output_state(output: Path) -> OutputDirState:

@@ -26,13 +26,13 @@ def with_servers(facts: Facts, config: Config) -> Facts:
             token = read_token(config.rollout_token_file)
         except (OSError, WireError) as error:
             problem = f"{config.rollout_token_file}: {words_of(error)}"
-    facts = replace(facts, token_problem=problem)
+    facts = replace(facts, servers=replace(facts.servers, token_problem=problem))
     if problem is not None:
         return facts
     with ThreadPoolExecutor(len(config.rollout_servers)) as threads:
         limit = min(_ASK_S, config.rollout_timeout)
         found = threads.map(lambda address: _asked(config, address, token, limit), config.rollout_servers)
-        return replace(facts, servers=tuple(found))
+        return replace(facts, servers=replace(facts.servers, asked=tuple(found)))
 
 
 def _asked(config: Config, address: str, token: str, limit_s: float) -> ServerFacts:

@@ -20,7 +20,7 @@ from covey.training.facts.golds import with_golds
 from covey.training.facts.model import stand_in_codec, with_model
 from covey.training.facts.objects import NO_OBJECTS, Objects
 from covey.training.facts.rewards import with_rewards
-from covey.training.facts.run import run_facts, with_layout, with_replay
+from covey.training.facts.run import replay_problem, run_facts, with_layout
 from covey.training.facts.servers import with_servers
 
 if TYPE_CHECKING:
@@ -76,10 +76,12 @@ def survey(
     facts = with_layout(facts, config, machine)
     if not offline:
         facts = with_servers(facts, config)
-    facts = replace(facts, objects=objects.names)
+    facts = replace(facts, launch=replace(facts.launch, objects=objects.names))
     facts, codec = with_model(facts, config, offline=offline, live=objects.model, adapter=adapter)
     if config.replay_rollouts is not None:
-        return Survey(facts=with_replay(facts, config, num_processes), live=objects.model, codec=codec)
+        problem = replay_problem(config, num_processes)
+        facts = replace(facts, output=replace(facts.output, replay_problem=problem))
+        return Survey(facts=facts, live=objects.model, codec=codec)
     if codec is None:
         facts, data = _with_data_alone(facts, config, objects, offline=offline)
     else:
@@ -103,17 +105,19 @@ def _with_data_alone(facts: Facts, config: Config, objects: Objects, *, offline:
     facts, stand_in = stand_in_codec(facts, config)
     given = facts
     unlimited = config.model_copy(update={"max_length": None})
-    unknown = replace(facts, model_context=None)
+    unknown = replace(facts, model=replace(facts.model, context=None))
     facts, data = with_data(unknown, unlimited, stand_in, offline=offline, live=objects.rows)
     facts = replace(
         facts,
-        model_context=given.model_context,
-        template_problem=given.template_problem,
-        template_details=given.template_details,
-        longest_prompt=None,
-        longest_prompt_in_data=None,
-        num_prompts_too_long=None,
-        first_prompt=None,
-        mentions_format=None,
+        model=replace(facts.model, context=given.model.context),
+        template=replace(facts.template, problem=given.template.problem, details=given.template.details),
+        prompts=replace(
+            facts.prompts,
+            longest=None,
+            longest_in_data=None,
+            num_too_long=None,
+            first=None,
+            mention_format=None,
+        ),
     )
     return facts, data

@@ -39,10 +39,15 @@ def with_tasks(
     names = set(fields_of(whole.entries, "task"))
     return replace(
         facts,
-        task_column_guess=None if names - {""} else _guess(config.task_column, whole),
-        tasks={task: counts[task] for task in sorted(names - {""})},
-        eval_tasks=tuple(sorted({t for _, table in sets for t in fields_of(table.entries, "task")} - {""})),
-        taskless=tuple(without),
+        tasks=replace(
+            facts.tasks,
+            column_guess=None if names - {""} else _guess(config.task_column, whole),
+            num_rows={task: counts[task] for task in sorted(names - {""})},
+            evaluated=tuple(
+                sorted({t for _, table in sets for t in fields_of(table.entries, "task")} - {""})
+            ),
+            without=tuple(without),
+        ),
     )
 
 
