@@ -19,11 +19,11 @@ import torch
 
 from covey.activity import Activity
 from covey.checkpoint import write
+from covey.checks.survey import Survey
 from covey.cli.main import main
 from covey.rollout import collect
 from covey.telemetry.rollout_log import RolloutLog
 from covey.training import agreement, build, facts, process, together
-from covey.training.facts import Survey
 from support.checks import changed
 
 VISIT = 3

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from covey.checks.servers.look import with_servers
 from covey.comm import LocalComm
 from covey.config import from_dict
 from covey.data.text import load_codec
@@ -35,7 +36,6 @@ from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.vllm_serve import VllmServe
 from covey.rollout.stop_strings import StopSearch
 from covey.telemetry.rollouts import read_rollouts
-from covey.training.facts.servers import with_servers
 from covey.training.served import served_engine
 from covey.types import Finish, GenerationRequest, SamplingParams, TurnId
 from support.engines import Plain, sampled

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from covey.checks.judge import checks, refuse_faults
+from covey.checks.survey import survey
 from covey.config import from_dict
 from covey.errors import ConfigError
 from covey.options.schema import Config
-from covey.plan.checks import checks, refuse_faults
 from covey.plan.facts import (
     DataFacts,
     Facts,
@@ -23,7 +24,6 @@ from covey.plan.facts import (
     TemplateFacts,
 )
 from covey.plan.problem import START_ANYWAY
-from covey.training.facts import survey
 from covey.types import Problem, Severity
 
 BASE: dict[str, Any] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from covey.checks.run.look import run_facts, with_layout
 from covey.cli.machine import Planned, take_machine
 from covey.cli.options import read
 from covey.plan.layout import Layout
-from covey.training.facts.run import run_facts, with_layout
 from covey.types import Problem
 
 _RUN = ["--model", "quickstart", "--dataset", "quickstart", "--reward_funcs", "accuracy"]

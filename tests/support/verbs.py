@@ -53,7 +53,7 @@ class Run:
         self.facts = Facts()
         stand_in(monkeypatch, "covey.training.run", train=self._run)
         stand_in(monkeypatch, "covey.training.quickstart", quickstart=self._run)
-        stand_in(monkeypatch, "covey.training.facts", survey=self._survey, fetch_model=self._fetch)
+        stand_in(monkeypatch, "covey.checks.survey", survey=self._survey, fetch_model=self._fetch)
 
     def _run(self, resolved: Resolved, found: Survey, others: object) -> Outcome:
         assert found.facts == changed(self.facts, launch={"num_processes": found.facts.launch.num_processes})

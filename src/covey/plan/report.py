@@ -8,17 +8,17 @@ from typing import Any
 from covey.config.filters import filters_of, in_words
 from covey.config.quantization import quantization_of
 from covey.config.resolve import not_built_yet
+from covey.config.start import BASE, START
 from covey.options.schema import FACTS, Config
 from covey.plan.batch import BatchPlan
 from covey.plan.check_filters import engine_problems
-from covey.plan.check_start import reference_words
-from covey.plan.check_vllm import UNTRIED
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
 from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
 from covey.plan.levers import OFFLOADS
 from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.memory_training import has_kl
 from covey.plan.publish import publish_plan
 from covey.plan.report_data import (
     data_lines,
@@ -29,6 +29,7 @@ from covey.plan.report_data import (
     task_lines,
 )
 from covey.plan.report_facts import facts_json
+from covey.plan.vllm_limits import UNTRIED
 from covey.plan.words import flags
 from covey.plan.works import Works
 from covey.texts import Text, counted, joined, padded, tr
@@ -380,3 +381,14 @@ def _splits(batch: BatchPlan) -> list[str]:
         ),
         words,
     ]
+
+
+def reference_words(config: Config) -> str:
+    """Return what the KL term of a run that starts from an adapter compares with."""
+    if not has_kl(config):
+        return tr("no reference, since beta is 0")
+    if config.ref_adapters == BASE:
+        return tr("reference: the model without the adapter (--ref_adapters base)")
+    if config.ref_adapters == START:
+        return tr("reference: the adapter as it is at the start (--ref_adapters start)")
+    return tr("reference: the adapter {ref_adapters}", ref_adapters=config.ref_adapters)

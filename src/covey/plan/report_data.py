@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from covey.config.filters import eval_filters_of, in_words
 from covey.options.schema import Config
-from covey.plan.check_pass_rates import histogram
 from covey.plan.disk import size
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, PassRateFacts
 from covey.plan.memory import reward_model_bytes
 from covey.plan.reasons import REASONS
 from covey.plan.task_rewards import shown
@@ -176,3 +175,9 @@ def evaluation_lines(config: Config, facts: Facts) -> list[str]:
 def millions(count: int) -> str:
     """Return a count in millions."""
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+
+
+def histogram(rates: PassRateFacts) -> str:
+    """Measured rows by pass rate: `0.0-0.1: 12, 0.9-1.0: 3`."""
+    bins = [(i / 10, count) for i, count in enumerate(rates.histogram)]
+    return ", ".join(f"{low:.1f}-{low + 0.1:.1f}: {count}" for low, count in bins if count)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import covey
 from covey.activity import ranks_word
 from covey.checkpoint.manifest import MANIFEST, hash_file
+from covey.checks.survey import Survey
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, stored
 from covey.config.objects import is_live
 from covey.data.prompts import Field, fields_of
@@ -29,7 +30,6 @@ from covey.options.schema import Config
 from covey.plan.problem import problem
 from covey.telemetry.rollouts import rollout_files
 from covey.texts import Text, capital, joined, packed_in, plural, tr, unpacked_in
-from covey.training.facts import Survey
 from covey.types import Fix, Problem, Prompt
 from covey.weight_files import StoredTensor, stored_tensors
 

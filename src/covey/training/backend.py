@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from covey.checks.model.look import lora_settings
+from covey.checks.survey import model_dir
 from covey.comm import Comm
 from covey.config.quantization import quantization_of
 from covey.config.start import adapter_directory, reference_adapter
@@ -38,8 +40,6 @@ from covey.plan.memory import engine_rests, recompute_of, reduces_each
 from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
-from covey.training.facts import model_dir
-from covey.training.facts.model import lora_settings
 from covey.training.process import compute_dtype
 from covey.training.served import served_engine
 from covey.training.vllm import colocated

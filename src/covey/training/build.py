@@ -15,6 +15,9 @@ from covey.batching.shares import pack_plan
 from covey.checkpoint.manifest import read_manifest
 from covey.checkpoint.read import read_shards, read_states
 from covey.checkpoint.registry import Registry, Stateful
+from covey.checks.batch import batch_plan
+from covey.checks.pass_rates.judge import is_reordered
+from covey.checks.survey import Survey, model_dir
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.write import to_yaml, without_start_options
@@ -27,8 +30,7 @@ from covey.learner.backends.base import Backend
 from covey.models.dropout import dropouts
 from covey.models.quantized import coarsest_dtype
 from covey.options.schema import Config
-from covey.plan.batch import BatchPlan, batch_plan
-from covey.plan.check_pass_rates import is_reordered
+from covey.plan.batch import BatchPlan
 from covey.plan.facts import Facts
 from covey.plan.memory import memory_plan
 from covey.plan.report import report_json
@@ -54,7 +56,6 @@ from covey.training.build_source import (
 )
 from covey.training.evaluate import Best
 from covey.training.evaluations import Evaluations
-from covey.training.facts import Survey, model_dir
 from covey.training.failure import writing
 from covey.training.guards import Guards
 from covey.training.health import Health

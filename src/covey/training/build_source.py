@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from covey.checks.survey import Survey
 from covey.comm import Comm
 from covey.data.order import Order
 from covey.data.pass_rates import levels
@@ -21,7 +22,6 @@ from covey.rollout.publisher import Owner, Publisher
 from covey.rollout.sampling import eval_sampling, sampling
 from covey.rollout.slots import CollectPlan
 from covey.training.evaluate import EvalPrompts, Evaluator
-from covey.training.facts import Survey
 from covey.training.objective import Objective
 from covey.training.process import compute_dtype
 from covey.training.scoring import Scoring

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from covey.checks.run.judge import protected_changes
 from covey.codes import CODES
 from covey.config.resolve import Resolved
 from covey.plan.check_memory import less_memory_fixes
-from covey.plan.check_run import protected_changes
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.memory import memory_plan

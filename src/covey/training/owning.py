@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from covey.checks.run.judge import output_dir_problems
+from covey.checks.run.look import output_state
 from covey.comm import Comm
 from covey.errors import ConfigError
 from covey.options.schema import Config
-from covey.plan.check_run import output_dir_problems
 from covey.plan.facts import Facts, RunOwner
 from covey.telemetry.owner import LOCK, Lock, take
-from covey.training.facts.run import output_state
 
 
 @contextmanager

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from covey.checks.batch import batch_plan
+from covey.checks.judge import refuse_faults
+from covey.checks.survey import Survey, fetch_model, model_dir, survey
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.errors import CoveyError, GuardStop
 from covey.meeting import remember_run
 from covey.models.live import lent
 from covey.options.schema import Config
-from covey.plan.batch import batch_plan
-from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.words import coded, sentence
 from covey.telemetry.owner import Lock
@@ -31,7 +32,6 @@ from covey.texts import tr
 from covey.training.agreement import refuse_differences
 from covey.training.announce import closing, not_in_files, opening, slow_attention
 from covey.training.build import build_job
-from covey.training.facts import Survey, fetch_model, model_dir, survey
 from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.out_of_memory import explain_memory

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from covey.checks.launch import num_ranks
+from covey.checks.survey import model_dir
 from covey.comm import Comm, neighbours
 from covey.config.objects import is_live
 from covey.models.policy import Policy
 from covey.options.schema import Config
-from covey.plan.check_launch import num_ranks
 from covey.plan.facts import Facts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import requests_of
@@ -23,7 +24,6 @@ from covey.rollout.engine import Engine
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.group import GroupEngine
 from covey.rollout.vllm.settings import VllmSettings
-from covey.training.facts import model_dir
 from covey.training.process import compute_dtype
 
 

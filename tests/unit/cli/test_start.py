@@ -2,11 +2,11 @@
 
 import pytest
 
+from covey.checks.launch import Machines
 from covey.cli import launch
 from covey.cli.launch import Start
 from covey.cli.main import main
 from covey.errors import ConfigError
-from covey.plan.check_launch import Machines
 from covey.plan.facts import Facts
 from covey.types import Fix, Problem
 from support.checks import changed

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from covey.checks.run.look import run_facts
 from covey.plan.check_layout import layout_problems
 from covey.plan.layout import Layout
-from covey.training.facts.run import run_facts
 from covey.types import Problem
 from support.checks import changed, config, facts, found
 from support.layouts import EIGHT, OFFLOADED, SHARDED, elsewhere, typed_on

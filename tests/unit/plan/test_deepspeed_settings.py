@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from covey.checks.deepspeed import deepspeed_problems
+from covey.checks.run.look import run_facts, with_layout
 from covey.options.schema import Config
-from covey.plan.check_deepspeed import deepspeed_problems
 from covey.plan.check_layout import layout_problems
 from covey.plan.deepspeed import engine_settings, states_of
 from covey.plan.deepspeed_file import from_content
 from covey.plan.facts import Facts
 from covey.plan.layout import Machine, layout_of
-from covey.training.facts.run import run_facts, with_layout
 from covey.types import Problem, Severity
 from support.checks import changed, config
 from support.deepspeed_files import MS_SWIFT, TRANSFORMERS

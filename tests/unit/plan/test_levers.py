@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from covey.checks.judge import checks
 from covey.plan.check_memory import memory_problems
-from covey.plan.checks import checks
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder
 from covey.plan.layout import Layout

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from covey.checks.batch import batch_plan
 from covey.plan.activations import (
     CACHE_SHARE,
     FLAT_PROMPT,
@@ -22,7 +23,6 @@ from covey.plan.activations import (
     kept_of_layer,
     layer_bytes,
 )
-from covey.plan.batch import batch_plan
 from covey.plan.facts import EvalSet, Facts, ModelSizes
 from covey.plan.memory import LIBRARIES, TIGHT, MemoryPlan, memory_plan, recompute_of
 from covey.plan.recompute import IN_WORDS, KINDS

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from covey.checks.batch import batch_plan
+from covey.checks.survey import survey
 from covey.config.resolve import from_dict
 from covey.models.load import load_policy
 from covey.models.lora import plain_weights
-from covey.plan.batch import batch_plan
 from covey.plan.facts import Facts, ServerFacts
 from covey.plan.memory import memory_plan
 from covey.plan.publish import publish_plan
 from covey.plan.report import report_json, report_lines
 from covey.quickstart.task import MODEL_DIR
-from covey.training.facts import survey
 from support.checks import SIZES, changed, config, facts
 
 HERE, THERE = "http://127.0.0.1:8000", "https://node2:8000"

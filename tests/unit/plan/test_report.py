@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from covey.checks.batch import batch_plan
 from covey.options.schema import OPTIONS
-from covey.plan.batch import batch_plan
 from covey.plan.facts import EvalSet, Facts, GoldFacts, LeftOut
 from covey.plan.report import report_json, report_lines
 from covey.types import Problem

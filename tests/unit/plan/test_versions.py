@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from covey.checks.run.look import run_facts
 from covey.plan.versions import TRIED, parsed
-from covey.training.facts.run import run_facts
 from covey.types import Severity
 from support.checks import config, facts, found, one
 from support.layouts import EIGHT, OFFLOADED, elsewhere

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from covey.checks.survey import survey
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.texts.catalogue import catalogue
 from covey.training.agreement import FIXES, Values, disagreement, refuse_differences, values_of
-from covey.training.facts import survey
 
 OPTIONS: dict[str, Any] = {
     "model": "quickstart",

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from covey.checks.run.look import run_facts
+from covey.checks.survey import survey
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.models import sdpa
@@ -18,8 +20,6 @@ from covey.plan.disk import size
 from covey.plan.memory import TIGHT, memory_plan, recompute_of
 from covey.training.announce import _kernels, slow_attention
 from covey.training.build import build_job
-from covey.training.facts import survey
-from covey.training.facts.run import run_facts
 from support.checks import changed
 from support.models import random_model, save_model
 from support.runs import options, write_rollouts
@@ -45,10 +45,10 @@ def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_packages_that_are_asked_for_by_name(changes, missing, tmp_path: Path, monkeypatch) -> None:
     config = from_dict(options(tmp_path / "m", tmp_path / "out", **changes)).config
-    monkeypatch.setattr("covey.training.facts.run.num_gpus", lambda: 1)
+    monkeypatch.setattr("covey.checks.run.look.num_gpus", lambda: 1)
     assert run_facts(config, 1).machine.missing_packages == missing
     # On a CPU the package is not what is missing.
-    monkeypatch.setattr("covey.training.facts.run.num_gpus", lambda: 0)
+    monkeypatch.setattr("covey.checks.run.look.num_gpus", lambda: 0)
     assert run_facts(config, 1).machine.missing_packages == ()
 
 
