@@ -22,7 +22,7 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
 
     environment.settle()
     from covey.config.resolve import from_dict
-    from covey.training.facts import survey
+    from covey.checks.survey import survey
     from covey.training.run import train
 
     notes: dict[str, list[float]] = {"ends": [], "scores": [], "resident_bytes": [], "children": []}
