@@ -17,9 +17,9 @@ from covey.texts import joined, tr
 from covey.texts.language import spoken
 
 if TYPE_CHECKING:
+    from covey.checks.objects.look import Objects
     from covey.config.resolve import Resolved
     from covey.training.export import ExportResult
-    from covey.training.facts.objects import Objects
     from covey.training.run import Outcome
     from covey.training.standalone import Evaluated
 
@@ -38,7 +38,7 @@ def train(**options: Any) -> Outcome:
     settle()
     with _one_voice(), _resolved(options) as (resolved, objects):
         _refuse_processes(resolved)
-        from covey.training.facts import survey
+        from covey.checks.survey import survey
         from covey.training.process import world_size
         from covey.training.run import train as run
 
@@ -50,17 +50,17 @@ def train(**options: Any) -> Outcome:
 
 def plan(**options: Any) -> dict[str, Any]:
     """What `covey plan --json` prints for these options, as a dict; reads no weights and asks no network."""
-    from covey.plan.batch import batch_plan
-    from covey.plan.checks import refuse_faults
+    from covey.checks.batch import batch_plan
+    from covey.checks.judge import refuse_faults
+    from covey.checks.survey import survey
     from covey.plan.report import report_json
-    from covey.training.facts import survey
 
     with (
         _resolved(options, offline=True) as (resolved, objects),
         survey(resolved.config, 1, offline=True, objects=objects) as surveyed,
     ):
         notes = refuse_faults(resolved, surveyed.facts)
-        batch = batch_plan(resolved.config, 1, surveyed.facts.num_prompts)
+        batch = batch_plan(resolved.config, 1, surveyed.facts.prompts.num_used)
         return report_json(resolved.config, surveyed.facts, batch, notes)
 
 
@@ -70,9 +70,9 @@ def evaluate(model_or_checkpoint: Any, **options: Any) -> Evaluated:
     Objects may stand beside names as in `train`; a model that is an object is left as it was.
     """
     settle()
+    from covey.checks.objects.look import named_objects
     from covey.config.evaluation import eval_options
     from covey.config.take import take_mapping
-    from covey.training.facts.objects import named_objects
 
     given = {**options, "model": model_or_checkpoint}
     with _one_voice(), named_objects(given, offline=False) as (named, objects):
@@ -105,9 +105,9 @@ def export(
 @contextmanager
 def _one_voice() -> Iterator[None]:
     """Of the processes of a launcher that all raise an error, one prints it where no program catches it."""
+    from covey.checks.launch import launch_problems
     from covey.errors import ConfigError, GuardStop
     from covey.exits import speaks
-    from covey.plan.check_launch import launch_problems
 
     try:
         yield
@@ -138,9 +138,9 @@ def _end_for_signals(outcome: Outcome) -> None:
 @contextmanager
 def _resolved(options: Mapping[str, Any], *, offline: bool = False) -> Iterator[tuple[Resolved, Objects]]:
     os.environ.update(adopted(os.environ, os.getppid()))
+    from covey.checks.launch import launch_problems, num_ranks
+    from covey.checks.objects.look import frozen_problems, named_objects
     from covey.config.resolve import from_dict, to_run
-    from covey.plan.check_launch import launch_problems, num_ranks
-    from covey.training.facts.objects import frozen_problems, named_objects
 
     with named_objects(options, offline=offline) as (named, objects):
         resolved = from_dict(named, num_ranks(os.environ))
@@ -152,7 +152,7 @@ def _resolved(options: Mapping[str, Any], *, offline: bool = False) -> Iterator[
 
 def _refuse_processes(resolved: Resolved) -> None:
     """A function is called in one process; the others are what a launcher starts."""
-    from covey.plan.check_launch import is_launched, num_ranks
+    from covey.checks.launch import is_launched, num_ranks
 
     asked = resolved.config.nproc_per_node
     by_ray = resolved.config.launcher == "ray" and not is_launched(os.environ)

@@ -46,6 +46,7 @@ LAYERS = (
     ("rollout",),
     ("learner",),
     ("health", "telemetry"),
+    ("checks",),
     ("training", "doctor"),
     ("selftest",),
     ("api", "cli"),
@@ -57,7 +58,7 @@ TORCH_FREE = (
     *("types", "texts", "errors", "codes", "exits", "meeting", "activity", "environment", "json_lines"),
     *("paths", "weight_files", "text_files", "options", "config", "plan", "data", "rewards", "api", "cli"),
     *("doctor", "modules", "algorithm.loss_types", "health.signs", "health.guards"),
-    *("training.facts", "training.together"),
+    *("checks", "training.together"),
     *("health.hang", "health.stacks", "health.watchdog", "health.rules"),
 )
 FOREIGN = ("trl", "swift", "accelerate", "transformers.trainer", "transformers.Trainer")

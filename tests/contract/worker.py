@@ -25,15 +25,15 @@ if __name__ == "__main__":
 from contract import faults, uneven
 from contract.cells import SAVED, STEPS
 from covey.checkpoint.shards import SavedShards, write_shards
+from covey.checks.judge import refuse_faults
+from covey.checks.survey import survey
 from covey.comm import Comm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError, GuardStop
 from covey.learner.backends.split import SplitModel
 from covey.models import load
 from covey.models.policy import Policy
-from covey.plan.checks import refuse_faults
 from covey.training.build import build_job
-from covey.training.facts import survey
 from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.process import ranks

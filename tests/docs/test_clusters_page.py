@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from covey.checks.launch import Machines, asked_machines, asked_processes
 from covey.config import parse, resolve
-from covey.plan.check_launch import Machines, asked_machines, asked_processes
 from covey.types import Severity
 from docs.test_documents import Block, blocks, commands, text_of
 

@@ -38,8 +38,8 @@ def _nothing_shuts_off(patch, here) -> None:
     def isolate(**_: object) -> None:
         raise Unisolated(("bubblewrap is not installed",))
 
-    patch.setattr("covey.training.facts.code.isolate", isolate)
-    patch.setattr("covey.training.facts.code.bubblewrap", lambda: None)
+    patch.setattr("covey.checks.code.look.isolate", isolate)
+    patch.setattr("covey.checks.code.look.bubblewrap", lambda: None)
 
 
 def _no_namespaces(patch, here) -> None:
@@ -48,8 +48,8 @@ def _no_namespaces(patch, here) -> None:
     def isolate(**_: object) -> None:
         raise Unisolated(("bubblewrap 0.9.0: bwrap: setting up uid map: Permission denied",))
 
-    patch.setattr("covey.training.facts.code.isolate", isolate)
-    patch.setattr("covey.training.facts.code.bubblewrap", lambda: "/usr/bin/bwrap")
+    patch.setattr("covey.checks.code.look.isolate", isolate)
+    patch.setattr("covey.checks.code.look.bubblewrap", lambda: "/usr/bin/bwrap")
 
 
 def _shards(here: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from covey.checks.run import look as run
 from covey.telemetry.kept_files import write_sets
-from covey.training.facts import run
 from covey.types import KeptSets
 from faults.case import SUMS, Case, words
 

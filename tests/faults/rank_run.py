@@ -19,11 +19,12 @@ import torch
 
 from covey.activity import Activity
 from covey.checkpoint import write
+from covey.checks.survey import Survey
 from covey.cli.main import main
 from covey.rollout import collect
 from covey.telemetry.rollout_log import RolloutLog
 from covey.training import agreement, build, facts, process, together
-from covey.training.facts import Survey
+from support.checks import changed
 
 VISIT = 3
 SAVE = 2
@@ -88,7 +89,7 @@ def refuse_data() -> None:
 
     def survey(*args: Any, **kwargs: Any) -> Survey:
         found = real(*args, **kwargs)
-        return replace(found, facts=replace(found.facts, dataset_missing=("d.jsonl",)))
+        return replace(found, facts=changed(found.facts, data={"missing_paths": ("d.jsonl",)}))
 
     facts.survey = survey
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from covey.checks.judge import refuse_faults
+from covey.checks.survey import survey
 from covey.cli.main import main
 from covey.cli.options import read
 from covey.config.names import look_up
 from covey.errors import ConfigError
 from covey.options.declare import fields_of
 from covey.options.verbs import RolloutOptions
-from covey.plan.checks import refuse_faults
 from covey.plan.words import flags
-from covey.training.facts import survey
 from covey.types import Problem, Severity
 from faults import cases_data, cases_inputs, cases_options, cases_rows, cases_run, cases_servers
 from faults.case import SUMS, Case, words
@@ -46,7 +46,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     # A busy machine would say how far it has read.
-    monkeypatch.setattr("covey.training.facts.data._PATIENCE_S", math.inf)
+    monkeypatch.setattr("covey.checks.data.look._PATIENCE_S", math.inf)
     for name in ("NPROC_PER_NODE", "WORLD_SIZE", "RANK", "COVEY_OUTPUT_DIR", "COVEY_EXIT_FILE"):
         monkeypatch.delenv(name, raising=False)
     for path, text in {"sums.jsonl": SUMS, **case.files}.items():

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from covey.checks.survey import survey
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
 from covey.training.build import build_job
-from covey.training.facts import survey
 from support.models import LEAKING_FAMILIES, STREAM_FAMILIES, save_model
 from support.runs import (
     Result,

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from covey.checks.survey import survey
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.quickstart import task
 from covey.training.build import build_job
-from covey.training.facts import survey
 from covey.training.loop import run as run_job
 from journeys.helpers import flags, plan_of, succeed
 from support.runs import options, relative_difference, train_and_watch, train_in_processes, write_rollouts

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from covey.checkpoint.read import verify
+from covey.checks.ray.look import silence
 from covey.cli.listening import processes_below
-from covey.training.facts.ray_cluster import silence
 from faults import rank_run
 from journeys.helpers import assert_same_run, covey, flags, rows, small, write_jsonl
 from support.processes import _free_port

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from covey.checks.judge import refuse_faults
+from covey.checks.survey import survey
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.models.probe import micro_of
-from covey.plan.checks import refuse_faults
 from covey.token_streams import Row
 from covey.training.build import build_job
-from covey.training.facts import survey
 from journeys.helpers import flags, plan_of
 from support.adapters import add_trainer_state, make_adapter, peft_logits
 from support.models import save_model

@@ -62,7 +62,7 @@ def test_a_tracker_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_tracker_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from covey.training.facts import run as facts
+    from covey.checks.run import look as facts
 
     monkeypatch.setattr(facts, "missing_trackers", lambda names: [("swanlab", "swanlab")])
     done = covey("train", *flags(small("d.jsonl", "run", report_to=["swanlab"])))

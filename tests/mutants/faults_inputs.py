@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from covey.checkpoint.registry import State
+from covey.checks.model import look as model
 from covey.data.order import Order
 from covey.data.template import CHATML, compiled
 from covey.data.text import TextCodec
 from covey.training import state
-from covey.training.facts import model
 from mutants.faults import Patch, Plant, before, changed
 from mutants.harness import START, Mutant, nothing
 

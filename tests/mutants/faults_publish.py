@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from covey.checks.survey import model_dir
 from covey.checksums import checksum
 from covey.health.words import broken
 from covey.models.load import load_policy
@@ -18,7 +19,6 @@ from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.rollout.engine import NamedWeights
 from covey.training import backend
-from covey.training.facts import model_dir
 from covey.training.process import compute_dtype
 from covey.types import Completion, GenerationRequest, Receipt
 from mutants.harness import Mutant

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from covey.checks.judge import refuse_faults
+from covey.checks.survey import Survey, survey
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError, GuardStop
-from covey.plan.checks import refuse_faults
 from covey.training.build import build_job
-from covey.training.facts import Survey, survey
 from covey.training.loop import run
 from covey.training.run import report_layout
 from covey.training.watch import watched

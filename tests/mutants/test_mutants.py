@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from covey.checks.judge import refuse_faults
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
-from covey.plan.checks import refuse_faults
 from covey.types import Problem
 from mutants import faults, faults_inputs, faults_publish, faults_selection, stories
 from mutants.harness import BASE, Mutant, Surveys, nothing, run_with

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from covey.checks.servers.look import with_servers
 from covey.comm import LocalComm
 from covey.config import from_dict
 from covey.data.text import load_codec
@@ -35,7 +36,6 @@ from covey.rollout.server.client import ServerEngine
 from covey.rollout.server.vllm_serve import VllmServe
 from covey.rollout.stop_strings import StopSearch
 from covey.telemetry.rollouts import read_rollouts
-from covey.training.facts.servers import with_servers
 from covey.training.served import served_engine
 from covey.types import Finish, GenerationRequest, SamplingParams, TurnId
 from support.engines import Plain, sampled
@@ -164,7 +164,7 @@ def gap(policy: Policy, asked: list[GenerationRequest], completions: list[Plain]
 
 
 def test_it_says_what_it_is_and_its_open_routes_are_named(build: Callable[..., Built]) -> None:
-    (server,) = build()[2].servers or ()
+    (server,) = build()[2].servers.asked or ()
     assert isinstance(server, ServerFacts) and server.vllm is not None
     own = server.vllm
     assert own.takes_weights and own.on_cpu and own.unties_head and own.max_num_seqs == 8

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from covey.checkpoint.shards import SavedShards
+from covey.checks.survey import survey
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.telemetry.rollouts import read_rollouts
 from covey.training.build import build_job
-from covey.training.facts import survey
 from covey.training.loop import run
 from covey.training.process import ranks
 from covey.training.run import train

@@ -6,13 +6,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from covey.checks.judge import checks, refuse_faults
+from covey.checks.survey import survey
 from covey.config import from_dict
 from covey.errors import ConfigError
 from covey.options.schema import Config
-from covey.plan.checks import checks, refuse_faults
-from covey.plan.facts import Facts, ModelSizes, ResumeFacts
+from covey.plan.facts import (
+    DataFacts,
+    Facts,
+    MachineFacts,
+    ModelFacts,
+    ModelSizes,
+    OutputFacts,
+    PromptFacts,
+    ResumeFacts,
+    RewardFacts,
+    TemplateFacts,
+)
 from covey.plan.problem import START_ANYWAY
-from covey.training.facts import survey
 from covey.types import Problem, Severity
 
 BASE: dict[str, Any] = {
@@ -22,29 +33,26 @@ BASE: dict[str, Any] = {
     "output_dir": "runs/a",
 }
 GOOD = Facts(
-    num_rows=1000,
-    num_prompts=1000,
-    num_prompts_too_long=0,
-    longest_prompt=100,
-    longest_prompt_in_data=100,
-    columns=("prompt", "solution"),
-    missing_columns=(),
-    dataset_missing=(),
-    dataset_unreadable=(),
-    model_dir="models/tiny",
-    model_context=4096,
-    num_parameters=600_000_000,
-    has_chat_template=True,
-    prompts_are_text=False,
-    mentions_format=True,
-    output_dir_state="free",
-    rewards_available=("accuracy", "format"),
-    checkpoint_bytes=10**9,
-    model_bytes=250 * 10**6,
-    free_disk_bytes=10**12,
-    cuda=True,
-    has_bfloat16=True,
-    nproc_available=8,
+    data=DataFacts(
+        num_rows=1000,
+        columns=("prompt", "solution"),
+        missing_columns=(),
+        missing_paths=(),
+        unreadable=(),
+    ),
+    prompts=PromptFacts(
+        num_used=1000,
+        num_too_long=0,
+        longest=100,
+        longest_in_data=100,
+        are_text=False,
+        mention_format=True,
+    ),
+    model=ModelFacts(directory="models/tiny", context=4096, num_parameters=600_000_000),
+    template=TemplateFacts(is_there=True),
+    rewards=RewardFacts(available=("accuracy", "format")),
+    output=OutputFacts(state="free", checkpoint_bytes=10**9, model_bytes=250 * 10**6, free_bytes=10**12),
+    machine=MachineFacts(cuda=True, has_bfloat16=True, nproc_available=8),
 )
 
 SIZES = ModelSizes(
@@ -69,8 +77,17 @@ def config(**options: Any) -> Config:
 
 
 def facts(**changes: Any) -> Facts:
-    """The facts of the good run with others."""
-    return replace(GOOD, **changes)
+    """The facts of the good run with others: `facts(data={"num_rows": 5})`."""
+    return changed(GOOD, **changes)
+
+
+def changed(given: Facts, **changes: Any) -> Facts:
+    """Return facts with other ones of some subjects: `changed(GOOD, data={"num_rows": 5})`."""
+    subjects = {
+        name: replace(getattr(given, name), **values) if isinstance(values, dict) else values
+        for name, values in changes.items()
+    }
+    return replace(given, **subjects)
 
 
 def found(given: Facts = GOOD, **options: Any) -> list[Problem]:
@@ -148,36 +165,39 @@ def assert_fixes_mend(case: Case) -> None:
 def gathered_anew(given: Facts, before: Config, after: Config) -> Facts:
     """The facts where they depend on the options that differ; all others are those of the same files."""
     names = {*after.target_modules, *after.modules_to_save}
-    changed = {
-        "faulty_rewards": tuple(f for f in given.faulty_rewards if f.reward in after.reward_funcs),
-        "unmatched_targets": tuple(f for f in given.unmatched_targets if f.target in names),
-        "untrainable_targets": tuple(t for t in given.untrainable_targets if t[0] in names),
-        "resume": _resume(given.resume, before, after),
-        "dataset_unreadable": tuple(
-            f for f in given.dataset_unreadable or () if {*before.dataset} == {*after.dataset}
-        ),
-        **_lengths(given, before, after),
-    }
+    lora, data, resume = given.lora, given.data, _resume(given.output.resume, before, after)
+    unreadable = tuple(f for f in data.unreadable or () if {*before.dataset} == {*after.dataset})
+    found = changed(
+        given,
+        rewards={"faulty": tuple(f for f in given.rewards.faulty if f.reward in after.reward_funcs)},
+        lora={
+            "unmatched_targets": tuple(f for f in lora.unmatched_targets if f.target in names),
+            "untrainable_targets": tuple(t for t in lora.untrainable_targets if t[0] in names),
+        },
+        output={"resume": resume},
+        data={"unreadable": unreadable},
+        prompts=_lengths(given, before, after),
+    )
     source = ("model", "chat_template", "trust_remote_code")
     if any(getattr(after, name) != getattr(before, name) for name in source):
-        changed |= {"model_problem": None, "model_fault": None, "template_problem": None}
+        found = changed(found, model={"problem": None, "fault": None}, template={"problem": None})
     if after.streaming != before.streaming:
-        changed["data_problem"] = None
+        found = changed(found, data={"problem": None})
     if after.system == "r1":
-        changed["mentions_format"] = True
+        found = changed(found, prompts={"mention_format": True})
     if after.apply_chat_template:
-        changed["prompts_are_text"] = False
+        found = changed(found, prompts={"are_text": False})
     if after.columns != before.columns:
         renamed = {new: old for old, new in (before.columns or {}).items()}
-        in_data = [renamed.get(name, name) for name in given.columns or ()]
+        in_data = [renamed.get(name, name) for name in data.columns or ()]
         assert set(after.columns or {}) <= set(in_data), "a column that is not there is renamed"
         columns = tuple((after.columns or {}).get(name, name) for name in in_data)
-        lacking = given.missing_columns or ()
+        lacking = data.missing_columns or ()
         missing = tuple(m for m in lacking if not {*m.column.split(" or ")} & {*columns})
-        changed |= {"columns": columns, "missing_columns": missing}
+        found = changed(found, data={"columns": columns, "missing_columns": missing})
     if after.output_dir != before.output_dir:
-        changed["output_dir_state"] = "free"
-    return replace(given, **changed)
+        found = changed(found, output={"state": "free"})
+    return found
 
 
 def _resume(given: ResumeFacts | None, before: Config, after: Config) -> ResumeFacts | None:
@@ -191,16 +211,16 @@ def _lengths(given: Facts, before: Config, after: Config) -> dict[str, Any]:
     """Prompts that are left out under other limits; the data is one prompt of each length up to the
     longest."""
     limit = _limit(given, after)
-    longest = given.longest_prompt_in_data
+    longest = given.prompts.longest_in_data
     if limit == _limit(given, before) or longest is None:
         return {}
     if limit is not None and longest > limit:
-        return {"longest_prompt": limit}
-    num_prompts = (given.num_prompts or 0) + (given.num_prompts_too_long or 0)
-    return {"longest_prompt": longest, "num_prompts": num_prompts, "num_prompts_too_long": 0}
+        return {"longest": limit}
+    num_prompts = (given.prompts.num_used or 0) + (given.prompts.num_too_long or 0)
+    return {"longest": longest, "num_used": num_prompts, "num_too_long": 0}
 
 
 def _limit(given: Facts, asked: Config) -> int | None:
-    if asked.max_length is not None or given.model_context is None:
+    if asked.max_length is not None or given.model.context is None:
         return asked.max_length
-    return given.model_context - asked.max_completion_length
+    return given.model.context - asked.max_completion_length

@@ -11,7 +11,7 @@ from covey.plan.deepspeed import states_of
 from covey.plan.deepspeed_file import from_content
 from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
-from support.checks import config, facts
+from support.checks import changed, config, facts
 
 GIB = 2**30
 WORDS, HIDDEN = 152_064, 5120
@@ -38,9 +38,15 @@ OFFLOADED = replace(EIGHT, zero_stage=3, offload="params")
 
 
 def elsewhere(layout: Layout, **changes: Any) -> Facts:
-    given = {"model_sizes": MODEL, "num_parameters": P, "longest_prompt": 512, "free_disk_bytes": None}
-    given |= {"num_processes": 8, "free_memory_bytes": layout.gpu_bytes, "layout": layout, "cuda": True}
-    return facts(**{**given, **changes})
+    given = facts(
+        model={"sizes": MODEL, "num_parameters": P},
+        prompts={"longest": 512},
+        output={"free_bytes": None},
+        launch={"num_processes": 8},
+        machine={"free_memory_bytes": layout.gpu_bytes, "cuda": True},
+        layout=layout,
+    )
+    return changed(given, **changes)
 
 
 FIELDS = {

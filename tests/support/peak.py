@@ -37,12 +37,12 @@ def main(options: dict[str, Any], output: Path) -> dict[str, Any]:
     import peft  # noqa: F401
     import torch
 
+    from covey.checks.survey import survey
     from covey.config.resolve import from_dict
     from covey.learner import update
     from covey.learner.backends.single import SingleBackend
     from covey.training import build_source, loop
     from covey.training import run as wiring
-    from covey.training.facts import survey
     from covey.training.saving import Saver
     from covey.training.source import LiveSource
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from covey.checks.run.look import run_facts, with_layout
 from covey.cli.machine import Planned, take_machine
 from covey.cli.options import read
 from covey.plan.layout import Layout
-from covey.training.facts.run import run_facts, with_layout
 from covey.types import Problem
 
 _RUN = ["--model", "quickstart", "--dataset", "quickstart", "--reward_funcs", "accuracy"]
@@ -28,4 +28,6 @@ def read_layout(words: Sequence[str]) -> Read:
     planned = take_machine(words)
     resolved, num_processes = read("train", [*_RUN, *planned.words], planned)
     facts = with_layout(run_facts(resolved.config, num_processes), resolved.config, planned.machine)
-    return Read(planned=planned, layout=facts.layout, problems=(*resolved.problems, *facts.layout_problems))
+    return Read(
+        planned=planned, layout=facts.layout, problems=(*resolved.problems, *facts.launch.layout_problems)
+    )

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from covey.checks.survey import survey
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
 from covey.learner.backends.split import SplitModel
 from covey.training.build import build_job
-from covey.training.facts import survey
 from covey.training.loop import run
 from covey.training.process import ranks
 from support.processes import run_in_processes

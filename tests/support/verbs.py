@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from covey.cli import launch, ranks
 from covey.config import Resolved
 from covey.plan.facts import Facts
+from support.checks import changed
 
 WORDS = ["--model", "m", "--dataset", "d.jsonl", "--reward_funcs", "accuracy"]
 
@@ -52,10 +53,10 @@ class Run:
         self.facts = Facts()
         stand_in(monkeypatch, "covey.training.run", train=self._run)
         stand_in(monkeypatch, "covey.training.quickstart", quickstart=self._run)
-        stand_in(monkeypatch, "covey.training.facts", survey=self._survey, fetch_model=self._fetch)
+        stand_in(monkeypatch, "covey.checks.survey", survey=self._survey, fetch_model=self._fetch)
 
     def _run(self, resolved: Resolved, found: Survey, others: object) -> Outcome:
-        assert found.facts == replace(self.facts, num_processes=found.facts.num_processes)
+        assert found.facts == changed(self.facts, launch={"num_processes": found.facts.launch.num_processes})
         self.order.append("run")
         self.got.append(resolved)
         return Outcome(self.ends())
@@ -65,7 +66,7 @@ class Run:
     ) -> Survey:
         self.order.append("facts offline" if offline else "facts")
         self.gathered.append(num_processes)
-        return Survey(replace(self.facts, num_processes=num_processes), self.order)
+        return Survey(changed(self.facts, launch={"num_processes": num_processes}), self.order)
 
     def _fetch(self, config: Any) -> None:
         self.order.append("fetch")

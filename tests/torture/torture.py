@@ -32,10 +32,10 @@ from covey.checkpoint.examine import examine
 from covey.checkpoint.manifest import list_files
 from covey.checkpoint.read import find_latest, verify
 from covey.checkpoint.staging import tidy
+from covey.checks.run.look import _resume
 from covey.config.checkpoints import list_checkpoints
 from covey.config.resolve import from_dict
 from covey.errors import CheckpointError
-from covey.training.facts.run import _resume
 from support.processes import start_processes
 
 CHILD = str(Path(__file__).with_name("child.py"))

@@ -94,8 +94,8 @@ from types import SimpleNamespace as Some
 from covey.cli.help import help_text
 from covey.cli.options import read
 from covey.options.schema import FACTS
-from covey.plan.check_algorithm import algorithm_problems
-from covey.plan.check_steps import step_refusals
+from covey.checks.algorithm import algorithm_problems
+from covey.plan.step_refusals import step_refusals
 
 RUN = ["--model", "quickstart", "--dataset", "quickstart", "--reward_funcs", "accuracy"]
 typed = {

@@ -33,7 +33,7 @@ def evaluate(argv: Sequence[str]) -> int:
     if no_model is not None:
         faults = [p for p in resolved.problems if p.severity is Severity.ERROR]
         raise ConfigError([no_model, *faults])
-    from covey.training.facts.evaluation import survey_checked
+    from covey.checks.evaluation.look import survey_checked
 
     with survey_checked(resolved, directory) as surveyed:
         from covey.training.standalone import evaluate as run

@@ -7,6 +7,8 @@ from os.path import exists
 from pathlib import Path
 
 from covey.checkpoint.manifest import export_target
+from covey.checks.output.judge import unwritable_problem
+from covey.checks.output.look import unwritable
 from covey.cli.targets import BUILT_IN, refused
 from covey.cli.verbs import nameless
 from covey.config.adapters import is_adapter
@@ -14,13 +16,11 @@ from covey.config.argv import read_words
 from covey.errors import ConfigError, CoveyError, DamagedModelError
 from covey.options.verbs import ExportOptions
 from covey.paths import cannot_be_read
-from covey.plan.check_output import unwritable_problem
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
 from covey.texts import has_value, tr
 from covey.texts.language import spoken
 from covey.texts.terminal import say
-from covey.training.facts.directory import unwritable
 from covey.types import Fix, Problem
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from covey.checks.launch import Machines
 from covey.cli import show
 from covey.cli.ending import Ending, killed
 from covey.cli.ranks import exit_code, last_start, left_code
 from covey.cli.signals import CODES
 from covey.exits import LAUNCHER, launcher_words
 from covey.meeting import EXIT_FILE, is_stopped, started
-from covey.plan.check_launch import Machines
 from covey.plan.launchers import RANK_NAMES
 from covey.texts import tr
 from covey.texts.language import language_of

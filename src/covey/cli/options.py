@@ -7,16 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from covey.cli.again import goes_on
-from covey.cli.launch import OUTPUT_DIR
-from covey.cli.machine import Planned
-from covey.config import Resolved, Typed, parse, resolve, to_run
-from covey.config.dialect import dialect_note, ms_swift_typed
-from covey.config.quickstart import quickstart_typed
-from covey.errors import ConfigError
-from covey.meeting import earlier_run
-from covey.options.schema import REQUIRED
-from covey.plan.check_launch import (
+from covey.checks.launch import (
     ASKED_PROCESSES,
     asked_machines,
     asked_processes,
@@ -26,6 +17,15 @@ from covey.plan.check_launch import (
     num_ranks,
     processes_here,
 )
+from covey.cli.again import goes_on
+from covey.cli.launch import OUTPUT_DIR
+from covey.cli.machine import Planned
+from covey.config import Resolved, Typed, parse, resolve, to_run
+from covey.config.dialect import dialect_note, ms_swift_typed
+from covey.config.quickstart import quickstart_typed
+from covey.errors import ConfigError
+from covey.meeting import earlier_run
+from covey.options.schema import REQUIRED
 from covey.plan.layout import GPUS_OF_A_MACHINE
 from covey.plan.problem import problem
 from covey.texts import Whole, joined, plural, tr

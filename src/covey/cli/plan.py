@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from covey.checks.batch import batch_plan
+from covey.checks.judge import checks, refuse_faults
 from covey.cli.machine import Planned, take_machine
 from covey.cli.options import read
 from covey.config.resolve import Resolved, not_built_yet, to_run
 from covey.errors import ConfigError
-from covey.plan.batch import batch_plan
-from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder
 from covey.plan.layout import Machine
@@ -30,7 +30,7 @@ def plan(argv: Sequence[str]) -> int:
     first, *others = planned.words or ("",)
     verb, words = (first, others) if first in ("train", "rlhf") else ("train", planned.words)
     resolved, num_processes = read(verb, words, planned)
-    from covey.training.facts import survey
+    from covey.checks.survey import survey
 
     machine = _machine(planned, resolved)
     with survey(resolved.config, num_processes, offline=True, machine=machine) as surveyed:
@@ -69,7 +69,7 @@ def _works(resolved: Resolved, facts: Facts, planned: Planned, refusal: ConfigEr
     if refusal is None and memory.fits and not not_built_yet(resolved.config):
         return None
     is_ms_swift = any(problem.code == "W113" for problem in resolved.problems)
-    return works(resolved.config, facts, resolved.typed_names, "rlhf" if is_ms_swift else "train")
+    return works(resolved.config, facts, resolved.typed_names, "rlhf" if is_ms_swift else "train", checks)
 
 
 def _print(
@@ -83,7 +83,7 @@ def _print(
 ) -> Mapping[str, Any]:
     """Print the plan; return what is left to print with the problems of one that is refused."""
     config = resolved.config
-    batch = batch_plan(config, facts.num_processes, facts.num_prompts)
+    batch = batch_plan(config, facts.launch.num_processes, facts.prompts.num_used)
     rungs = ladder(config, facts, resolved.typed_names) if planned.ladder else None
     if planned.as_json:
         content = report_json(config, facts, batch, said, rungs, tried)

@@ -9,7 +9,7 @@ from covey.cli.start import start
 from covey.config.resolve import Resolved
 
 if TYPE_CHECKING:
-    from covey.training.facts import Survey
+    from covey.checks.survey import Survey
     from covey.training.together import Together
 
 

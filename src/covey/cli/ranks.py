@@ -9,10 +9,10 @@ from glob import escape, glob
 from typing import TYPE_CHECKING
 
 from covey import exits
+from covey.checks.launch import launch_problems
 from covey.cli.signals import CODES
 from covey.exits import is_first, leave, leave_early
 from covey.meeting import EXIT_FILE
-from covey.plan.check_launch import launch_problems
 
 if TYPE_CHECKING:
     from covey.cli.ending import Ending

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from covey.checks.ray.judge import too_few, unusable
 from covey.cli.listening import processes_below
 from covey.cli.ray_rank import RankProcess
 from covey.errors import ConfigError
-from covey.plan.check_ray import too_few, unusable
 from covey.plan.facts import RayFacts
 from covey.texts import counted, tr
 from covey.texts.language import spoken

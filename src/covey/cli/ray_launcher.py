@@ -21,6 +21,8 @@ from os.path import exists
 from pathlib import Path
 from typing import Any
 
+from covey.checks.ray.judge import unusable
+from covey.checks.ray.look import find_ray
 from covey.cli import show
 from covey.cli.ending import Ending, code_after_signal, killed
 from covey.cli.launch import OUTPUT_DIR
@@ -31,13 +33,11 @@ from covey.cli.signals import CODES
 from covey.errors import ConfigError
 from covey.exits import AT_FAULT, follow_launcher, leave_code
 from covey.meeting import EXIT_FILE
-from covey.plan.check_ray import unusable
 from covey.plan.words import coded
 from covey.texts import joined, tr
 from covey.texts.language import language_of, spoken
 from covey.texts.terminal import say
 from covey.training import failure
-from covey.training.facts.ray_cluster import find_ray
 from covey.types import Fix
 
 # Where a rank has failed the others have as long as torchrun gives them, from SIGTERM to SIGKILL.

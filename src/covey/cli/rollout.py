@@ -19,8 +19,8 @@ from covey.data.model_files import model_problem
 from covey.errors import ConfigError
 from covey.options.verbs import RolloutOptions
 from covey.options.vllm import LORA_RANKS
-from covey.plan.check_vllm import OWNED
 from covey.plan.problem import problem
+from covey.plan.vllm_limits import OWNED
 from covey.quickstart.task import MODEL_DIR
 from covey.rollout.server.token import own_token
 from covey.rollout.server.values import WireError

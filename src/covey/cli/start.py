@@ -7,15 +7,15 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from covey.checks.judge import refuse_faults
+from covey.checks.launch import asked_machines, processes_here
 from covey.cli.launch import Start, launch
 from covey.cli.options import read, under_torchrun
 from covey.config.resolve import Resolved
 from covey.options.schema import Config
-from covey.plan.check_launch import asked_machines, processes_here
-from covey.plan.checks import refuse_faults
 
 if TYPE_CHECKING:
-    from covey.training.facts import Survey
+    from covey.checks.survey import Survey
     from covey.training.together import Together
 
 Run = Callable[[Resolved, "Survey", "Together"], int]
@@ -45,7 +45,7 @@ def start(verb: str, argv: Sequence[str], run: Run) -> int:
 
     with together(owns_process=True) as others:
         resolved, num_processes = read(verb, argv)
-        from covey.training.facts import fetch_model, survey
+        from covey.checks.survey import fetch_model, survey
 
         with survey(resolved.config, num_processes) as surveyed:
             refuse_faults(resolved, surveyed.facts)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from covey.comm import Comm
     from covey.health.guards.invariants import StepFacts
     from covey.health.guards.rollout import RolloutFacts
-    from covey.plan.check_steps import StepRefusal
+    from covey.plan.step_refusals import StepRefusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

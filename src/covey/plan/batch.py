@@ -6,10 +6,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from covey.errors import ConfigError
-from covey.options.schema import Config
-from covey.plan.check_batch import batch_problems
-from covey.plan.shape import Shape, shape_of
+from covey.plan.shape import Shape
 from covey.texts import counted, plural, tr
 
 
@@ -91,15 +88,6 @@ class BatchPlan:
         if self.total_steps is not None:
             lines.append(tr("the run = {steps}", steps=counted(self.total_steps, "optimizer step")))
         return lines
-
-
-def batch_plan(config: Config, num_processes: int, num_prompts: int | None = None) -> BatchPlan:
-    """Return the plan of a configuration's batch; ConfigError says what is wrong with it and what would be
-    right."""
-    problems = batch_problems(config, num_processes, num_prompts)
-    if problems:
-        raise ConfigError(problems)
-    return plan_of(shape_of(config, num_processes), num_prompts, config.num_train_epochs, config.max_steps)
 
 
 def plan_of(shape: Shape, num_prompts: int | None, num_train_epochs: float, max_steps: int) -> BatchPlan:

@@ -64,7 +64,7 @@ def _greedy(config: Config) -> list[Problem]:
 
 def _beyond(config: Config, facts: Facts) -> list[Problem]:
     """Return E109 for a top_k above the size of the vocabulary."""
-    rows = facts.embedding_rows
+    rows = facts.model.embedding_rows
     if rows is None:
         return []
     named = filters_of(config) | filters_of_their_own(config)
@@ -113,7 +113,7 @@ def _without_sets(
     what to do."""
     name, fixes = _beyond_lists(facts, on, own)
     if config.rollout_servers:
-        for server in facts.servers or ():
+        for server in facts.servers.asked or ():
             if not server.fault and (server.vllm is not None or (server.engine == "vllm" and fixes)):
                 line = start_line(config.model_copy(update={"use_vllm": False}), server.address, facts)
                 other = Fix(text=tr("start a server with covey's own engine: `{line}`", line=line))
@@ -133,7 +133,7 @@ def _beyond_lists(facts: Facts, on: Mapping[str, Any], own: Mapping[str, Any]) -
     if not lacking:
         return "", []
     name, top_k = next(iter(lacking.items()))
-    most = min(_TOP_K, facts.embedding_rows or _TOP_K)
+    most = min(_TOP_K, facts.model.embedding_rows or _TOP_K)
     fix = Fix(
         text=tr("vLLM reports what it kept of up to {most:,} most probable tokens", most=MOST_LISTED),
         edits=dict.fromkeys(lacking, most),

@@ -18,8 +18,8 @@ _HIGHEST = 0.95
 def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what cannot be together in the facts' layout; nothing where none is planned."""
     layout = facts.layout
-    if layout.is_here and not facts.cuda and facts.npu:
-        return [_npu(facts.npu)]
+    if layout.is_here and not facts.machine.cuda and facts.machine.npu:
+        return [_npu(facts.machine.npu)]
     problems = [*_of_split(config, layout), *_two_dtypes(config, facts), *_offload(config, layout)]
     if layout.engine == "colocate" and (layout.is_known or layout.is_here):
         problems += _parallel(layout, facts)
@@ -61,7 +61,7 @@ def _npu(variable: str) -> Problem:
 
 def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
     """DeepSpeed trains everything in one dtype."""
-    is_low = computes_low(config, cuda=bool(facts.cuda))
+    is_low = computes_low(config, cuda=bool(facts.machine.cuda))
     is_zero = config.deepspeed is not None and facts.layout.zero_stage > 0
     if not (is_zero and is_low and config.tuner_type == "lora" and config.modules_to_save):
         return []
@@ -102,9 +102,9 @@ def _offload(config: Config, layout: Layout) -> list[Problem]:
 
 def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
     """vLLM in as many processes as there are GPUs: whole engines on each machine, whole heads on each GPU."""
-    each, model = layout.engine_parallel, facts.model_sizes
+    each, model = layout.engine_parallel, facts.model.sizes
     of_machine = layout.machine_gpus or layout.num_gpus
-    device = "GPU" if facts.cuda else "process"
+    device = "GPU" if facts.machine.cuda else "process"
     heads, keys = (0, 0) if model is None else (model.heads, model.kv_heads)
 
     def is_whole(number: int, of_machine: int = of_machine) -> bool:
@@ -136,7 +136,11 @@ def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
         below=counted(below, device),
     )
     fixes = [Fix(text=words, edits={PARALLEL: below})]
-    may_start = layout.is_here and not facts.is_rank and (facts.nproc_available or 0) >= each > of_machine
+    may_start = (
+        layout.is_here
+        and not facts.launch.is_rank
+        and (facts.machine.nproc_available or 0) >= each > of_machine
+    )
     if may_start and is_whole(each, of_machine=each):
         text = tr("start as many processes as one engine has")
         fixes.insert(0, Fix(text=text, edits={"nproc_per_node": each}))
@@ -145,8 +149,8 @@ def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
 
 def _share(layout: Layout, facts: Facts) -> list[Problem]:
     weights = 0
-    if facts.model_sizes is not None:
-        weights = WEIGHT_BYTES * facts.model_sizes.parameters // max(1, layout.engine_parallel)
+    if facts.model.sizes is not None:
+        weights = WEIGHT_BYTES * facts.model.sizes.parameters // max(1, layout.engine_parallel)
     if 0 < layout.engine_share < 1 and layout.engine_bytes > weights:
         return []
     seen = tr(

@@ -30,7 +30,9 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     A run is refused where its states alone take more than is free, whatever its batch and its lengths are.
     Where the forecast of all of it passes the plan's limit, it is warned of.
     """
-    if faults(shape_of(config, facts.num_processes), facts.num_prompts) or not _is_planned(config):
+    if faults(shape_of(config, facts.launch.num_processes), facts.prompts.num_used) or not _is_planned(
+        config
+    ):
         return []
     plan = memory_plan(config, facts)
     if not plan.phases or plan.fits or plan.free_bytes is None or plan.limit_bytes is None:
@@ -61,7 +63,7 @@ def _other_engines(config: Config, facts: Facts, plan: MemoryPlan) -> list[Fix]:
     """Servers, and vLLM over as few of this machine's GPUs as fit, where the copy that the native engine
     samples with is what is too much. Of a machine that is planned `covey.plan.works` finds them."""
     layout = facts.layout
-    if not layout.is_here or not facts.cuda or not _is_of_copy(plan, facts):
+    if not layout.is_here or not facts.machine.cuda or not _is_of_copy(plan, facts):
         return []
     fixes = []
     served = config.model_copy(update={"use_vllm": True, "vllm_mode": "server"})
@@ -73,7 +75,7 @@ def _other_engines(config: Config, facts: Facts, plan: MemoryPlan) -> list[Fix]:
             line=holding_line(served, facts, "http://127.0.0.1:8000"),
         )
         fixes.append(Fix(text=text, edits={"use_vllm": True, "vllm_mode": "server"}))
-    here = facts.num_processes_here or facts.num_processes
+    here = facts.launch.num_processes_here or facts.launch.num_processes
     for span in (n for n in range(2, here + 1) if here % n == 0):
         edits = {"use_vllm": True, "vllm_tensor_parallel_size": span, "vllm_enable_sleep_mode": True}
         changed = config.model_copy(update=edits | {"vllm_mode": "colocate"})
@@ -96,12 +98,12 @@ def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
     rollout = next((phase.parts for phase in plan.phases if phase.name == "rollout"), {})
     whole = sum(rollout.get(name, 0) for name in ("weights", "gathered weights"))
     is_sampling = plan.binding.name == "rollout" and facts.layout.engine == "own"
-    if not is_sampling or not whole or not facts.num_parameters or not plan.limit_bytes:
+    if not is_sampling or not whole or not facts.model.num_parameters or not plan.limit_bytes:
         return Fix(text=tr("use a smaller model, or a machine with more memory"))
     # What is offloaded at most is everything else that grows with the model.
     others = plan.needed_bytes - plan.binding.num_bytes
     others += sum(num_bytes for name, num_bytes in rollout.items() if name in _BESIDE_STATES)
-    most = (plan.limit_bytes - others) * facts.num_parameters / whole / 1e9
+    most = (plan.limit_bytes - others) * facts.model.num_parameters / whole / 1e9
     needed = size(round(plan.needed_bytes * (plan.free_bytes or 0) / plan.limit_bytes))
     if most <= 0:
         return Fix(text=tr("provide {needed} of free memory per process", needed=needed))
@@ -127,7 +129,7 @@ def _who(facts: Facts) -> tuple[str, str]:
         return tr("With {states}, each process takes", states=states), tr("on its GPU")
     shared = processes_sharing(facts)
     who = tr("{processes} take", processes=counted(shared, "process")) if shared > 1 else tr("The run takes")
-    return who, tr("on the GPU") if facts.cuda else tr("on this machine")
+    return who, tr("on the GPU") if facts.machine.cuda else tr("on this machine")
 
 
 def _seen(plan: MemoryPlan, facts: Facts) -> str:

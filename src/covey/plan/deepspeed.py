@@ -61,7 +61,7 @@ def engine_settings(config: Config, facts: Facts) -> dict[str, Any]:
     "auto" is filled. Of a file, what changes no number is passed on; what covey does itself is set so that
     the engine does not do it too.
     """
-    is_low = computes_low(config, cuda=bool(facts.cuda))
+    is_low = computes_low(config, cuda=bool(facts.machine.cuda))
     content = {} if facts.layout.file is None else facts.layout.file.settings
     kept = {name: content[name] for name in KEPT if setting(content, name) is not None}
     return kept | {
@@ -90,7 +90,7 @@ def _zero(content: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     for name in _offloads(content, facts):
         pinned = setting(content, f"{ZERO}.{name}.pin_memory")
         # Memory is pinned for copies to a GPU.
-        zero[name] = {"device": "cpu", "pin_memory": bool(facts.cuda) and pinned is not False}
+        zero[name] = {"device": "cpu", "pin_memory": bool(facts.machine.cuda) and pinned is not False}
     return {"stage": layout.zero_stage} | zero
 
 
@@ -104,7 +104,7 @@ def _offloads(content: Mapping[str, Any], facts: Facts) -> tuple[str, ...]:
 def _filled(name: str, value: Any, facts: Facts) -> Any:
     """A setting with "auto" filled; None leaves it to DeepSpeed's default."""
     if value == "auto":
-        hidden = 0 if facts.model_sizes is None else facts.model_sizes.hidden
+        hidden = 0 if facts.model.sizes is None else facts.model.sizes.hidden
         return _BY_WIDTH[name](hidden) if hidden and name in _BY_WIDTH else None
     # Files write sizes as 2e8; DeepSpeed takes integers.
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -58,8 +58,8 @@ class DiskPlan:
 
 def disk_plan(config: Config, facts: Facts) -> DiskPlan:
     """Return what the checkpoints of a configuration take."""
-    model = facts.model_bytes
-    whole = model if config.save_only_model else facts.checkpoint_bytes
+    model = facts.output.model_bytes
+    whole = model if config.save_only_model else facts.output.checkpoint_bytes
     kept = config.save_total_limit + (config.eval_strategy != "no")
     peak = None
     if whole is not None and model is not None:
@@ -70,7 +70,7 @@ def disk_plan(config: Config, facts: Facts) -> DiskPlan:
         model_bytes=model,
         num_kept=kept,
         peak_bytes=peak,
-        free_bytes=facts.free_disk_bytes,
+        free_bytes=facts.output.free_bytes,
     )
 
 

@@ -21,13 +21,13 @@ def with_engine_share(facts: Facts, config: Config) -> Facts:
     It has a use for its weights, a place for every completion side by side, and what it works with. Where no
     share fits, it is the least, and the memory's check says so.
     """
-    layout, model, prompt = facts.layout, facts.model_sizes, facts.longest_prompt
+    layout, model, prompt = facts.layout, facts.model.sizes, facts.prompts.longest
     asked = requests_of(config, facts)
     is_open = layout.engine == "colocate" and config.vllm_gpu_memory_utilization is None
     if not is_open or not layout.gpu_bytes or model is None or prompt is None or not asked:
         return facts
     how = training_of(config, facts, recompute_of(config, facts))
-    tokens = held_tokens(config, prompt, facts.model_context)
+    tokens = held_tokens(config, prompt, facts.model.context)
     wanted = wanted_bytes(config, layout, how, model, tokens, max(rows for rows, _ in asked))
     most = _parts(wanted, layout.gpu_bytes)
     least = min(most, _parts(weight_bytes(model, how, layout) + 1, layout.gpu_bytes))

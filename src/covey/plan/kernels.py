@@ -25,7 +25,7 @@ def _fix(option: str) -> Fix:
 
 
 def _on_cpu(config: Config, facts: Facts) -> list[Problem]:
-    if facts.cuda is not False:
+    if facts.machine.cuda is not False:
         return []
     refused = []
     if config.attn_impl == "flash_attn":
@@ -50,9 +50,9 @@ def _on_cpu(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _flash(config: Config, facts: Facts) -> list[Problem]:
-    if config.attn_impl != "flash_attn" or facts.cuda is not True:
+    if config.attn_impl != "flash_attn" or facts.machine.cuda is not True:
         return []
-    if facts.has_bfloat16 is False:
+    if facts.machine.has_bfloat16 is False:
         seen = tr("attn_impl is flash_attn, but this GPU does not support bfloat16.")
         return [
             problem(
@@ -72,8 +72,13 @@ def _flash(config: Config, facts: Facts) -> list[Problem]:
 
 
 def _liger(config: Config, facts: Facts) -> list[Problem]:
-    kind = facts.model_type
-    if config.use_liger_kernel != "true" or facts.cuda is False or kind is None or kind in LIGER_FAMILIES:
+    kind = facts.model.type
+    if (
+        config.use_liger_kernel != "true"
+        or facts.machine.cuda is False
+        or kind is None
+        or kind in LIGER_FAMILIES
+    ):
         return []
     known = ", ".join(sorted(LIGER_FAMILIES))
     seen = tr(

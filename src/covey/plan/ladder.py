@@ -266,7 +266,7 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
     def option(kind: str, typed: Edits, cost: float, options: Edits | None = None) -> Change:
         return Change(kind=kind, typed=typed, options=options or typed, layout={}, cost=cost)
 
-    if config.torch_dtype == "float32" and facts.cuda:
+    if config.torch_dtype == "float32" and facts.machine.cuda:
         yield option("dtype", {"torch_dtype": "bfloat16"}, 0.1)
     for number, (edits, counts) in enumerate(smaller_passes(config, facts, typed), start=1):
         yield option("passes", edits, _OF_HALVING * number, counts)
@@ -279,7 +279,7 @@ def _changes(config: Config, facts: Facts, typed: Collection[str] | None) -> Ite
             cost = _OF_RECOMPUTE[kind] - _OF_RECOMPUTE[now]
             if kind != now:
                 yield option("recompute", {"gradient_checkpointing": typed_as(kind)}, cost)
-    for edits in lever_edits(config, facts.layout) if facts.cuda or not facts.layout.is_here else ():
+    for edits in lever_edits(config, facts.layout) if facts.machine.cuda or not facts.layout.is_here else ():
         (name,) = edits
         yield option(name, edits, _OF_LEVER[name])
     if config.tuner_type != "lora":
@@ -385,7 +385,7 @@ def _has_rows(facts: Facts) -> bool:
 
 def _with_rows(config: Config, facts: Facts, typed: Collection[str] | None, rows: int) -> tuple[Edits, Edits]:
     """As many rows a step and a rollout, in forward passes of `rows`."""
-    shape = shape_of(config, facts.num_processes)
+    shape = shape_of(config, facts.launch.num_processes)
     before = shape.per_device_train_batch_size
     target = with_product(
         shape,

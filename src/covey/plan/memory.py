@@ -217,7 +217,7 @@ def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
     return MemoryPlan(
         phases=phases,
         needed_bytes=_needed(facts, max(p.num_bytes for p in phases)) if phases else 0,
-        free_bytes=facts.free_memory_bytes,
+        free_bytes=facts.machine.free_memory_bytes,
         recompute=recompute,
         limit_bytes=limit_of(facts),
         host_bytes=host_bytes_of(config, facts, how),
@@ -229,7 +229,7 @@ def memory_plan(config: Config, facts: Facts) -> MemoryPlan:
 
 def _sets(config: Config, facts: Facts) -> dict[str, int]:
     """The bytes of kept sets, where the model is known."""
-    model = facts.model_sizes
+    model = facts.model.sizes
     if model is None:
         return {}
     return {"set_bytes": set_bytes(config, model), "rollout_set_bytes": rollout_set_bytes(config, model)}
@@ -250,7 +250,7 @@ def recompute_of(config: Config, facts: Facts) -> Recompute:
 
 def limit_of(facts: Facts) -> int | None:
     """Return the bytes that a run may take without a word; None where it is not known what is free."""
-    free = facts.free_memory_bytes
+    free = facts.machine.free_memory_bytes
     return None if free is None else int(TIGHT * free)
 
 
@@ -284,7 +284,7 @@ def _needed(facts: Facts, num_bytes: int) -> int:
 
 def processes_sharing(facts: Facts) -> int:
     """Return how many processes share the memory that is free: one a GPU, on a CPU all of them."""
-    return 1 if facts.cuda else facts.num_processes
+    return 1 if facts.machine.cuda else facts.launch.num_processes
 
 
 def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
@@ -292,14 +292,14 @@ def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
     bfloat16 on a GPU."""
     quantization = quantization_of(config)
     return Training(
-        element=LOW if computes_low(config, cuda=bool(facts.cuda)) else FLOAT,
+        element=LOW if computes_low(config, cuda=bool(facts.machine.cuda)) else FLOAT,
         full=config.tuner_type != "lora",
         recompute=recompute,
         rank=config.lora_rank,
         dora=config.use_dora,
-        cuda=bool(facts.cuda),
-        offload=config.activation_offloading and bool(facts.cuda),
-        absorbs=facts.num_processes == 1 and facts.layout.is_here,
+        cuda=bool(facts.machine.cuda),
+        offload=config.activation_offloading and bool(facts.machine.cuda),
+        absorbs=facts.launch.num_processes == 1 and facts.layout.is_here,
         packed_bits=0.0 if quantization is None else quantization.bits_per_weight,
     )
 
@@ -310,8 +310,8 @@ def _phases(
     """The phases in the order of a run; what one leaves behind is held by those that follow, but for the
     cache of an engine that `rests`. FSDP `adds_up` whole gradients, or reduces them in each pass.
     None where model or prompts are not known."""
-    model, prompt = facts.model_sizes, facts.longest_prompt
-    if prompt is None and facts.num_rows is None:
+    model, prompt = facts.model.sizes, facts.prompts.longest
+    if prompt is None and facts.data.num_rows is None:
         prompt = config.max_length
     if model is None or prompt is None:
         return ()
@@ -325,7 +325,7 @@ def _phases(
     held = held_parts(config, model, how, weights, layout) | away | beside
     gathering = gathering_of(config, facts, model, how, layout)
     loaded = loading_parts(gathering, how, held, weights.trained, FLOAT * model.parameters)
-    if not facts.layout.is_here and facts.num_processes > 1:
+    if not facts.layout.is_here and facts.launch.num_processes > 1:
         held["communication"] = _COMMUNICATION
     cache, rollout = rollout_parts(config, facts, how, model, prompt, sum(held.values()))
     if layout.engine == "colocate":
@@ -356,7 +356,7 @@ def _phases(
     sets = pass_set_parts(config, model, fullest.trained)
     if has_kl(config) or _steps_per_rollout(config) > 1:
         add("annotate", gathered, sets, annotation_parts(model, fullest, how))
-    buckets = bucket_parts(gathering, how, weights.trained) if facts.num_processes > 1 else {}
+    buckets = bucket_parts(gathering, how, weights.trained) if facts.launch.num_processes > 1 else {}
     update = update_parts(model, fullest, how, weights, layout, adds_up=adds_up)
     add("update", gathered, buckets, sets, update)
     add("step", step_parts(config, model, how, held, layout))
@@ -376,7 +376,11 @@ def reward_model_bytes(model: RewardModelFacts, *, cuda: bool) -> int:
 
 def _beside(facts: Facts) -> dict[str, int]:
     """The processes of reward models, which are there from the trial to the end."""
-    each = [reward_model_bytes(m, cuda=bool(facts.cuda)) for m in facts.reward_models if m.problem is None]
+    each = [
+        reward_model_bytes(m, cuda=bool(facts.machine.cuda))
+        for m in facts.rewards.models
+        if m.problem is None
+    ]
     return {"reward models": sum(each)} if each else {}
 
 

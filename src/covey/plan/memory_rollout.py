@@ -30,7 +30,7 @@ _SAMPLING_BYTES = 3 * FLOAT
 def planned_layout(facts: Facts) -> Layout:
     """Return the layout, on this machine with a device for each process."""
     layout = facts.layout
-    return replace(layout, num_gpus=max(1, facts.num_processes)) if layout.is_here else layout
+    return replace(layout, num_gpus=max(1, facts.launch.num_processes)) if layout.is_here else layout
 
 
 def rollout_parts(
@@ -42,7 +42,7 @@ def rollout_parts(
     if not asked:
         return {}, {}
     if layout.engine != "own":
-        tokens = held_tokens(config, prompt, facts.model_context)
+        tokens = held_tokens(config, prompt, facts.model.context)
         engine = {"engine": engine_bytes(config, layout, how, model, tokens, max(r for r, _ in asked))}
         return ({}, engine) if layout.engine_sleeps else (engine, engine)
     # The engine of the training process samples with the whole model, under FSDP a copy of it.
@@ -52,9 +52,11 @@ def rollout_parts(
     row = row_bytes(config, how, model, prompt)
     key = row // (prompt + config.max_completion_length)
     rows, slots = min(max(r for r, _ in asked), MAX_ROWS), max(s for _, s in asked)
-    if facts.free_memory_bytes is not None and config.engine == "native":
+    if facts.machine.free_memory_bytes is not None and config.engine == "native":
         # Moments are made by the first step, after the cache.
-        rows = min(rows, max(1, int(CACHE_SHARE * max(0, facts.free_memory_bytes - held)) // max(1, row)))
+        rows = min(
+            rows, max(1, int(CACHE_SHARE * max(0, facts.machine.free_memory_bytes - held)) // max(1, row))
+        )
     slots = min(slots, rows) if config.engine == "native" else rows
     own = config.max_completion_length + (prompt if prompt <= FLAT_PROMPT else 0)
     cache = {"KV cache": key * (rows * own + slots * prompt)}
@@ -97,12 +99,14 @@ def row_bytes(config: Config, how: Training, model: ModelSizes, prompt: int) -> 
 
 def requests_of(config: Config, facts: Facts) -> list[tuple[int, int]]:
     """Return rows and prompts that a process samples side by side, in training and in each evaluation."""
-    world = max(1, facts.num_processes)
+    world = max(1, facts.launch.num_processes)
     asked = []
     if config.replay_rollouts is None:
         rows = config.per_device_train_batch_size * config.steps_per_generation
         asked.append((rows, -(-rows // max(1, config.num_generations))))
     if config.eval_strategy != "no":
         each = config.num_generations_eval
-        asked += [(-(-s.num_prompts * each // world), -(-s.num_prompts // world)) for s in facts.eval_sets]
+        asked += [
+            (-(-s.num_prompts * each // world), -(-s.num_prompts // world)) for s in facts.data.eval_sets
+        ]
     return asked

@@ -106,7 +106,7 @@ def _moving(how: Training, weights: Weights, layout: Layout) -> dict[str, int]:
 
 def host_bytes_of(config: Config, facts: Facts, how: Training) -> int:
     """What offloading keeps in the machine's memory, of all processes together."""
-    model, layout = facts.model_sizes, planned_layout(facts)
+    model, layout = facts.model.sizes, planned_layout(facts)
     if model is None:
         return 0
     weights = weights_of(model, how)
@@ -119,17 +119,17 @@ def host_bytes_of(config: Config, facts: Facts, how: Training) -> int:
     if layout.is_offloaded("optimizer"):
         num_bytes += moment_bytes(config, weights.trained) + held.get("masters", 0)
     parked = lever_bytes(config, model, how, layout) if how.cuda else 0
-    return num_bytes + max(1, facts.num_processes) * parked
+    return num_bytes + max(1, facts.launch.num_processes) * parked
 
 
 def joining_bytes(facts: Facts) -> int:
     """What the processes of a machine with GPUs take of its memory while they load a split model whose files
     transformers joins: float32 of the whole model in each."""
-    model, layout = facts.model_sizes, planned_layout(facts)
+    model, layout = facts.model.sizes, planned_layout(facts)
     is_split = layout.fsdp or layout.zero_stage == 3
-    if model is None or not model.is_joined or not is_split or not facts.cuda:
+    if model is None or not model.is_joined or not is_split or not facts.machine.cuda:
         return 0
-    here = facts.num_processes_here if layout.is_here else layout.machine_gpus
+    here = facts.launch.num_processes_here if layout.is_here else layout.machine_gpus
     return FLOAT * model.parameters * (here or layout.num_gpus)
 
 

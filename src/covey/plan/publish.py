@@ -150,23 +150,23 @@ class PublishPlan:
 def publish_plan(config: Config, facts: Facts) -> PublishPlan | None:
     """Return what publishing takes; None where the engine samples from the weights in training, nothing is
     sampled, or the model is not known. Servers that nobody has named yet count as one over a network."""
-    layout, model, asked = planned_layout(facts), facts.model_sizes, requests_of(config, facts)
+    layout, model, asked = planned_layout(facts), facts.model.sizes, requests_of(config, facts)
     is_served = layout.engine == "server"
     servers = config.rollout_servers if is_served else []
     if layout.engine == "own" or model is None or not asked:
         return None
     how = training_of(config, facts, recompute_of(config, facts))
-    known = facts.servers or ()
+    known = facts.servers.asked or ()
     rows = max(rows for rows, _ in asked)
     if is_served:
         # All processes share the servers.
-        rows = -(-rows * max(1, facts.num_processes) // max(1, len(servers)))
+        rows = -(-rows * max(1, facts.launch.num_processes) // max(1, len(servers)))
         rows = min([rows, *(s.rows for s in known if s.rows)]) if servers else side_by_side(config, rows)
         held, way = how.element * model.parameters, _way_to(config, known, how.cuda)
     else:
         held = weight_bytes(model, how, layout)
         way = "gpu" if how.cuda else "process"
-    tokens = held_tokens(config, facts.longest_prompt or config.max_length or 1, facts.model_context)
+    tokens = held_tokens(config, facts.prompts.longest or config.max_length or 1, facts.model.context)
     if is_served:
         cache = rows * completion_bytes(model, how.element, tokens)
     else:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from covey.config.filters import filters_of, in_words
 from covey.config.quantization import quantization_of
 from covey.config.resolve import not_built_yet
+from covey.config.start import BASE, START
 from covey.options.schema import FACTS, Config
 from covey.plan.batch import BatchPlan
 from covey.plan.check_filters import engine_problems
-from covey.plan.check_start import reference_words
-from covey.plan.check_vllm import UNTRIED
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
 from covey.plan.ladder import Ladder
 from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
 from covey.plan.levers import OFFLOADS
 from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.memory_training import has_kl
 from covey.plan.publish import publish_plan
 from covey.plan.report_data import (
     data_lines,
@@ -29,6 +28,8 @@ from covey.plan.report_data import (
     reward_lines,
     task_lines,
 )
+from covey.plan.report_facts import facts_json
+from covey.plan.vllm_limits import UNTRIED
 from covey.plan.words import flags
 from covey.plan.works import Works
 from covey.texts import Text, counted, joined, padded, tr
@@ -71,7 +72,7 @@ def report_lines(
         tr("ladder"): [] if ladder is None else ladder.in_words(),
         tr("works"): [] if works is None else works.in_words(),
         tr("disk"): disk_plan(config, facts).in_words(),
-        tr("prompt 0"): [Text(repr(facts.first_prompt))] if facts.first_prompt is not None else [],
+        tr("prompt 0"): [Text(repr(facts.prompts.first))] if facts.prompts.first is not None else [],
     }
     return [
         joined("", [padded(name if number == 0 else "", 10), line])
@@ -98,20 +99,20 @@ def report_json(
         "disk": disk_plan(config, facts).as_dict(),
         "lines": report_lines(config, facts, batch, ladder=ladder, works=works),
         "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in notes],
-        "facts": asdict(facts),
+        "facts": facts_json(facts),
     }
 
 
 def _model(config: Config, facts: Facts) -> list[str]:
     weight = (
         ""
-        if facts.num_parameters is None
-        else tr(": {millions} parameters", millions=millions(facts.num_parameters))
+        if facts.model.num_parameters is None
+        else tr(": {millions} parameters", millions=millions(facts.model.num_parameters))
     )
     context = (
         ""
-        if facts.model_context is None
-        else tr(", context {model_context} tokens", model_context=facts.model_context)
+        if facts.model.context is None
+        else tr(", context {model_context} tokens", model_context=facts.model.context)
     )
     revision = (
         tr(" at {model_revision}", model_revision=config.model_revision) if config.model_revision else ""
@@ -130,12 +131,12 @@ def _model(config: Config, facts: Facts) -> list[str]:
         kind = f" ({', '.join(kinds)})" if kinds else ""
         trained = (
             ""
-            if facts.num_trained is None
-            else tr("; {millions} parameters trained", millions=millions(facts.num_trained))
+            if facts.model.num_trained is None
+            else tr("; {millions} parameters trained", millions=millions(facts.model.num_trained))
         )
         share = (
-            f" ({facts.num_trained / facts.num_parameters:.2%})"
-            if facts.num_trained is not None and facts.num_parameters
+            f" ({facts.model.num_trained / facts.model.num_parameters:.2%})"
+            if facts.model.num_trained is not None and facts.model.num_parameters
             else ""
         )
         targets = " ".join(dict.fromkeys(name.rpartition(".")[2] for name in config.target_modules))
@@ -183,8 +184,8 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
     """The machine that is planned, and what of a whole model's states one of its GPUs holds."""
     layout = facts.layout
     if layout.is_here:
-        vllm = _engine(config, facts) if facts.cuda else []
-        is_parked = facts.cuda and any(getattr(config, name) for name in OFFLOADS)
+        vllm = _engine(config, facts) if facts.machine.cuda else []
+        is_parked = facts.machine.cuda and any(getattr(config, name) for name in OFFLOADS)
         parked = [tr("{size} are offloaded to CPU memory", size=size(plan.host_bytes))] if is_parked else []
         return [*vllm, *parked]
     gpus = counted(layout.num_gpus, "GPU")
@@ -198,8 +199,8 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
         )
     ]
     lines += [*_forecast_alone(config, layout), *_engine(config, facts)]
-    if config.tuner_type != "lora" and facts.num_parameters is not None:
-        ours, theirs = (state_bytes(facts.num_parameters, layout, n) for n in (4, 2))
+    if config.tuner_type != "lora" and facts.model.num_parameters is not None:
+        ours, theirs = (state_bytes(facts.model.num_parameters, layout, n) for n in (4, 2))
         lines.append(
             tr(
                 "model states {size} per GPU; {theirs} ({theirs_gib:.4g} GiB) with 2-byte "
@@ -251,7 +252,7 @@ def _forecast_alone(config: Config, layout: Layout) -> list[str]:
 
 def _engine(config: Config, facts: Facts) -> list[str]:
     """What vLLM's share of a GPU has room for."""
-    layout, model = facts.layout, facts.model_sizes
+    layout, model = facts.layout, facts.model.sizes
     if layout.engine != "colocate" or model is None:
         return []
     spans = max(1, layout.engine_parallel)
@@ -310,14 +311,14 @@ def _step(config: Config, layout: Layout) -> list[str]:
 def _ends(config: Config, facts: Facts) -> list[str]:
     words = joined(", ", [f"{word!r}" for word in config.stop_words])
     in_text = [tr("the stop words {words}", words=words)] if config.stop_words else []
-    return [*([facts.stop_tokens] if facts.stop_tokens else []), *in_text]
+    return [*([facts.template.stop_tokens] if facts.template.stop_tokens else []), *in_text]
 
 
 def _sampling(config: Config, facts: Facts) -> list[str]:
     """Describe how tokens are drawn, if filters are set or the model's own settings are not followed."""
-    unused = ", ".join(f"{name} {value:g}" for name, value in facts.unused_sampling)
+    unused = ", ".join(f"{name} {value:g}" for name, value in facts.model.unused_sampling)
     filters, at = filters_of(config), f"{config.temperature:g}"
-    if not unused and not filters and not facts.banned_tokens:
+    if not unused and not filters and not facts.template.banned_tokens:
         return []
     lines = [tr("from all tokens at temperature {temperature}", temperature=at)]
     if filters:
@@ -327,14 +328,11 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
     if unused:
         ignored = tr("ignored from generation_config.json: {unused}", unused=unused)
         lines[0] = tr("{own}; {ignored}", own=lines[0], ignored=ignored)
-        typed = {n: v for n, v in facts.unused_sampling if n in FACTS and _is_of_range(n, v)}
+        typed = {n: v for n, v in facts.model.unused_sampling if n in FACTS and _is_of_range(n, v)}
         if typed and not engine_problems(config.model_copy(update=typed), facts):
             lines.append(tr("to sample as it says: {typed}", typed=flags(typed)))
-    if facts.banned_tokens:
-        banned = tr(
-            "never sampled (suppress_tokens of generation_config.json): {banned}", banned=facts.banned_tokens
-        )
-        lines.append(banned)
+    if banned := facts.template.banned_tokens:
+        lines.append(tr("never sampled (suppress_tokens of generation_config.json): {banned}", banned=banned))
     return lines
 
 
@@ -385,3 +383,14 @@ def _splits(batch: BatchPlan) -> list[str]:
         ),
         words,
     ]
+
+
+def reference_words(config: Config) -> str:
+    """Return what the KL term of a run that starts from an adapter compares with."""
+    if not has_kl(config):
+        return tr("no reference, since beta is 0")
+    if config.ref_adapters == BASE:
+        return tr("reference: the model without the adapter (--ref_adapters base)")
+    if config.ref_adapters == START:
+        return tr("reference: the adapter as it is at the start (--ref_adapters start)")
+    return tr("reference: the adapter {ref_adapters}", ref_adapters=config.ref_adapters)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from covey.config.filters import eval_filters_of, in_words
 from covey.options.schema import Config
-from covey.plan.check_pass_rates import histogram
 from covey.plan.disk import size
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, PassRateFacts
 from covey.plan.memory import reward_model_bytes
 from covey.plan.reasons import REASONS
 from covey.plan.task_rewards import shown
@@ -28,13 +27,13 @@ def data_lines(config: Config, facts: Facts) -> list[str]:
         return [
             tr("read when it is needed; prompts that are too long are left out on the way"),
             *_gold_lines(config, facts),
-            *facts.data_notes,
+            *facts.data.notes,
         ]
-    rows = "" if facts.num_rows is None else tr("{rows}, ", rows=counted(facts.num_rows, "row"))
-    lines = [tr("{rows}{prompts} used", rows=rows, prompts=counted(facts.num_prompts or 0, "prompt"))]
-    if facts.longest_prompt:
-        lines[0] += tr(", the longest of {tokens}", tokens=counted(facts.longest_prompt, "token"))
-    for left in facts.left_out:
+    rows = "" if facts.data.num_rows is None else tr("{rows}, ", rows=counted(facts.data.num_rows, "row"))
+    lines = [tr("{rows}{prompts} used", rows=rows, prompts=counted(facts.prompts.num_used or 0, "prompt"))]
+    if facts.prompts.longest:
+        lines[0] += tr(", the longest of {tokens}", tokens=counted(facts.prompts.longest, "token"))
+    for left in facts.data.left_out:
         where = ", ".join(map(str, left.rows))
         verb = "" if left.reason == "cut" else tr("left out: ")
         verb += tr("of {where}, ", where=left.where) if left.where else ""
@@ -43,12 +42,12 @@ def data_lines(config: Config, facts: Facts) -> list[str]:
             joined("", [verb, counted(left.count, "row"), " ", REASONS.get(left.reason, left.reason)])
             + (tr(" (row {where}{some})", where=where, some=some) if where else "")
         )
-    return [*lines, *_gold_lines(config, facts), *facts.data_notes]
+    return [*lines, *_gold_lines(config, facts), *facts.data.notes]
 
 
 def _gold_lines(config: Config, facts: Facts) -> list[str]:
     """How many golds can be read, and what their lists were taken for; of a stream, in its first rows."""
-    golds = facts.golds
+    golds = facts.rewards.golds
     if golds is None:
         return []
     counts = {"num_good": golds.num_checked - golds.num_bad, "num_checked": golds.num_checked}
@@ -78,13 +77,13 @@ def task_lines(config: Config, facts: Facts) -> list[str]:
             prompts=counted(count, "prompt"),
             rewards=tr(", by {names}", names=" + ".join(named[task])) if named.get(task) else "",
         )
-        for task, count in facts.tasks.items()
+        for task, count in facts.tasks.num_rows.items()
     ]
 
 
 def pass_rate_lines(config: Config, facts: Facts) -> list[str]:
     """Where pass rates are from, what is left out by them, and how they are spread."""
-    rates = facts.pass_rates
+    rates = facts.data.pass_rates
     if rates is None or rates.problem is not None:
         return []
     low, high = config.min_pass_rate, config.max_pass_rate
@@ -118,7 +117,7 @@ def reward_lines(config: Config, facts: Facts) -> list[str]:
     return [
         " + ".join(f"{weight:g} x {name}" for name, weight in pairs),
         *_models(facts),
-        *facts.reward_notes,
+        *facts.rewards.notes,
     ]
 
 
@@ -127,15 +126,18 @@ def _models(facts: Facts) -> list[str]:
     return [
         tr("reward model {name}: {millions} parameters", name=m.name, millions=millions(m.parameters))
         + ("" if m.context is None else tr(", context {context} tokens", context=m.context))
-        + tr("; a process of its own, about {size}", size=size(reward_model_bytes(m, cuda=bool(facts.cuda))))
-        for m in facts.reward_models
+        + tr(
+            "; a process of its own, about {size}",
+            size=size(reward_model_bytes(m, cuda=bool(facts.machine.cuda))),
+        )
+        for m in facts.rewards.models
         if m.problem is None and m.is_here
     ]
 
 
 def evaluation_lines(config: Config, facts: Facts) -> list[str]:
     """When it evaluates, and on what."""
-    if config.eval_strategy == "no" or not facts.eval_sets:
+    if config.eval_strategy == "no" or not facts.data.eval_sets:
         return []
     when = (
         plural(
@@ -152,7 +154,7 @@ def evaluation_lines(config: Config, facts: Facts) -> list[str]:
         ", ",
         [
             tr("{name} ({prompts})", name=s.name, prompts=counted(s.num_prompts, "prompt"))
-            for s in facts.eval_sets
+            for s in facts.data.eval_sets
         ],
     )
     each = counted(config.num_generations_eval, "completion")
@@ -173,3 +175,9 @@ def evaluation_lines(config: Config, facts: Facts) -> list[str]:
 def millions(count: int) -> str:
     """Return a count in millions."""
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+
+
+def histogram(rates: PassRateFacts) -> str:
+    """Measured rows by pass rate: `0.0-0.1: 12, 0.9-1.0: 3`."""
+    bins = [(i / 10, count) for i, count in enumerate(rates.histogram)]
+    return ", ".join(f"{low:.1f}-{low + 0.1:.1f}: {count}" for low, count in bins if count)

@@ -31,7 +31,7 @@ def start_line(config: Config, address: str = "", facts: Facts | None = None, **
 
     `address` is where it is to listen, PORT where none is known; `more` are further options of vLLM.
     """
-    directory = None if facts is None else facts.model_dir
+    directory = None if facts is None else facts.model.directory
     model = config.model if config.model == "quickstart" or directory is None else directory
     words = ["covey rollout --model", shlex.quote(model)]
     if config.torch_dtype in ("float32", "bfloat16"):
@@ -52,7 +52,7 @@ def start_line(config: Config, address: str = "", facts: Facts | None = None, **
 def holding_line(config: Config, facts: Facts, address: str = "") -> str:
     """Return the line that starts a server for a run, over as many GPUs, as large as those of its layout, as
     hold the weights in half of their memory, where nobody typed how many."""
-    model, num_bytes = facts.model_sizes, facts.layout.gpu_bytes
+    model, num_bytes = facts.model.sizes, facts.layout.gpu_bytes
     if model is None or not num_bytes or not config.use_vllm or config.vllm_tensor_parallel_size > 1:
         return start_line(config, address, facts)
     spans = [n for n in range(1, model.heads + 1) if model.heads % n == 0]

@@ -98,7 +98,7 @@ BAD: tuple[Bad, ...] = (
 def version_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what is known against the versions that a run rests on; nothing of a package that it does not
     use."""
-    installed = dict(facts.versions)
+    installed = dict(facts.machine.versions)
     problems = []
     for package in _used(config, facts):
         if package in installed:
@@ -116,8 +116,8 @@ def _used(config: Config, facts: Facts) -> list[str]:
         "deepspeed": layout.by_deepspeed,
         "vllm": layout.engine == "colocate",
         VLLM_ON_CPU: layout.engine == "colocate" and layout.is_here,
-        "ray": facts.ray is not None,
-        "flash-attn": config.attn_impl == "flash_attn" and facts.cuda is not False,
+        "ray": facts.launch.ray is not None,
+        "flash-attn": config.attn_impl == "flash_attn" and facts.machine.cuda is not False,
     }
     return [package for package, is_used in used.items() if is_used]
 

@@ -9,7 +9,7 @@ looked for where none of these fits with the typed one.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -19,7 +19,6 @@ from covey.config.resolve import not_built_yet
 from covey.options.schema import FACTS, OPTIONS, Config, default_of, group_of
 from covey.plan.check_filters import engine_problems
 from covey.plan.check_layout import layout_problems
-from covey.plan.checks import checks
 from covey.plan.deepspeed import states_of
 from covey.plan.deepspeed_file import from_content
 from covey.plan.disk import size
@@ -32,6 +31,9 @@ from covey.plan.server_line import holding_line
 from covey.plan.words import flags
 from covey.texts import Text, tr
 from covey.types import Fix, Problem, Severity
+
+Checks = Callable[[Config, Facts, Collection[str]], list[Problem]]
+"""The checks of a run, as `covey.checks.judge` has them."""
 
 _WHOLE: Edits = {"deepspeed": None, "fsdp": None, "fsdp_offload": False, "fsdp_config": None}
 _ZERO: tuple[Edits, ...] = tuple(
@@ -136,9 +138,10 @@ class Works:
         return replace(problem, fixes=(*answers, *kept))
 
 
-def works(config: Config, facts: Facts, typed: Collection[str], verb: str) -> Works:
-    """Return layouts that work on the facts' GPUs; `typed` are the options that were given to `verb`."""
-    search = _Search(config, facts, frozenset(typed), verb)
+def works(config: Config, facts: Facts, typed: Collection[str], verb: str, checks: Checks) -> Works:
+    """Return layouts that work on the facts' GPUs and in which `checks` find no error; `typed` are the
+    options that were given to `verb`."""
+    search = _Search(config, facts, frozenset(typed), verb, checks)
     own = facts.layout.engine
     for engines in ((own,), _OTHERS[own]):
         found = {engine: layout for engine in engines if (layout := search.with_engine(engine)) is not None}
@@ -155,6 +158,7 @@ class _Search:
     facts: Facts
     typed: frozenset[str]
     verb: str
+    checks: Checks
 
     def with_engine(self, engine: Engine) -> FittingLayout | None:
         """The first layout that fits with an engine; forward passes and tuner change with the typed one
@@ -236,7 +240,7 @@ class _Search:
         if edits.keys() & _WHOLE.keys():
             word = config.deepspeed or ""
             file = from_content(json.loads(word), word) if word.startswith("{") else None
-            states, problems = states_of(config, file, cuda=bool(self.facts.cuda))
+            states, problems = states_of(config, file, cuda=bool(self.facts.machine.cuda))
         layout = layout_of(
             config,
             now.num_gpus,
@@ -245,7 +249,10 @@ class _Search:
             is_here=False,
             gpus_of_a_machine=now.machine_gpus or now.shard_gpus,
         )
-        return with_engine_share(replace(self.facts, layout=layout, layout_problems=problems), config)
+        return with_engine_share(
+            replace(self.facts, layout=layout, launch=replace(self.facts.launch, layout_problems=problems)),
+            config,
+        )
 
     def _try(self, edits: Edits, words: Edits, counts: Edits) -> FittingLayout | None:
         """The layout of the changed configuration, where it fits and the checks find no fault."""
@@ -256,7 +263,7 @@ class _Search:
         plan = memory_plan(config, facts)
         if not plan.fits:
             return None
-        faults = [p for p in checks(config, facts, self.typed) if p.severity is Severity.ERROR]
+        faults = [p for p in self.checks(config, facts, self.typed) if p.severity is Severity.ERROR]
         if any(p.code not in OF_SERVERS for p in faults):
             return None
         changed = {n: v for n, v in edits.items() if getattr(self.config, n) != v} | words

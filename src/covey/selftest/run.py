@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from covey.checks.model.look import QUICKSTART
 from covey.errors import ConfigError, GuardStop
 from covey.plan.problem import problem
 from covey.quickstart.task import MODEL_DIR
@@ -15,7 +16,6 @@ from covey.selftest import report
 from covey.selftest.checks import Measured, checks
 from covey.selftest.subject import refuse, subject, write_random_model
 from covey.texts import tr
-from covey.training.facts.model import QUICKSTART
 from covey.training.process import own_device
 from covey.types import Fix, Problem
 

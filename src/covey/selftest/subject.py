@@ -18,6 +18,7 @@ from covey.algorithm.loss_types.registry import LOSSES
 from covey.algorithm.losses import LossConfig
 from covey.batching.needs import Needs
 from covey.batching.shares import PackPlan
+from covey.checks.model.memory import free_memory
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.data.model_files import model_problem
@@ -34,7 +35,6 @@ from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
 from covey.texts import tr
 from covey.token_streams import StreamKind
-from covey.training.facts.memory import free_memory
 from covey.training.loss import loss
 from covey.types import (
     Completion,

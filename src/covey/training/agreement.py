@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import covey
 from covey.activity import ranks_word
 from covey.checkpoint.manifest import MANIFEST, hash_file
+from covey.checks.survey import Survey
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, stored
 from covey.config.objects import is_live
 from covey.data.prompts import Field, fields_of
@@ -29,7 +30,6 @@ from covey.options.schema import Config
 from covey.plan.problem import problem
 from covey.telemetry.rollouts import rollout_files
 from covey.texts import Text, capital, joined, packed_in, plural, tr, unpacked_in
-from covey.training.facts import Survey
 from covey.types import Fix, Problem, Prompt
 from covey.weight_files import StoredTensor, stored_tensors
 
@@ -92,10 +92,13 @@ def values_of(config: Config, found: Survey, environment: Mapping[str, str]) -> 
         "object": _objects(config),
         "option": _options(config),
         "data": _data(config, found),
-        "model": {**({} if found.live is not None else _model(found.facts.model_dir)), **_adapters(config)},
-        "package": _packages(found.facts.versions),
+        "model": {
+            **({} if found.live is not None else _model(found.facts.model.directory)),
+            **_adapters(config),
+        },
+        "package": _packages(found.facts.machine.versions),
         "environment": {
-            "device": "CUDA" if found.facts.cuda else "CPU",
+            "device": "CUDA" if found.facts.machine.cuda else "CPU",
             **{name: environment[name] for name in _VARIABLES if name in environment},
         },
     }
@@ -156,18 +159,18 @@ def _data(config: Config, found: Survey) -> dict[str, Any]:
         values[tr("prompts of the dataset {name}", name=name)] = _of_prompts(table.entries)
     if found.stream is not None:
         values[tr("files of the data set")] = [_size(text.partition("#")[0]) for text in config.dataset]
-    if found.facts.pass_rates is not None:
-        values[tr("pass rates")] = found.facts.pass_rates.digest
-    if found.facts.resume is not None:
-        path = Path(found.facts.resume.path)
+    if found.facts.data.pass_rates is not None:
+        values[tr("pass rates")] = found.facts.data.pass_rates.digest
+    if found.facts.output.resume is not None:
+        path = Path(found.facts.output.resume.path)
         values[tr("checkpoint")] = [
-            tr("step {step}", step=found.facts.resume.step),
+            tr("step {step}", step=found.facts.output.resume.step),
             _digest_of_file(path / MANIFEST),
         ]
     if config.replay_rollouts is not None:
         replayed = rollout_files(Path(config.replay_rollouts))
         values[tr("recorded rollouts")] = [(f.path.name, f.path.stat().st_size) for f in replayed]
-    for model in found.facts.reward_models:
+    for model in found.facts.rewards.models:
         values[tr("reward model {name}", name=model.name)] = [
             model.parameters,
             model.file_bytes,

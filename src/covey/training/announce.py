@@ -80,11 +80,13 @@ def opening(
 
 def _engine(engine: Engine, backend: Backend, facts: Facts) -> str:
     if isinstance(engine, ServerEngine):
-        versions = {s.address: f" (vLLM {s.vllm.version})" for s in facts.servers or () if s.vllm is not None}
+        versions = {
+            s.address: f" (vLLM {s.vllm.version})" for s in facts.servers.asked or () if s.vllm is not None
+        }
         names = ", ".join(f"{address}{versions.get(address, '')}" for address in engine.addresses)
         return tr("{servers}: {names}", servers=counted(len(engine.addresses), "rollout server"), names=names)
     if isinstance(engine, VllmEngine | GroupEngine):
-        if not (facts.cuda and facts.layout.engine_sleeps):
+        if not (facts.machine.cuda and facts.layout.engine_sleeps):
             return engine.in_words()
         return tr(
             "{engine}; asleep while the model trains, so torch's memory does not grow in segments "

@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from covey.checks.model.look import lora_settings
+from covey.checks.survey import model_dir
 from covey.comm import Comm
 from covey.config.quantization import quantization_of
 from covey.config.start import adapter_directory, reference_adapter
@@ -38,8 +40,6 @@ from covey.plan.memory import engine_rests, recompute_of, reduces_each
 from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
 from covey.rollout.native.engine import NativeEngine
-from covey.training.facts import model_dir
-from covey.training.facts.model import lora_settings
 from covey.training.process import compute_dtype
 from covey.training.served import served_engine
 from covey.training.vllm import colocated
@@ -70,7 +70,7 @@ def _whole(
     config: Config, facts: Facts, device: torch.device, comm: Comm, reference: bool, live: LiveModel | None
 ) -> Backend:
     """Build a backend with one whole model in each process."""
-    resume = None if facts.resume is None else Path(facts.resume.path)
+    resume = None if facts.output.resume is None else Path(facts.output.resume.path)
     dtype = compute_dtype(config, device)
     lora = lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
@@ -123,7 +123,7 @@ def _sharded(
     config: Config, facts: Facts, device: torch.device, comm: Comm, reference: bool, live: LiveModel | None
 ) -> Backend:
     """Build a backend with one model over all processes."""
-    resume = None if facts.resume is None else Path(facts.resume.path)
+    resume = None if facts.output.resume is None else Path(facts.output.resume.path)
     dtype, lora = compute_dtype(config, device), lora_settings(config)
     start: Path | nn.Module = model_dir(config) if live is None else live.model
     first = start if live is not None or lora is not None else resume or start

@@ -15,6 +15,9 @@ from covey.batching.shares import pack_plan
 from covey.checkpoint.manifest import read_manifest
 from covey.checkpoint.read import read_shards, read_states
 from covey.checkpoint.registry import Registry, Stateful
+from covey.checks.batch import batch_plan
+from covey.checks.pass_rates.judge import is_reordered
+from covey.checks.survey import Survey, model_dir
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.write import to_yaml, without_start_options
@@ -27,8 +30,7 @@ from covey.learner.backends.base import Backend
 from covey.models.dropout import dropouts
 from covey.models.quantized import coarsest_dtype
 from covey.options.schema import Config
-from covey.plan.batch import BatchPlan, batch_plan
-from covey.plan.check_pass_rates import is_reordered
+from covey.plan.batch import BatchPlan
 from covey.plan.facts import Facts
 from covey.plan.memory import memory_plan
 from covey.plan.report import report_json
@@ -54,7 +56,6 @@ from covey.training.build_source import (
 )
 from covey.training.evaluate import Best
 from covey.training.evaluations import Evaluations
-from covey.training.facts import Survey, model_dir
 from covey.training.failure import writing
 from covey.training.guards import Guards
 from covey.training.health import Health
@@ -82,8 +83,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     """Build every part of a run, connect them and, for a resume, restore them."""
     config, facts = resolved.config, _facts_of_all(found.facts, comm)
     assert found.codec is not None
-    resume = None if facts.resume is None else Path(facts.resume.path)
-    plan = batch_plan(config, comm.world, facts.num_prompts)
+    resume = None if facts.output.resume is None else Path(facts.output.resume.path)
+    plan = batch_plan(config, comm.world, facts.prompts.num_used)
     needs = needs_of(config, plan.steps_per_rollout)
     device = own_device()
     backend = backend_for(config, facts, device, comm, reference=needs.reference, live=found.live)
@@ -136,8 +137,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
 def _facts_of_all(facts: Facts, comm: Comm) -> Facts:
     """Return the facts with the least free memory of all ranks, so that what follows from it is the same on
     all."""
-    least = -comm.max([-float(facts.free_memory_bytes or 0)])[0]
-    return replace(facts, free_memory_bytes=int(least) or None)
+    least = -comm.max([-float(facts.machine.free_memory_bytes or 0)])[0]
+    return replace(facts, machine=replace(facts.machine, free_memory_bytes=int(least) or None))
 
 
 def _buffer(config: Config, found: Survey, source: Source, backend: Backend, comm: Comm) -> RolloutBuffer:
@@ -266,20 +267,20 @@ def _saver(
     recorder: Recorder,
     guards: Guards,
 ) -> Saver:
-    base, pass_rates = None if found.live is None else found.live.name, found.facts.pass_rates
+    base, pass_rates = None if found.live is None else found.live.name, found.facts.data.pass_rates
     measured = {"pass_rates": pass_rates.digest} if pass_rates is not None else {}
-    adapter = found.facts.adapter
+    adapter = found.facts.lora.start
     reference = {"reference": adapter.digest} if adapter is not None and adapter.digest is not None else {}
     return Saver(
         options=config,
         check=guards.check_before_save,
         model_writer=partial(backend.model_writer, _text_files(config, found), base),
-        meta={"model": config.model, **measured, **reference, "rewards": dict(found.facts.reward_texts)},
+        meta={"model": config.model, **measured, **reference, "rewards": dict(found.facts.rewards.texts)},
         registry=registry,
         best=best,
         recorder=recorder,
         comm=recorder.comm,
-        saved_step=-1 if found.facts.resume is None else progress.step,
+        saved_step=-1 if found.facts.output.resume is None else progress.step,
     )
 
 
@@ -300,11 +301,11 @@ def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
     config = resolved.config
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    if config.overwrite_output_dir and found.facts.resume is None:
+    if config.overwrite_output_dir and found.facts.output.resume is None:
         delete_run(output)
     files = RunFiles(output)
     files.tidy()
-    if found.facts.resume is None and config.resume_from_checkpoint == "auto":
+    if found.facts.output.resume is None and config.resume_from_checkpoint == "auto":
         # A run that was ended before its first checkpoint may have left records.
         files.supersede_all()
     files.write_config(to_yaml(without_start_options(resolved)))

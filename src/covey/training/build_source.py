@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from covey.checks.survey import Survey
 from covey.comm import Comm
 from covey.data.order import Order
 from covey.data.pass_rates import levels
@@ -21,7 +22,6 @@ from covey.rollout.publisher import Owner, Publisher
 from covey.rollout.sampling import eval_sampling, sampling
 from covey.rollout.slots import CollectPlan
 from covey.training.evaluate import EvalPrompts, Evaluator
-from covey.training.facts import Survey
 from covey.training.objective import Objective
 from covey.training.process import compute_dtype
 from covey.training.scoring import Scoring
@@ -100,7 +100,7 @@ def source_for(
             weights=scoring.weights,
         ),
         comm=comm,
-        tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks},
+        tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks.num_rows},
     )
 
 
@@ -158,7 +158,7 @@ def longest_prompt_of(found: Survey, source: Source) -> int:
     """Tokens of the longest prompt that is trained on."""
     if isinstance(source, ReplaySource):
         return source.longest_prompt
-    return found.facts.longest_prompt or 0
+    return found.facts.prompts.longest or 0
 
 
 def total_steps_of(plan: BatchPlan, source: Source) -> int:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.checkpoint.registry import State
+from covey.checks.evaluation.judge import pass_sizes
 from covey.comm import Comm
 from covey.data.rows import taken
 from covey.data.text import TextCodec
 from covey.health.guards.outcomes import refuse_lost
 from covey.health.guards.rollout import refuse_other_versions
 from covey.health.rewards import refuse_no_numbers
-from covey.plan.check_eval import pass_sizes
 from covey.rollout.collect import Scorer, collect
 from covey.rollout.publisher import Publisher
 from covey.rollout.slots import CollectPlan

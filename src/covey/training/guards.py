@@ -20,7 +20,7 @@ from covey.health.weights import WeightWatch
 from covey.health.words import broken
 from covey.options.algorithm import AlgorithmOptions
 from covey.options.schema import Config
-from covey.plan.check_steps import step_refusals
+from covey.plan.step_refusals import step_refusals
 from covey.rollout.collect import Collected
 from covey.texts import joined, tr
 from covey.types import Batch, StepResult, TrainSample

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from covey.checks.run.judge import protected_changes
 from covey.codes import CODES
 from covey.config.resolve import Resolved
 from covey.plan.check_memory import less_memory_fixes
-from covey.plan.check_run import protected_changes
 from covey.plan.disk import size
 from covey.plan.facts import Facts
 from covey.plan.memory import memory_plan
@@ -65,7 +65,7 @@ def explain_memory(
     if not is_out_of_memory(error):
         return None
     where = Where(others.rank, others.world, others.activity, others.output_dir)
-    what = tr("the GPU") if facts.cuda and not isinstance(error, MemoryError) else tr("this machine")
+    what = tr("the GPU") if facts.machine.cuda and not isinstance(error, MemoryError) else tr("this machine")
     asked = asked_in(str(error))
     stack, go_on = (where.fixes()[0], where.fixes()[-1])
     less = _less(resolved, facts, go_on)

@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from covey.checks.run.judge import output_dir_problems
+from covey.checks.run.look import output_state
 from covey.comm import Comm
 from covey.errors import ConfigError
 from covey.options.schema import Config
-from covey.plan.check_run import output_dir_problems
 from covey.plan.facts import Facts, RunOwner
 from covey.telemetry.owner import LOCK, Lock, take
-from covey.training.facts.run import output_state
 
 
 @contextmanager
@@ -46,9 +46,9 @@ def owned(config: Config, facts: Facts, comm: Comm) -> Iterator[Lock | None]:
 
 def _refuse(config: Config, facts: Facts, said: dict[str, Any]) -> None:
     if "error" in said:
-        now = replace(facts, output_dir_state="not_writable")
+        now = replace(facts, output=replace(facts.output, state="not_writable"))
     else:
         owner = RunOwner(**said["owner"]) if "owner" in said else None
-        now = replace(facts, owner=owner, output_dir_state=said["state"])
+        now = replace(facts, output=replace(facts.output, owner=owner, state=said["state"]))
     if now != facts and (found := output_dir_problems(config, now, said.get("error", ""))):
         raise ConfigError(found)

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from covey.activity import Activity, Stopped
+from covey.checks.launch import num_ranks
 from covey.comm import COLLECTIVE_LIMIT, Comm, GroupComm, LocalComm
 from covey.environment import fix_segments
 from covey.errors import ConfigError, OtherRankFailed
 from covey.exits import interrupt_thread, is_first
 from covey.options.model import ModelOptions
-from covey.plan.check_launch import num_ranks
 from covey.plan.problem import problem
 from covey.texts import tr
 from covey.texts.language import spoken

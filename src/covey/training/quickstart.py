@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from covey.checks.survey import Survey, model_dir
 from covey.comm import LocalComm
 from covey.config.resolve import Resolved
 from covey.data.rows import prompt_table
@@ -26,7 +27,6 @@ from covey.rollout.slots import CollectPlan
 from covey.texts import Text, counted, joined, padded, tr
 from covey.texts.language import spoken
 from covey.texts.terminal import say
-from covey.training.facts import Survey, model_dir
 from covey.training.run import Outcome, train
 from covey.training.together import Together
 from covey.types import Origin, SamplingParams, ScoredGroup

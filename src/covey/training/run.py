@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from covey.checks.batch import batch_plan
+from covey.checks.judge import refuse_faults
+from covey.checks.survey import Survey, fetch_model, model_dir, survey
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.errors import CoveyError, GuardStop
 from covey.meeting import remember_run
 from covey.models.live import lent
 from covey.options.schema import Config
-from covey.plan.batch import batch_plan
-from covey.plan.checks import refuse_faults
 from covey.plan.facts import Facts
 from covey.plan.words import coded, sentence
 from covey.telemetry.owner import Lock
@@ -31,7 +32,6 @@ from covey.texts import tr
 from covey.training.agreement import refuse_differences
 from covey.training.announce import closing, not_in_files, opening, slow_attention
 from covey.training.build import build_job
-from covey.training.facts import Survey, fetch_model, model_dir, survey
 from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.out_of_memory import explain_memory
@@ -82,7 +82,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         fetch_model(resolved.config)
         output = Path(resolved.config.output_dir)
         layout = found.facts.layout
-        if found.facts.cuda and layout.engine == "colocate" and layout.engine_sleeps:
+        if found.facts.machine.cuda and layout.engine == "colocate" and layout.engine_sleeps:
             keep_segments()
         others.explain = partial(explain_memory, resolved, found.facts, others)
         comm = stack.enter_context(ranks(world, output, others.activity, others.machines))
@@ -97,7 +97,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         recorder = job.recorder
         if recorder.console is not None:
             stack.enter_context(recorder.console)
-        batch = batch_plan(resolved.config, world, found.facts.num_prompts)
+        batch = batch_plan(resolved.config, world, found.facts.prompts.num_used)
         recorder.say(*opening(resolved.config, found.facts, batch, job, problems))
         report_layout(job)
         _record_start(found.facts, problems, job)
@@ -204,7 +204,10 @@ def _record_start(facts: Facts, problems: Sequence[Problem], job: Job) -> None:
         for problem in problems
         if problem.code in ("W153", "W162", "W163", "W164")
     ]
-    said += [("W160", reason) for reason in (facts.resume.skipped if facts.resume is not None else ())]
+    said += [
+        ("W160", reason)
+        for reason in (facts.output.resume.skipped if facts.output.resume is not None else ())
+    ]
     for code, seen in said:
         job.recorder.event("finding", step=job.progress.step, code=code, seen=seen)
 

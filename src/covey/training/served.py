@@ -38,7 +38,7 @@ def served_engine(
         getpid=os.getpid(),
         gethostname=socket.gethostname(),
     )
-    known = {server.address: server for server in facts.servers or ()}
+    known = {server.address: server for server in facts.servers.asked or ()}
 
     def server_at(address: str) -> RolloutServer:
         caller = Caller(address=address, token=token, timeout_s=config.rollout_timeout, run=run)
@@ -63,10 +63,10 @@ def served_engine(
         comm.activity,
         timeout_s=config.rollout_timeout,
         publishes=comm.rank == 0,
-        noise_keys=all(server.noise_keys for server in facts.servers or ()),
+        noise_keys=all(server.noise_keys for server in facts.servers.asked or ()),
         start=start_line(config, config.rollout_servers[0], facts),
         tokenizer=tokenizer,
-        adapter_rank=min((s.adapter_rank for s in facts.servers or ()), default=0) if alone else 0,
+        adapter_rank=min((s.adapter_rank for s in facts.servers.asked or ()), default=0) if alone else 0,
     )
 
 

@@ -13,6 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from covey.checks.evaluation.look import survey_checked
+from covey.checks.objects.look import Objects
+from covey.checks.output.judge import unwritable_problem
+from covey.checks.output.look import unwritable
+from covey.checks.survey import Survey, fetch_model, model_dir
 from covey.comm import LocalComm
 from covey.config.adapters import ADAPTER_CONFIG
 from covey.config.evaluation import has_own_output, is_checkpoint
@@ -32,7 +37,6 @@ from covey.models.lora import AdapterAlone, adapter_alone, in_dtype, merged, pla
 from covey.models.policy import Policy
 from covey.models.quantized import cast_unpacked
 from covey.options.schema import Config
-from covey.plan.check_output import unwritable_problem
 from covey.rollout.engine import NamedWeights
 from covey.rollout.records import records_of
 from covey.rollout.sampling import eval_sampling
@@ -41,10 +45,6 @@ from covey.telemetry.jsonl import encode, write_text
 from covey.training.backend import engine_for
 from covey.training.build_source import publisher_for
 from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
-from covey.training.facts import Survey, fetch_model, model_dir
-from covey.training.facts.directory import unwritable
-from covey.training.facts.evaluation import survey_checked
-from covey.training.facts.objects import Objects
 from covey.training.process import compute_dtype, own_device
 from covey.training.scoring import Scoring
 from covey.training.state import Progress

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from covey.checks.launch import num_ranks
+from covey.checks.survey import model_dir
 from covey.comm import Comm, neighbours
 from covey.config.objects import is_live
 from covey.models.policy import Policy
 from covey.options.schema import Config
-from covey.plan.check_launch import num_ranks
 from covey.plan.facts import Facts
 from covey.plan.memory import recompute_of, training_of
 from covey.plan.memory_rollout import requests_of
@@ -23,7 +24,6 @@ from covey.rollout.engine import Engine
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.group import GroupEngine
 from covey.rollout.vllm.settings import VllmSettings
-from covey.training.facts import model_dir
 from covey.training.process import compute_dtype
 
 
@@ -52,12 +52,12 @@ def vllm_settings(
     """What a vLLM of this run is started with; the processes that are one vLLM have a name where the run has
     several."""
     spans = config.vllm_tensor_parallel_size
-    prompt = facts.longest_prompt or config.max_length or 1
-    tokens = held_tokens(config, prompt, facts.model_context)
+    prompt = facts.prompts.longest or config.max_length or 1
+    tokens = held_tokens(config, prompt, facts.model.context)
     rows = max((rows for rows, _ in requests_of(config, facts)), default=1)
     on_gpu = device.type == "cuda"
     how = training_of(config, facts, recompute_of(config, facts))
-    model = facts.model_sizes
+    model = facts.model.sizes
     return VllmSettings(
         model=str(directory),
         dtype=str(compute_dtype(config, device)).removeprefix("torch."),

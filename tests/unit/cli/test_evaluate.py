@@ -38,7 +38,7 @@ class Evaluation:
     def without_facts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         stand_in(
             monkeypatch,
-            "covey.training.facts.evaluation",
+            "covey.checks.evaluation.look",
             survey_checked=lambda resolved, directory: Survey(Facts(), self.order),
         )
 

@@ -2,13 +2,14 @@
 
 import pytest
 
+from covey.checks.launch import Machines
 from covey.cli import launch
 from covey.cli.launch import Start
 from covey.cli.main import main
 from covey.errors import ConfigError
-from covey.plan.check_launch import Machines
 from covey.plan.facts import Facts
 from covey.types import Fix, Problem
+from support.checks import changed
 from support.verbs import WORDS, Launched, Run, codes_in, raises, rank_variables
 
 
@@ -26,7 +27,7 @@ def test_what_was_read_is_closed_when_the_run_fails(run: Run) -> None:
 
 
 def test_nothing_is_fetched_for_a_run_that_is_refused(run: Run) -> None:
-    run.facts = Facts(dataset_missing=("d.jsonl",))
+    run.facts = changed(Facts(), data={"missing_paths": ("d.jsonl",)})
     assert main(["train", *WORDS]) == 2
     assert run.order == ["facts", "close"]
 
@@ -79,7 +80,7 @@ def test_this_machine_s_part_of_several_is_launched(run: Run, monkeypatch: pytes
 
 def test_several_processes_are_not_launched_with_faults(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = Launched(monkeypatch)
-    run.facts = Facts(dataset_missing=("d.jsonl",))
+    run.facts = changed(Facts(), data={"missing_paths": ("d.jsonl",)})
     assert main(["train", *WORDS, "--nproc_per_node", "2"]) == 2
     assert launched.calls == []
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from covey.checks.launch import Machines
 from covey.cli import launch, ranks
 from covey.cli.ending import Ending
 from covey.cli.main import main
 from covey.cli.signals import Terminated
 from covey.errors import CheckpointError, ConfigError, GuardStop
 from covey.meeting import started
-from covey.plan.check_launch import Machines
 from covey.types import Finding, Fix, Problem
 from support.verbs import WORDS, Run, raises, rank_variables
 

@@ -10,7 +10,7 @@ from covey.config import from_dict
 from covey.errors import GuardStop
 from covey.health.guards.steps import check_steps
 from covey.health.rewards import RewardWatch
-from covey.plan.check_steps import step_refusals
+from covey.plan.step_refusals import step_refusals
 from covey.rewards.registry import total
 from covey.training.measure import reward_metrics
 from covey.types import ScorePart

@@ -168,7 +168,7 @@ def sizes(model: Policy) -> ModelSizes:
 
 def forecast(options: Config, model: ModelSizes, phase: str) -> dict[str, int]:
     """What the plan says that a GPU holds of each owner's in a phase."""
-    given = facts(model_sizes=model, cuda=True)
+    given = facts(model={"sizes": model}, machine={"cuda": True})
     how = training_of(options, given, "none")
     held = held_parts(options, model, how, weights_of(model, how), THIS_MACHINE)
     held["moments"] = moment_bytes(options, model.parameters)
@@ -216,7 +216,7 @@ def test_a_step_holds_the_state_of_a_group(groups: int | None, monkeypatch: pyte
     monkeypatch.setattr(Offloaded, "to_cpu", watched)
     steps_of(backend, 2)
     options = config(torch_dtype="bfloat16", offload_optimizer=True, move_model_batches=groups)
-    how = training_of(options, facts(model_sizes=model, cuda=True), "none")
+    how = training_of(options, facts(model={"sizes": model}, machine={"cuda": True}), "none")
     held = held_parts(options, model, how, weights_of(model, how), THIS_MACHINE)
     held["moments"] = moment_bytes(options, model.parameters)
     planned = step_parts(options, model, how, held, THIS_MACHINE)["optimizer state of some layers"]

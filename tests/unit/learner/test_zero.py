@@ -43,7 +43,7 @@ def settings(name: str) -> dict[str, Any]:
     """What the engine of a preset is configured with; of these models nothing is too small to be split."""
     stage, offload = PRESETS[name]
     layout = Layout(num_gpus=2, gpu_bytes=0, zero_stage=stage, offload=offload)
-    found = engine_settings(config(deepspeed=name), facts(layout=layout, cuda=False))
+    found = engine_settings(config(deepspeed=name), facts(layout=layout, machine={"cuda": False}))
     found["zero_optimization"]["stage3_param_persistence_threshold"] = 100
     return found
 

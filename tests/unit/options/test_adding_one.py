@@ -41,9 +41,9 @@ from covey.config.flags import parse
 from covey.config.names import look_up
 from covey.config.reference import markdown
 from covey.options.schema import Config, group_of
-from covey.plan.check_effect import unread
-from covey.plan.check_run import protected_changes
-from covey.plan.check_values import value_problems
+from covey.checks.effect import unread
+from covey.checks.run.judge import protected_changes
+from covey.checks.values import value_problems
 
 Path("run.yaml").write_text("sampling:\n  snow_depth: 1.25\n")
 run = ["--model", "quickstart", "--dataset", "quickstart", "--reward_funcs", "accuracy"]

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from covey.checks.batch import batch_plan
 from covey.config import from_dict
 from covey.errors import ConfigError
 from covey.options.schema import Config
-from covey.plan.batch import batch_plan
 
 B, A, S, G = (
     "per_device_train_batch_size",

@@ -12,7 +12,7 @@ from covey.types import Problem
 from support.checks import Case, assert_fixes_mend, assert_says, facts, found
 
 VAL = {"val_dataset": ["v.jsonl"]}
-SMALL = facts(embedding_rows=320)
+SMALL = facts(model={"embedding_rows": 320})
 ALL = {"top_p": 0.9, "top_k": 50, "min_p": 0.05}
 CASES = (
     Case(code="E110", option="top_k", words="top_k is 1", options={"top_k": 1}),
@@ -29,14 +29,14 @@ CASES = (
         code="E120",
         option="top_p",
         words="top_p 0.9, min_p 0.05",
-        facts=facts(cuda=False),
+        facts=facts(machine={"cuda": False}),
         options={"top_p": 0.9, "min_p": 0.05, "use_vllm": True},
     ),
     Case(
         code="E120",
         option="eval_top_p",
         words="top_p 0.5",
-        facts=facts(cuda=False, embedding_rows=50),
+        facts=facts(machine={"cuda": False}, model={"embedding_rows": 50}),
         options={**VAL, "eval_top_p": 0.5, "use_vllm": True},
     ),
 )
@@ -76,7 +76,7 @@ def test_filters_at_a_temperature_of_0_are_named_beside_it() -> None:
 
 
 def on_servers(*servers: ServerFacts, **options: Any) -> list[Problem]:
-    given = facts(cuda=False, servers=servers)
+    given = facts(machine={"cuda": False}, servers={"asked": servers})
     more = {"rollout_token_file": "a.token", "rollout_servers": [s.address for s in servers]}
     return [p for p in found(given, **more, **options) if p.code == "E120"]
 

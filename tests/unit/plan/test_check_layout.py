@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from covey.checks.run.look import run_facts
 from covey.plan.check_layout import layout_problems
 from covey.plan.layout import Layout
-from covey.training.facts.run import run_facts
 from covey.types import Problem
-from support.checks import config, facts, found
+from support.checks import changed, config, facts, found
 from support.layouts import EIGHT, OFFLOADED, SHARDED, elsewhere, typed_on
 
 COLOCATED = replace(OFFLOADED, engine="colocate", engine_share=0.4, engine_parallel=4)
@@ -82,7 +82,7 @@ def test_nothing_is_said_of_this_machine() -> None:
 
 def test_of_what_cannot_be_together_there_is_no_forecast() -> None:
     """Neither E211 nor a warning beside it, though the whole model is far too large."""
-    given = elsewhere(replace(EIGHT, offload="optimizer"), nproc_available=8)
+    given = elsewhere(replace(EIGHT, offload="optimizer"), machine={"nproc_available": 8})
     options = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "generation_batch_size": 64}
     assert [p.code for p in found(given, **options)] == ["E213"]
     assert config(**options).max_completion_length == 1024
@@ -91,9 +91,9 @@ def test_of_what_cannot_be_together_there_is_no_forecast() -> None:
 def test_a_machine_of_ascend_npus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not trained on its CPU without a word; a machine that is planned, and one with GPUs, are let be."""
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,1")
-    npus = run_facts(config(), 1).npu
+    npus = run_facts(config(), 1).machine.npu
     assert npus == "ASCEND_RT_VISIBLE_DEVICES"
-    (one,) = layout_problems(config(), facts(npu=npus, cuda=False))
+    (one,) = layout_problems(config(), facts(machine={"npu": npus, "cuda": False}))
     assert one.code == "E117" and npus in one.seen and f"unset {npus}" in one.fixes[0].text
-    assert layout_problems(config(), facts(npu=npus, cuda=True)) == []
-    assert layout_problems(config(), replace(elsewhere(SHARDED), npu=npus)) == []
+    assert layout_problems(config(), facts(machine={"npu": npus, "cuda": True})) == []
+    assert layout_problems(config(), changed(elsewhere(SHARDED), machine={"npu": npus})) == []

@@ -10,7 +10,7 @@ from covey.plan.facts import Facts, ModelSizes
 from covey.plan.memory import memory_plan
 from covey.plan.problem import START_ANYWAY
 from covey.types import Problem, Severity
-from support.checks import config, edits_of, facts, found, one
+from support.checks import changed, config, edits_of, facts, found, one
 from support.layouts import EIGHT, GIB, SHORT, elsewhere
 
 MODEL = ModelSizes(
@@ -28,7 +28,7 @@ MODEL = ModelSizes(
     adapted_parameters=357_000_000,
     adapter_parameters=8_800_000,
 )
-GPU = facts(model_sizes=MODEL, free_memory_bytes=80 * 10**9)
+GPU = facts(model={"sizes": MODEL}, machine={"free_memory_bytes": 80 * 10**9})
 
 
 KEPT = {"gradient_checkpointing": "false"}
@@ -40,7 +40,7 @@ def with_share(given: Facts, share: float, **options: Any) -> Facts:
     short."""
     for _ in range(4):
         needed = memory_plan(config(**options), given).needed_bytes
-        given = replace(given, free_memory_bytes=int(needed / share))
+        given = changed(given, machine={"free_memory_bytes": int(needed / share)})
     return given
 
 
@@ -57,7 +57,7 @@ STATES = 18 * 494_000_000
 @pytest.mark.parametrize(("more", "code"), [(0, "W114"), (-1, "E211")])
 def test_states_alone_are_what_is_refused(more: int, code: str) -> None:
     """Of whatever batch and lengths; the cache of one row is the least of a rollout."""
-    given = replace(GPU, free_memory_bytes=STATES + more)
+    given = changed(GPU, machine={"free_memory_bytes": STATES + more})
     for options in ({}, KEPT, {"max_completion_length": 4}, {"gradient_checkpointing": "true"}):
         assert one(given, **options).code == code
     row = 2 * 24 * 2 * 64 * 2 * (100 + 1024)
@@ -65,21 +65,21 @@ def test_states_alone_are_what_is_refused(more: int, code: str) -> None:
     assert rollout.states["KV cache of one row"] == row
     # A cache that no device has room for is refused by itself.
     long = {"max_completion_length": 1_000_000, "offload_model": True, "offload_optimizer": True}
-    assert "KV cache of one row" in one(replace(given, model_context=None), **long).seen
+    assert "KV cache of one row" in one(changed(given, model={"context": None}), **long).seen
 
 
 def test_what_is_said() -> None:
     given = with_share(GPU, 1.5, **KEPT)
     problem = one(given, **KEPT)
     assert problem.option == "per_device_train_batch_size"
-    needed, free = memory_plan(config(**KEPT), given).needed_bytes, given.free_memory_bytes
+    needed, free = memory_plan(config(**KEPT), given).needed_bytes, given.machine.free_memory_bytes
     assert free is not None
     assert problem.seen == (
         f"The run takes about {needed / 1e9:.4g} GB in the phase update, including Python and its libraries; "
         f"{free / 1e9:.4g} GB are free on the GPU."
     )
     assert "activations" in problem.cause and problem.why and problem.fixes
-    refused = one(replace(GPU, free_memory_bytes=8 * 10**9))
+    refused = one(changed(GPU, machine={"free_memory_bytes": 8 * 10**9}))
     assert refused.option == "model"
     parts = "moments 3.952 GB, masters 1.976 GB, gradients 1.976 GB, weights 988 MB"
     assert refused.seen == (
@@ -144,20 +144,20 @@ def test_auto_has_tried_what_is_offered_otherwise() -> None:
 
 
 def test_nothing_fits() -> None:
-    problem = one(replace(GPU, free_memory_bytes=10**9))
+    problem = one(changed(GPU, machine={"free_memory_bytes": 10**9}))
     assert [dict(f.edits) for f in problem.fixes] == [{}, {"ignore_memory_forecast": True}]
     assert "more memory" in problem.fixes[0].text
 
 
 def test_processes_of_a_cpu_add_up() -> None:
-    given = replace(GPU, cuda=False, num_processes=2, nproc_available=8)
+    given = changed(GPU, machine={"cuda": False, "nproc_available": 8}, launch={"num_processes": 2})
     sizes: dict[str, Any] = {"gradient_accumulation_steps": 8, "steps_per_generation": 8}
     sizes |= {"generation_batch_size": 128, **KEPT}
     problem = one(with_share(given, 1.2, **sizes), **sizes)
     assert problem.seen.startswith("2 processes take about ")
     assert problem.seen.endswith("are free on this machine.")
     states = memory_plan(config(**sizes), given).largest_states.states
-    seen = one(replace(given, free_memory_bytes=2 * sum(states.values()) - 1), **sizes).seen
+    seen = one(changed(given, machine={"free_memory_bytes": 2 * sum(states.values()) - 1}), **sizes).seen
     assert seen.startswith(f"2 processes take {2 * sum(states.values()) / 1e9:.4g} GB for model states alone")
     assert " (each with moments " in seen
 
@@ -166,9 +166,9 @@ def test_a_faulty_batch_comes_first() -> None:
     assert [p.code for p in found(with_share(GPU, 2.0), num_generations=1)] == ["E201"]
 
 
-@pytest.mark.parametrize("unknown", [{"free_memory_bytes": None}, {"model_sizes": None}])
+@pytest.mark.parametrize("unknown", [{"machine": {"free_memory_bytes": None}}, {"model": {"sizes": None}}])
 def test_silent_where_nothing_is_known(unknown: dict[str, Any]) -> None:
-    assert found(replace(with_share(GPU, 2.0), **unknown)) == []
+    assert found(changed(with_share(GPU, 2.0), **unknown)) == []
 
 
 def test_other_engines_where_the_copy_alone_is_too_much() -> None:

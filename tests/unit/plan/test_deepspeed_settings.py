@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from covey.checks.deepspeed import deepspeed_problems
+from covey.checks.run.look import run_facts, with_layout
 from covey.options.schema import Config
-from covey.plan.check_deepspeed import deepspeed_problems
 from covey.plan.check_layout import layout_problems
 from covey.plan.deepspeed import engine_settings, states_of
 from covey.plan.deepspeed_file import from_content
 from covey.plan.facts import Facts
 from covey.plan.layout import Machine, layout_of
-from covey.training.facts.run import run_facts, with_layout
 from covey.types import Problem, Severity
-from support.checks import config
+from support.checks import changed, config
 from support.deepspeed_files import MS_SWIFT, TRANSFORMERS
 from support.layouts import EIGHT, HIDDEN, SHORT, elsewhere
 
@@ -83,7 +83,7 @@ def test_auto_is_filled_as_transformers_does() -> None:
     assert zero["stage3_param_persistence_threshold"] == 10 * HIDDEN
     # What a model of unknown width has no number for is DeepSpeed's to choose.
     run = config(**RUN, deepspeed="zero3")
-    facts = replace(laid_out(run)[0], model_sizes=None)
+    facts = changed(laid_out(run)[0], model={"sizes": None})
     assert "reduce_bucket_size" not in engine_settings(run, facts)["zero_optimization"]
 
 
@@ -99,7 +99,7 @@ def test_what_is_offloaded(name: str, offloaded: set[str]) -> None:
     run = config(**RUN, deepspeed=name)
     facts = laid_out(run)[0]
     for cuda in (True, False):
-        zero = engine_settings(run, replace(facts, cuda=cuda))["zero_optimization"]
+        zero = engine_settings(run, changed(facts, machine={"cuda": cuda}))["zero_optimization"]
         assert {n for n in zero if n.startswith("offload")} == offloaded
         # Pinned memory is for copies to a GPU.
         assert all(zero[n] == {"device": "cpu", "pin_memory": cuda} for n in offloaded)
@@ -277,4 +277,6 @@ def test_json_in_the_place_of_a_path(tmp_path: Path) -> None:
     layout = with_layout(run_facts(run, 8), run, machine).layout
     assert (layout.zero_stage, layout.offload) == (3, "optimizer")
     broken = config(**RUN, deepspeed=text[:-1], output_dir=str(tmp_path))
-    assert [p.code for p in with_layout(run_facts(broken, 8), broken, machine).layout_problems] == ["E217"]
+    assert [p.code for p in with_layout(run_facts(broken, 8), broken, machine).launch.layout_problems] == [
+        "E217"
+    ]

@@ -9,10 +9,10 @@ import pytest
 
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
-from support.checks import config, facts
+from support.checks import changed, config, facts
 
 GB = 10**9
-SIZES = facts(checkpoint_bytes=4 * GB, model_bytes=GB, free_disk_bytes=20 * GB)
+SIZES = facts(output={"checkpoint_bytes": 4 * GB, "model_bytes": GB, "free_bytes": 20 * GB})
 EVAL = {"val_dataset": ["v.jsonl"]}
 
 
@@ -55,15 +55,17 @@ def test_words_and_dict() -> None:
         "peak_bytes": 9 * GB,
         "free_bytes": 20 * GB,
     }
-    models = disk_plan(config(save_only_model=True), facts(checkpoint_bytes=GB, model_bytes=GB))
+    models = disk_plan(
+        config(save_only_model=True), facts(output={"checkpoint_bytes": GB, "model_bytes": GB})
+    )
     assert models.in_words()[0] == "one checkpoint 1 GB = the model"
 
 
 def test_what_is_not_known_is_not_said() -> None:
     unknown = disk_plan(config(), Facts())
     assert (unknown.peak_bytes, unknown.in_words()) == (None, [])
-    assert disk_plan(config(), Facts(checkpoint_bytes=5)).peak_bytes is None
-    free = disk_plan(config(), facts(checkpoint_bytes=GB, model_bytes=GB, free_disk_bytes=None))
+    assert disk_plan(config(), changed(Facts(), output={"checkpoint_bytes": 5})).peak_bytes is None
+    free = disk_plan(config(), facts(output={"checkpoint_bytes": GB, "model_bytes": GB, "free_bytes": None}))
     assert free.in_words()[1] == "2 checkpoints kept plus the one being written: at most 3 GB"
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covey.checks.batch import batch_problems
 from covey.config import Resolved, from_dict
-from covey.plan.check_batch import batch_problems
 from covey.plan.shape import faults, shape_of
 from covey.types import Problem
 

@@ -7,16 +7,16 @@ import pytest
 from covey.plan.recompute import KINDS, choose_recompute
 from support.checks import Case, assert_fixes_mend, assert_says, facts, found
 
-CPU = facts(cuda=False)
+CPU = facts(machine={"cuda": False})
 
 CASES = [
     Case(code="E118", option="attn_impl", words="does not support bfloat16",
-         facts=facts(has_bfloat16=False), options={"attn_impl": "flash_attn"}),
+         facts=facts(machine={"has_bfloat16": False}), options={"attn_impl": "flash_attn"}),
     Case(code="E118", option="attn_impl", words="which has no kernels for torch_dtype float32",
          options={"attn_impl": "flash_attn", "torch_dtype": "fp32"}),
     Case(code="E118", option="use_liger_kernel", words="the model type gpt2 of "
                                                        "models/tiny. Supported types: llama",
-         facts=facts(model_type="gpt2"), options={"use_liger_kernel": True}),
+         facts=facts(model={"type": "gpt2"}), options={"use_liger_kernel": True}),
 ]  # fmt: skip
 
 
@@ -27,7 +27,9 @@ def test_says_and_mends(case: Case) -> None:
 
 
 def test_the_package_is_built_against_the_torch_that_is_there() -> None:
-    lacking = facts(missing_packages=(("attn_impl", "flash-attn"), ("use_liger_kernel", "liger-kernel")))
+    lacking = facts(
+        machine={"missing_packages": (("attn_impl", "flash-attn"), ("use_liger_kernel", "liger-kernel"))}
+    )
     texts = [p.fixes[0].text for p in found(lacking, attn_impl="flash_attn", use_liger_kernel=True)]
     assert texts == ["`pip install flash-attn --no-build-isolation`", "`pip install liger-kernel`"]
 
@@ -48,9 +50,9 @@ def test_what_every_device_can_do(options: dict[str, Any]) -> None:
 def test_what_a_gpu_can_do() -> None:
     for options in ({"attn_impl": "flash_attn"}, {"attn_impl": "flex"}, {"activation_offloading": True}):
         assert found(**options) == []
-    assert found(facts(model_type="qwen3"), use_liger_kernel=True) == []
-    assert found(facts(model_type=None), use_liger_kernel=True) == []
-    assert found(facts(cuda=None), attn_impl="flash_attn") == []
+    assert found(facts(model={"type": "qwen3"}), use_liger_kernel=True) == []
+    assert found(facts(model={"type": None}), use_liger_kernel=True) == []
+    assert found(facts(machine={"cuda": None}), attn_impl="flash_attn") == []
 
 
 @pytest.mark.parametrize(

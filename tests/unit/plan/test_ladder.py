@@ -10,7 +10,7 @@ from covey.plan.ladder import Ladder, Rung, ladder, ladder_fixes
 from covey.plan.layout import THIS_MACHINE, Layout, deepspeed_word
 from covey.plan.memory import memory_plan
 from covey.plan.problem import START_ANYWAY
-from support.checks import config, found
+from support.checks import changed, config, found
 from support.layouts import EIGHT, FIELDS, GIB, OFFLOADED, SHARDED, SHORT, STATES, elsewhere, typed_on
 
 OPTIONS: dict[str, Any] = {**SHORT, "steps_per_generation": 1}
@@ -145,12 +145,17 @@ def test_float32_is_the_first_to_go() -> None:
 
 
 def test_this_machine_has_rungs_of_the_options_alone() -> None:
-    here: Facts = replace(elsewhere(EIGHT), layout=THIS_MACHINE, num_processes=1, free_memory_bytes=10**12)
+    here: Facts = changed(
+        elsewhere(EIGHT),
+        layout=THIS_MACHINE,
+        launch={"num_processes": 1},
+        machine={"free_memory_bytes": 10**12},
+    )
     got = ladder(config(gradient_checkpointing="false"), here)
     assert got is not None
     assert {name for r in got.down for name in r.typed} >= {"tuner_type", "gradient_checkpointing"}
     assert not any(name.startswith("plan_") for r in (*got.up, *got.down) for name in r.typed)
-    assert ladder(config(), replace(here, free_memory_bytes=None)) is None
+    assert ladder(config(), changed(here, machine={"free_memory_bytes": None})) is None
 
 
 def test_what_does_not_fit_is_refused_with_what_does() -> None:

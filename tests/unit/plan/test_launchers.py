@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from covey.plan.check_launch import is_launched, launch_problems
+from covey.checks.launch import is_launched, launch_problems
 from covey.plan.launchers import adopted, first_host, is_of_slurm, tasks_on
 from support.verbs import rank_variables
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from covey.checks.batch import batch_plan
+from covey.checks.model.checkpoint_sizes import checkpoint_sizes
 from covey.models.adapter_shapes import LoraSettings, facts_of
 from covey.models.config_shapes import shapes_of_config
-from covey.plan.batch import batch_plan
 from covey.plan.layout import THIS_MACHINE, Layout, state_bytes
 from covey.plan.memory import MemoryPlan, memory_plan
 from covey.plan.report import report_lines
-from covey.training.facts.sizes import checkpoint_sizes
 from support.checks import config
 from support.layouts import EIGHT, GIB, HIDDEN, MODEL, OFFLOADED, SHARDED, SHORT, WORDS, P, elsewhere
 

@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 
+from covey.checks.judge import checks
 from covey.plan.check_memory import memory_problems
-from covey.plan.checks import checks
 from covey.plan.facts import Facts
 from covey.plan.ladder import ladder
 from covey.plan.layout import Layout
 from covey.plan.levers import group_share
 from covey.plan.memory import memory_plan
-from support.checks import SIZES, config, facts, found
+from support.checks import SIZES, changed, config, facts, found
 
 P = 1_000_000_000
 # 20 layers of 45 M weights, an embedding of 100 M.
 MODEL = replace(SIZES, layers=20, hidden=1000, vocabulary=100_000, parameters=P)
-GPU = facts(model_sizes=MODEL, longest_prompt=10, free_memory_bytes=80 * 10**9, num_parameters=P)
+GPU = facts(
+    model={"sizes": MODEL, "num_parameters": P},
+    prompts={"longest": 10},
+    machine={"free_memory_bytes": 80 * 10**9},
+)
 RUN = {"max_completion_length": 16, "torch_dtype": "bfloat16", "gradient_checkpointing": "false"}
 
 
@@ -78,7 +82,7 @@ def test_moments_of_8_bits_take_2_bytes_and_their_scales() -> None:
 
 def test_a_cpu_saves_nothing() -> None:
     """What leaves goes to the same memory, and the room that it comes back to is not given away."""
-    cpu = replace(GPU, cuda=False)
+    cpu = changed(GPU, machine={"cuda": False})
     for name in ("offload_optimizer", "offload_model", "offload_reference"):
         plain, moved = (memory_plan(config(**RUN, beta=0.1, **{name: on}), cpu) for on in (False, True))
         assert moved.needed_bytes >= plain.needed_bytes, name
@@ -88,7 +92,7 @@ def test_a_run_that_is_too_large_is_told_what_to_offload() -> None:
     """Each way out fits by the same arithmetic, and is typed as it is shown."""
     options = config(**RUN, beta=0.1)
     needed = memory_plan(options, GPU).needed_bytes
-    tight = replace(GPU, free_memory_bytes=int(0.8 * needed))
+    tight = changed(GPU, machine={"free_memory_bytes": int(0.8 * needed)})
     (refused,) = memory_problems(options, tight)
     edits = [dict(fix.edits) for fix in refused.fixes]
     assert {"offload_optimizer": True} in edits
@@ -99,7 +103,7 @@ def test_a_run_that_is_too_large_is_told_what_to_offload() -> None:
 
 def test_the_ladder_has_the_levers_that_help() -> None:
     planned = Layout(num_gpus=1, gpu_bytes=16 * 10**9)
-    tight = replace(GPU, layout=planned, free_memory_bytes=16 * 10**9)
+    tight = changed(GPU, layout=planned, machine={"free_memory_bytes": 16 * 10**9})
     rungs = ladder(config(**RUN, beta=0.1), tight)
     assert rungs is not None
     typed = [dict(rung.typed) for rung in rungs.down]
@@ -135,7 +139,7 @@ ZERO = Layout(num_gpus=2, gpu_bytes=80 * 10**9, zero_stage=2)
 )
 def test_beside_what_holds_the_state(options: dict[str, Any], layout: Layout, codes: list[str]) -> None:
     """covey shards or DeepSpeed does: refused by name, or done already."""
-    problems = found(facts(layout=layout, num_processes=2), **options)
+    problems = found(facts(layout=layout, launch={"num_processes": 2}), **options)
     assert [p.code for p in problems if p.option in options] == codes
     for problem in problems:
         assert problem.option not in options or problem.fixes[0].edits
@@ -167,5 +171,5 @@ def test_what_has_nothing_to_act_on(options: dict[str, Any], words: str) -> None
 
 
 def test_on_a_cpu_it_is_said() -> None:
-    told = found(facts(cuda=False), offload_optimizer=True)
+    told = found(facts(machine={"cuda": False}), offload_optimizer=True)
     assert [p.code for p in told if p.option == "offload_optimizer"] == ["W108"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from covey.checks.batch import batch_plan
 from covey.plan.activations import (
     CACHE_SHARE,
     FLAT_PROMPT,
@@ -22,12 +23,11 @@ from covey.plan.activations import (
     kept_of_layer,
     layer_bytes,
 )
-from covey.plan.batch import batch_plan
 from covey.plan.facts import EvalSet, Facts, ModelSizes
 from covey.plan.memory import LIBRARIES, TIGHT, MemoryPlan, memory_plan, recompute_of
 from covey.plan.recompute import IN_WORDS, KINDS
 from covey.plan.report import report_json, report_lines
-from support.checks import SIZES, config, facts
+from support.checks import SIZES, changed, config, facts
 
 MODEL = replace(
     SIZES,
@@ -35,7 +35,9 @@ MODEL = replace(
     adapted_parameters=300,
     adapter_parameters=50,
 )
-FACTS = facts(model_sizes=MODEL, longest_prompt=10, cuda=False, free_memory_bytes=10**10)
+FACTS = facts(
+    model={"sizes": MODEL}, prompts={"longest": 10}, machine={"cuda": False, "free_memory_bytes": 10**10}
+)
 RUN = {
     "num_generations": 2,
     "per_device_train_batch_size": 4,
@@ -128,7 +130,7 @@ def test_what_is_kept_of_all_layers() -> None:
 def test_offloaded_activations_leave_the_gpu() -> None:
     """But for the hidden states that the head reads."""
     assert kept_bytes(MODEL, SIZE, replace(FULL, cuda=True, offload=True)) == 24 * 8 * 4
-    on_gpu = replace(FACTS, cuda=True)
+    on_gpu = changed(FACTS, machine={"cuda": True})
     there = phases(on_gpu, activation_offloading=True)["update"]
     assert there["activations"] < phases(on_gpu)["update"]["activations"]
     assert phases(activation_offloading=True) == phases()
@@ -147,7 +149,7 @@ def test_phases_of_full_training_in_float32() -> None:
     work = {"gradients": 0, "activations": 2 * FULL_LAYER + LAST + HEAD, "gradient of the head": 3200}
     assert found["update"] == held | work
     # A GPU computes the same.
-    assert phases(replace(FACTS, cuda=True), torch_dtype="float32")["update"] == found["update"]
+    assert phases(changed(FACTS, machine={"cuda": True}), torch_dtype="float32")["update"] == found["update"]
 
 
 def test_what_is_computed_again_holds_one_layer_more_than_it_keeps() -> None:
@@ -159,27 +161,27 @@ def test_what_is_computed_again_holds_one_layer_more_than_it_keeps() -> None:
 
 
 def test_auto_gives_up_as_little_speed_as_fits() -> None:
-    given = replace(FACTS, model_sizes=replace(MODEL, layers=1000), free_memory_bytes=None)
+    given = changed(FACTS, model={"sizes": replace(MODEL, layers=1000)}, machine={"free_memory_bytes": None})
     needed = {
         kind: LIBRARIES + sum(phases(given, gradient_checkpointing=asked)["update"].values())
         for kind, asked in zip(KINDS, ("false", "selective", "true"), strict=True)
     }
     assert list(needed.values()) == sorted(needed.values(), reverse=True)
     for kind in KINDS:
-        room = replace(given, free_memory_bytes=round((needed[kind] + 1000) / TIGHT))
+        room = changed(given, machine={"free_memory_bytes": round((needed[kind] + 1000) / TIGHT)})
         assert recompute_of(config(**RUN), room) == kind
         found = plan(room)
         assert (found.recompute, found.as_dict()["recompute"]) == (kind, kind)
         assert (IN_WORDS[kind] in found.in_words()) is (kind != "none")
-    none = replace(given, free_memory_bytes=1)
+    none = changed(given, machine={"free_memory_bytes": 1})
     assert recompute_of(config(**RUN), none) == "full"
     for asked, kind in (("false", "none"), ("selective", "selective"), ("true", "full")):
         assert recompute_of(config(**RUN, gradient_checkpointing=asked), none) == kind
 
 
-@pytest.mark.parametrize("unknown", [{"model_sizes": None}, {"free_memory_bytes": None}])
+@pytest.mark.parametrize("unknown", [{"model": {"sizes": None}}, {"machine": {"free_memory_bytes": None}}])
 def test_auto_computes_nothing_again_where_nothing_is_known(unknown: dict[str, Any]) -> None:
-    assert recompute_of(config(**RUN), replace(FACTS, **unknown)) == "none"
+    assert recompute_of(config(**RUN), changed(FACTS, **unknown)) == "none"
 
 
 def test_gradients_of_earlier_passes_are_held() -> None:
@@ -192,12 +194,12 @@ def test_phases_in_bfloat16() -> None:
     assert found["load"] == {"weights": 2000, "masters": 4000}
     held = {"weights": 2000, "masters": 4000, "moments": 8000, "KV cache": 32 * 84}
     assert found["step"] == held | {"gradients": 4000}
-    assert phases(replace(FACTS, cuda=True), torch_dtype="bfloat16")["step"] == found["step"]
+    assert phases(changed(FACTS, machine={"cuda": True}), torch_dtype="bfloat16")["step"] == found["step"]
 
 
 def test_auto_is_bfloat16_on_a_gpu() -> None:
     assert "masters" not in phases(torch_dtype="auto")["step"]
-    assert "masters" in phases(replace(FACTS, cuda=True), torch_dtype="auto")["step"]
+    assert "masters" in phases(changed(FACTS, machine={"cuda": True}), torch_dtype="auto")["step"]
 
 
 def test_lora_trains_little_and_merges_for_rollouts() -> None:
@@ -238,12 +240,12 @@ def test_old_logprobs_are_annotated_where_a_rollout_trains_twice() -> None:
 
 
 def test_ddp_has_buckets() -> None:
-    assert phases(replace(FACTS, num_processes=2))["step"]["DDP buckets"] == 4000
-    assert plan(replace(FACTS, num_processes=2)).needed_bytes > 2 * LIBRARIES
+    assert phases(changed(FACTS, launch={"num_processes": 2}))["step"]["DDP buckets"] == 4000
+    assert plan(changed(FACTS, launch={"num_processes": 2})).needed_bytes > 2 * LIBRARIES
 
 
 def test_processes_share_a_machine_and_not_a_gpu() -> None:
-    gpus = plan(replace(FACTS, num_processes=2, cuda=True))
+    gpus = plan(changed(FACTS, launch={"num_processes": 2}, machine={"cuda": True}))
     assert gpus.needed_bytes == gpus.binding.num_bytes + LIBRARIES
 
 
@@ -254,16 +256,19 @@ def test_rows_of_the_cache() -> None:
     cache = {p.name: p.parts for p in memory_plan(run, FACTS).phases}["step"]["KV cache"]
     assert cache == 64 * (256 * 16 + 256 * 10)
     # 0.3 x (24,000 - 4,000) = 6,000 bytes are 5 rows of 64 x 16 bytes
-    tight = {p.name: p.parts for p in memory_plan(run, replace(FACTS, free_memory_bytes=24_000)).phases}
+    tight = {
+        p.name: p.parts
+        for p in memory_plan(run, changed(FACTS, machine={"free_memory_bytes": 24_000})).phases
+    }
     assert tight["rollout"]["KV cache"] == 64 * 5 * 26
 
 
 def test_a_long_prompt_is_in_the_cache_once() -> None:
-    assert phases(replace(FACTS, longest_prompt=65))["step"]["KV cache"] == 64 * (4 * 6 + 2 * 65)
+    assert phases(changed(FACTS, prompts={"longest": 65}))["step"]["KV cache"] == 64 * (4 * 6 + 2 * 65)
 
 
 def test_an_evaluation_may_need_the_larger_cache() -> None:
-    given = replace(FACTS, eval_sets=(EvalSet(name="v", num_prompts=30),))
+    given = changed(FACTS, data={"eval_sets": (EvalSet(name="v", num_prompts=30),)})
     assert phases(given, val_dataset=["v.jsonl"])["step"]["KV cache"] == 64 * 30 * 26
     assert phases(given, val_dataset=["v.jsonl"], eval_strategy="no")["step"]["KV cache"] == 64 * 84
 
@@ -278,20 +283,20 @@ def test_nothing_is_sampled_where_rollouts_are_replayed() -> None:
     assert "rollout" not in phases(replay_rollouts="r")
 
 
-@pytest.mark.parametrize("unknown", [{"model_sizes": None}, {"longest_prompt": None}])
+@pytest.mark.parametrize("unknown", [{"model": {"sizes": None}}, {"prompts": {"longest": None}}])
 def test_nothing_is_forecast_of_what_is_not_known(unknown: dict[str, Any]) -> None:
-    found = plan(replace(FACTS, **unknown))
+    found = plan(changed(FACTS, **unknown))
     assert (found.phases, found.in_words(), found.share) == ((), [], 0.0)
     assert found.as_dict()["peak_bytes"] is None
 
 
 def test_a_stream_takes_the_cap_for_its_longest_prompt() -> None:
-    unread = replace(FACTS, longest_prompt=None, num_rows=None)
+    unread = changed(FACTS, prompts={"longest": None}, data={"num_rows": None})
     assert plan(unread, max_length=10).phases == plan().phases
 
 
 def test_words() -> None:
-    given = replace(FACTS, model_sizes=replace(MODEL, parameters=10**9))
+    given = changed(FACTS, model={"sizes": replace(MODEL, parameters=10**9)})
     assert plan(given).in_words() == [
         "load 4 GB, rollout 12 GB, update 16 GB, step 16 GB",
         "the largest phase is update: moments 8 GB + weights 4 GB + gradients 4 GB",
@@ -324,7 +329,7 @@ def test_limits_are_those_of_the_code() -> None:
 
 
 def test_the_base_of_an_adapter_is_cast_before_it_goes_to_the_gpu() -> None:
-    gpu = replace(FACTS, cuda=True, has_bfloat16=True)
+    gpu = changed(FACTS, machine={"cuda": True, "has_bfloat16": True})
     low = {"tuner_type": "lora", "torch_dtype": "bfloat16"}
     assert phases(gpu, **low)["load"] == {"weights": 2000, "adapters": 200}
     # On a CPU it is cast where it was loaded.
@@ -340,18 +345,20 @@ def test_lora_of_seven_billion_fits_a_gpu_of_24_gb(gigabytes: int) -> None:
         adapter_parameters=40_370_176,
     )  # fmt: skip
     free = gigabytes * 10**9
-    given = facts(model_sizes=qwen, longest_prompt=256, cuda=True, free_memory_bytes=free)
+    given = facts(
+        model={"sizes": qwen}, prompts={"longest": 256}, machine={"cuda": True, "free_memory_bytes": free}
+    )
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "max_completion_length": 512}
     assert memory_plan(config(tuner_type="lora", **sizes), given).fits
 
 
 def test_files_that_are_joined_are_whole_while_they_load() -> None:
     """On a CPU in the memory of the run: float32 of all weights in each process of a split model."""
-    split = replace(FACTS, num_processes=4, layout=replace(FACTS.layout, zero_stage=3, fsdp=True))
-    split = replace(split, model_sizes=replace(MODEL, layers=10))
-    joined = replace(split, model_sizes=replace(MODEL, layers=10, is_joined=True))
+    split = changed(FACTS, launch={"num_processes": 4}, layout=replace(FACTS.layout, zero_stage=3, fsdp=True))
+    split = changed(split, model={"sizes": replace(MODEL, layers=10)})
+    joined = changed(split, model={"sizes": replace(MODEL, layers=10, is_joined=True)})
     before, after = (phases(given)["load"] for given in (split, joined))
     assert "copy while loading" not in before and after["copy while loading"] == 4 * 1000
     assert plan(joined).load_host_bytes == 0, "it is counted once"
     whole = replace(joined, layout=FACTS.layout)
-    assert phases(whole)["load"] == phases(replace(whole, model_sizes=split.model_sizes))["load"]
+    assert phases(whole)["load"] == phases(changed(whole, model={"sizes": split.model.sizes}))["load"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from covey.plan.facts import Facts
 from covey.plan.memory import MemoryPlan, memory_plan
-from support.checks import SIZES, config, facts
+from support.checks import SIZES, changed, config, facts
 
-FACTS = facts(model_sizes=SIZES, longest_prompt=10, cuda=False, free_memory_bytes=10**10)
+FACTS = facts(
+    model={"sizes": SIZES}, prompts={"longest": 10}, machine={"cuda": False, "free_memory_bytes": 10**10}
+)
 RUN = {
     "num_generations": 2,
     "per_device_train_batch_size": 4,
@@ -61,7 +62,7 @@ def test_a_set_takes_ids_or_a_bitmap(filters: dict[str, Any], each: int) -> None
 
 
 def test_a_gpu_holds_those_of_a_pass_and_what_filters_rows() -> None:
-    found = plan(replace(FACTS, cuda=True), top_k=2)
+    found = plan(changed(FACTS, machine={"cuda": True}), top_k=2)
     assert parts(found) == {
         "rollout": {"filters of sampling": 4 * (8 * BITMAP + 40 * 100)},
         "annotate": {"kept sets of a pass": 24 * 12},

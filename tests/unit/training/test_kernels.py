@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from covey.checks.run.look import run_facts
+from covey.checks.survey import survey
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.models import sdpa
@@ -18,8 +20,7 @@ from covey.plan.disk import size
 from covey.plan.memory import TIGHT, memory_plan, recompute_of
 from covey.training.announce import _kernels, slow_attention
 from covey.training.build import build_job
-from covey.training.facts import survey
-from covey.training.facts.run import run_facts
+from support.checks import changed
 from support.models import random_model, save_model
 from support.runs import options, write_rollouts
 
@@ -44,18 +45,18 @@ def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_packages_that_are_asked_for_by_name(changes, missing, tmp_path: Path, monkeypatch) -> None:
     config = from_dict(options(tmp_path / "m", tmp_path / "out", **changes)).config
-    monkeypatch.setattr("covey.training.facts.run.num_gpus", lambda: 1)
-    assert run_facts(config, 1).missing_packages == missing
+    monkeypatch.setattr("covey.checks.run.look.num_gpus", lambda: 1)
+    assert run_facts(config, 1).machine.missing_packages == missing
     # On a CPU the package is not what is missing.
-    monkeypatch.setattr("covey.training.facts.run.num_gpus", lambda: 0)
-    assert run_facts(config, 1).missing_packages == ()
+    monkeypatch.setattr("covey.checks.run.look.num_gpus", lambda: 0)
+    assert run_facts(config, 1).machine.missing_packages == ()
 
 
 def test_the_family_is_known_before_weights_are_loaded(tmp_path: Path) -> None:
     model = save_model("qwen3", tmp_path / "model")
     opts = options(model, tmp_path / "out", write_rollouts(tmp_path / "replay", rollouts=1))
     with survey(from_dict(opts).config, 1) as found:
-        assert found.facts.model_type == "qwen3"
+        assert found.facts.model.type == "qwen3"
 
 
 def test_options_reach_the_policy(tmp_path: Path) -> None:
@@ -83,7 +84,9 @@ def test_what_is_planned_of_activations_is_what_runs(tmp_path: Path) -> None:
     resolved = from_dict(options(model, tmp_path / "out", replay, **changes))
     with survey(resolved.config, 1) as found:
         needed = memory_plan(resolved.config, found.facts).needed_bytes
-        tight = replace(found, facts=replace(found.facts, free_memory_bytes=round((needed - 1000) / TIGHT)))
+        tight = replace(
+            found, facts=changed(found.facts, machine={"free_memory_bytes": round((needed - 1000) / TIGHT)})
+        )
         job = build_job(resolved, tight, LocalComm())
     assert recompute_of(resolved.config, found.facts) == "none"
     assert job.backend.policy.recompute == recompute_of(resolved.config, tight.facts) == "selective"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from covey.codes import Code
 from covey.health.guard import Guard
 from covey.health.words import broken
-from covey.plan.check_steps import StepRefusal
+from covey.plan.step_refusals import StepRefusal
 from covey.texts import tr
 from covey.types import Fix, ScoredGroup, ScorePart
 

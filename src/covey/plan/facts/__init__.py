@@ -3,27 +3,49 @@ stay pure."""
 
 from covey.plan.facts.all_facts import Facts
 from covey.plan.facts.data import (
+    DataFacts,
     DataProblem,
     EvalSet,
     HubProblem,
     LeftOut,
     MissingColumn,
     PassRateFacts,
+    PromptFacts,
+    TaskFacts,
     UnreadableFile,
 )
-from covey.plan.facts.model import AdapterFacts, FaultDetails, ModelFault, ModelSizes, TargetFacts
+from covey.plan.facts.model import (
+    AdapterFacts,
+    FaultDetails,
+    LoraFacts,
+    ModelFacts,
+    ModelFault,
+    ModelSizes,
+    TargetFacts,
+    TemplateFacts,
+)
 from covey.plan.facts.rewards import (
     GoldFacts,
     JudgeFacts,
     OpenLists,
+    RewardFacts,
     RewardModelFacts,
     SandboxFacts,
 )
-from covey.plan.facts.run import OutputDirState, RayFacts, ResumeFacts, RunOwner
-from covey.plan.facts.servers import ServerFacts, VllmServeFacts
+from covey.plan.facts.run import (
+    LaunchFacts,
+    MachineFacts,
+    OutputDirState,
+    OutputFacts,
+    RayFacts,
+    ResumeFacts,
+    RunOwner,
+)
+from covey.plan.facts.servers import ServerFacts, ServersFacts, VllmServeFacts
 
 __all__ = [
     "AdapterFacts",
+    "DataFacts",
     "DataProblem",
     "EvalSet",
     "Facts",
@@ -31,20 +53,30 @@ __all__ = [
     "GoldFacts",
     "HubProblem",
     "JudgeFacts",
+    "LaunchFacts",
     "LeftOut",
+    "LoraFacts",
+    "MachineFacts",
     "MissingColumn",
+    "ModelFacts",
     "ModelFault",
     "ModelSizes",
     "OpenLists",
     "OutputDirState",
+    "OutputFacts",
     "PassRateFacts",
+    "PromptFacts",
     "RayFacts",
     "ResumeFacts",
+    "RewardFacts",
     "RewardModelFacts",
     "RunOwner",
     "SandboxFacts",
     "ServerFacts",
+    "ServersFacts",
     "TargetFacts",
+    "TaskFacts",
+    "TemplateFacts",
     "UnreadableFile",
     "VllmServeFacts",
 ]

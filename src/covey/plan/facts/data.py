@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from covey.plan.reasons import DataFault
 
@@ -108,3 +108,81 @@ class EvalSet:
 
     name: str
     num_prompts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFacts:
+    """What is known of the data sets.
+
+    num_rows              rows of the data files
+    columns               names of the columns
+    made_columns          those of them that reading the rows made, such as a gold out of a conversation
+    missing_columns       columns that the prompt or a reward needs and that are not there
+    missing_paths         paths that do not exist
+    unreadable            files that exist and cannot be read
+    media_columns         columns with images, audio or video
+    unread_columns        columns with bytes, which rewards are not given
+    unused_columns        columns that a `prompt` string has no place for, such as a system message
+    has_preference_pairs  whether the rows are pairs of answers without what GRPO needs
+    left_out              rows without a usable prompt
+    pass_rates            what is known of measured pass rates
+    notes                 what was read in another way than asked, in words
+    problem               why the rows do not make a data set: mixing, columns, splitting
+    hub_problem           why a hub does not give a data set
+    eval_sets             the sets of prompts to evaluate on
+    """
+
+    num_rows: int | None = None
+    columns: tuple[str, ...] | None = None
+    made_columns: tuple[str, ...] = ()
+    missing_columns: tuple[MissingColumn, ...] | None = None
+    missing_paths: tuple[str, ...] | None = None
+    unreadable: tuple[UnreadableFile, ...] | None = None
+    media_columns: tuple[str, ...] = ()
+    unread_columns: tuple[str, ...] = ()
+    unused_columns: tuple[str, ...] = ()
+    has_preference_pairs: bool = False
+    left_out: tuple[LeftOut, ...] = ()
+    pass_rates: PassRateFacts | None = None
+    notes: tuple[str, ...] = ()
+    problem: DataProblem | None = None
+    hub_problem: HubProblem | None = None
+    eval_sets: tuple[EvalSet, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFacts:
+    """What is known of the prompts to train on.
+
+    num_used         rows that are used: those with a prompt that is not too long
+    num_too_long     rows left out because their prompt is too long
+    longest          longest prompt among the rows that are used
+    longest_in_data  the same over all rows, before any is left out
+    first            the first rendered prompt
+    are_text         whether prompts are strings that no template has been put around
+    mention_format   whether a prompt speaks of the tags that the reward format pays for
+    """
+
+    num_used: int | None = None
+    num_too_long: int | None = None
+    longest: int | None = None
+    longest_in_data: int | None = None
+    first: str | None = None
+    are_text: bool | None = None
+    mention_format: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts:
+    """What is known of the tasks that rows name.
+
+    num_rows      rows that are used of each task
+    evaluated     tasks of the sets to evaluate on
+    without       rows that name no task, as reason the set to evaluate on or ""
+    column_guess  a column that names a task in every row, where the typed one names none
+    """
+
+    num_rows: Mapping[str, int] = field(default_factory=dict)
+    evaluated: tuple[str, ...] = ()
+    without: tuple[LeftOut, ...] = ()
+    column_guess: str | None = None

@@ -103,3 +103,80 @@ class ModelSizes:
     saved_parameters: int = 0
     packable_parameters: int = 0
     is_joined: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is known of the model.
+
+    problem              why it cannot be read; None where it can be, or where nobody looked
+    fault                what kind of fault that is, and `details` what is known beyond it
+    stored_quantization  the options that its weights stand for, where bitsandbytes has quantized them
+    unused_tensors       tensors of its files that it has no use for
+    tokens_beyond        (token, id) of the tokenizer's tokens that the embedding has no row for
+    embedding_rows       rows of the embedding, by config.json
+    directory            where its files lie
+    type                 its family, as config.json names it
+    context              positions
+    num_parameters       weights
+    num_trained          weights that are trained: all of them, or those of the adapters
+    sizes                widths and counts that its memory follows from
+    unused_sampling      settings of its generation_config.json that sampling does not follow
+    """
+
+    problem: str | None = None
+    fault: ModelFault | None = None
+    details: FaultDetails = NO_DETAILS
+    stored_quantization: Mapping[str, Any] | None = None
+    unused_tensors: tuple[str, ...] = ()
+    tokens_beyond: tuple[tuple[str, int], ...] = ()
+    embedding_rows: int | None = None
+    directory: str | None = None
+    type: str | None = None
+    context: int | None = None
+    num_parameters: int | None = None
+    num_trained: int | None = None
+    sizes: ModelSizes | None = None
+    unused_sampling: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateFacts:
+    """What is known of the chat template and of the ends of answers.
+
+    problem            why it cannot be used, beside what is wrong with the model, and `details` what is
+                       known beyond that
+    is_there           whether the model, or the command, brings one
+    prompt_problem     what it does to a prompt that it does to no conversation
+    answer_opening     what it puts in front of an answer there, and not behind a prompt; else ""
+    unwritten_prefix   what the tokenizer puts before a plain text, and a typed template does not; else ""
+    banned_tokens      the tokens that generation_config.json bans, in words; else ""
+    unstoppable_turn   what it ends an assistant's turn with, if that is no token; else ""
+    stop_tokens        the end tokens and where each comes from, in words
+    hidden_stop_words  (word, special token) of stop words that no text contains
+    """
+
+    problem: str | None = None
+    details: FaultDetails = NO_DETAILS
+    is_there: bool | None = None
+    prompt_problem: str | None = None
+    answer_opening: str = ""
+    unwritten_prefix: str = ""
+    banned_tokens: str = ""
+    unstoppable_turn: str = ""
+    stop_tokens: str | None = None
+    hidden_stop_words: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraFacts:
+    """What is known of the adapters that are trained.
+
+    start                the adapter that the run starts from, where it starts from one
+    unmatched_targets    adapter targets that match no module
+    untrainable_targets  (name, reason) of adapter targets that an adapter would not reach
+    """
+
+    start: AdapterFacts | None = None
+    unmatched_targets: tuple[TargetFacts, ...] = ()
+    untrainable_targets: tuple[tuple[str, str], ...] = ()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from covey.types import BlindReward, RewardFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +95,39 @@ class JudgeFacts:
     prompt_problem: str | None = None
     regex_problem: str | None = None
     unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFacts:
+    """What is known of the rewards.
+
+    available    every name that `reward_funcs` may hold
+    options      options that only a built-in reward reads, by its name
+    golds        what the gold answers are, where a reward needs them
+    sandbox      how programs of completions are shut off, where a reward runs them
+    code_tests   what their tests are: as golds, with the reasons that one cannot be run
+    models       the models among the rewards
+    judge        what the reward judge is told, where a run asks for it
+    faulty       rewards that cannot be loaded, called, or that failed their trial
+    blind        rewards that read a gold column and do not tell its answers from others
+    process      those that gave one number per step in their trial
+    reads_steps  whether a reward does, or names the steps; None: not known without a trial
+    names        the names of the rewards in metrics, in order
+    notes        what is to be said of the rewards
+    texts        (entry, digest) of what is written of each reward that is a function
+    """
+
+    available: tuple[str, ...] | None = None
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    golds: GoldFacts | None = None
+    sandbox: SandboxFacts | None = None
+    code_tests: GoldFacts | None = None
+    models: tuple[RewardModelFacts, ...] = ()
+    judge: JudgeFacts | None = None
+    faulty: tuple[RewardFault, ...] = ()
+    blind: tuple[BlindReward, ...] = ()
+    process: tuple[str, ...] = ()
+    reads_steps: bool | None = None
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()

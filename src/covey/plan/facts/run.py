@@ -1,9 +1,11 @@
-"""What the checks need to know of the output directory and of earlier runs."""
+"""What the checks need to know of the machine, the launch, the output directory and earlier runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from covey.types import Problem
 
 # "ended" is a run that left no checkpoint to go on from.
 OutputDirState = Literal["free", "run", "ended", "not_empty", "not_writable"]
@@ -29,7 +31,7 @@ class ResumeFacts:
     `pass_rates` is the digest of what was measured then, `reference` that of the adapter that the reference
     had. `foreign` is what a checkpoint of another trainer holds. `steps_of_rollout` are the steps taken of
     the rollout that it stands in, 0 between two. `reward_texts` are the digests of reward functions as they
-    were, as in Facts. `lost` says what the stopped run had recorded and its directory does not hold.
+    were, as in RewardFacts. `lost` says what the stopped run had recorded and its directory does not hold.
     """
 
     path: str
@@ -66,3 +68,73 @@ class RunOwner:
     sign_s: float = 0.0
     path: str = ""
     is_here: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFacts:
+    """What is known of how the run is started.
+
+    num_processes       training processes over all machines
+    num_processes_here  those of this machine; None where they are all of them
+    is_rank             whether this is one of several processes that a launcher has started
+    objects             names of the live objects that the program has given
+    ray                 the Ray that the ranks are started in; None where it is not looked for
+    layout_problems     what of the layout could not be read
+    """
+
+    num_processes: int = 1
+    num_processes_here: int | None = None
+    is_rank: bool = False
+    objects: tuple[str, ...] = ()
+    ray: RayFacts | None = None
+    layout_problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """What is known of the machine.
+
+    cuda               whether training uses CUDA
+    npu                environment variable that picks Ascend NPUs
+    nproc_available    GPUs with CUDA, else cores of this machine
+    has_bfloat16       whether the training device computes in bfloat16
+    free_memory_bytes  memory that is free: of the smallest GPU, else of the machine for all processes
+    missing_packages   (option, what has to be installed) for libraries that are not there
+    versions           (package, version) of the libraries that the run rests on
+    """
+
+    cuda: bool | None = None
+    npu: str = ""
+    nproc_available: int | None = None
+    has_bfloat16: bool | None = None
+    free_memory_bytes: int | None = None
+    missing_packages: tuple[tuple[str, str], ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFacts:
+    """What is known of output_dir, and of the run that is resumed or replayed.
+
+    state             what the directory holds
+    fault             why it cannot be written, or ""
+    owner             the process that writes there now, where there is one
+    records_problem   why the records there cannot be gone on with, as (path, words)
+    in_the_way        (path, words) of what stands there under a name that the run will need
+    resume            what was found where a resume was asked for
+    replay_problem    why the recorded rollouts cannot be replayed
+    checkpoint_bytes  size of one checkpoint with everything a resume needs
+    model_bytes       size of one that is reduced to the model
+    free_bytes        free space on its disk
+    """
+
+    state: OutputDirState | None = None
+    fault: str = ""
+    owner: RunOwner | None = None
+    records_problem: tuple[str, str] | None = None
+    in_the_way: tuple[tuple[str, str], ...] = ()
+    resume: ResumeFacts | None = None
+    replay_problem: str | None = None
+    checkpoint_bytes: int | None = None
+    model_bytes: int | None = None
+    free_bytes: int | None = None

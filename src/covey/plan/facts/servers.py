@@ -64,3 +64,12 @@ class ServerFacts:
     shares_files: bool = False
     group_device: str = ""
     vllm: VllmServeFacts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServersFacts:
+    """What each rollout server says (`asked`; None: nobody asked), and why the file of their token cannot be
+    used."""
+
+    asked: tuple[ServerFacts, ...] | None = None
+    token_problem: str | None = None

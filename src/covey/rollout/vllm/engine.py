@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from covey.comm import Comm, LocalComm, raise_on_all_ranks
 from covey.models.adapter_shapes import is_of_adapter
 from covey.plan.check_filters import MOST_LISTED, vllm_lists
-from covey.plan.check_vllm import UNTRIED
+from covey.plan.vllm_limits import UNTRIED
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.receipts import Sent
 from covey.rollout.stop_strings import check_stop_strings, search_for

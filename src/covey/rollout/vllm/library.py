@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from covey.plan.check_vllm import LEAST_TEMPERATURE
+from covey.plan.vllm_limits import LEAST_TEMPERATURE
 from covey.rollout.vllm.settings import TIES, VllmSettings, arguments_of
 from covey.types import GenerationRequest, SamplingParams, TurnId
 

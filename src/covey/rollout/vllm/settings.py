@@ -8,7 +8,7 @@ from typing import Any
 
 from covey.options.vllm import LORA_RANKS
 from covey.plan.check_filters import MOST_LISTED
-from covey.plan.check_vllm import OWNED
+from covey.plan.vllm_limits import OWNED
 
 EXTENSION = "covey.rollout.vllm.worker.Publishing"
 """The class that vLLM adds to its workers, by name, so that a worker in another process finds it."""

@@ -1,0 +1,1 @@
+"""What covey looks up, judges and says before a run, one module or package per subject; torch-free."""

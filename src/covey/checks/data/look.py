@@ -1,0 +1,269 @@
+"""Facts about the data: its sources, rows and prompts, and the sets to evaluate on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from covey.checks.data.columns import with_columns
+from covey.checks.data.faults import data_problem
+from covey.checks.data.rows import left_words
+from covey.checks.data.sources import (
+    Live,
+    Rows,
+    Unusable,
+    eval_rows,
+    load_tables,
+    one_table,
+    sources_of,
+    with_data_problem,
+)
+from covey.checks.model.look import details_of
+from covey.checks.pass_rates.look import with_pass_rates
+from covey.checks.tasks.look import with_tasks
+from covey.data.errors import DataError, TemplateError
+from covey.data.prompt import system_text
+from covey.data.rows import PromptOptions, PromptTable, prompt_table
+from covey.data.sources import DataSource, stream_rows
+from covey.data.stream import PromptStream
+from covey.data.text import TextCodec
+from covey.options.schema import Config
+from covey.plan.facts import DataProblem, EvalSet, Facts, LeftOut
+from covey.plan.reasons import REFUSED
+from covey.texts import tr
+from covey.texts.language import spoken
+
+_PATIENCE_S = 1.0
+_SAMPLED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """What was read: the prompts to train on as a table or a stream, and the named tables to evaluate on.
+
+    `sample` is the table, or the first rows of the stream.
+    """
+
+    prompts: PromptTable | None = None
+    stream: PromptStream | None = None
+    sample: PromptTable | None = None
+    eval_sets: tuple[tuple[str, PromptTable], ...] = ()
+
+
+def with_data(
+    facts: Facts, config: Config, codec: TextCodec | None, *, offline: bool, live: Live | None = None
+) -> tuple[Facts, Data]:
+    """The facts with those of the data, and what was read; `live` are rows that the program holds, by
+    name."""
+    try:
+        sources = sources_of(facts, config.dataset, live or {})
+        held = sources_of(facts, config.val_dataset, live or {})
+        if config.streaming:
+            return _streamed(facts, config, codec, sources, held, live or {}, offline=offline)
+        facts, tables = load_tables(facts, config, sources, live or {}, offline=offline)
+        facts, rows, kept_out = one_table(facts, config, tables)
+        facts, sets = eval_rows(facts, config, held, kept_out, live or {}, offline=offline)
+        facts = with_columns(facts, config, rows, sets)
+        if codec is None or facts.data.missing_columns:
+            return facts, Data()
+        return _rendered(facts, config, codec, rows, sets)
+    except Unusable as unusable:
+        return unusable.facts, Data()
+    except DataError as error:
+        # A file that has changed since it was opened.
+        return with_data_problem(facts, data_problem(error)), Data()
+
+
+def _rendered(
+    facts: Facts, config: Config, codec: TextCodec, rows: Rows, sets: Sequence[tuple[str, Rows]]
+) -> tuple[Facts, Data]:
+    limit = longest_allowed(facts, config)
+    try:
+        options = prompt_options(config)
+        table = prompt_table(rows, codec, max_length=limit, options=options, progress=_progress())
+        tables = tuple(
+            (name, prompt_table(found, codec, max_length=limit, options=options)) for name, found in sets
+        )
+    except TemplateError as error:
+        template = replace(facts.template, problem=str(error), details=details_of(error))
+        return replace(facts, template=template), Data()
+    except DataError as error:
+        return with_data_problem(facts, data_problem(error)), Data()
+    empty = [name for name, found in tables if not found.entries]
+    if empty:
+        facts = _of_sets(facts, tables)
+        if any(found.reason in REFUSED for found in facts.data.left_out):
+            return facts, Data()
+        left = left_words(facts, empty[0])
+        words = tr(
+            "the set to evaluate on, {empty}, has no usable prompt{words}",
+            empty=empty[0],
+            words=tr(": {left}", left=left) if left else "",
+        )
+        return with_data_problem(facts, DataProblem(words=words, option="val_dataset")), Data()
+    used, measured = with_pass_rates(config, table)
+    facts = _of_sets(_of_table(facts, used, table), tables)
+    facts = with_tasks(facts, config, table, used, tables)
+    sizes = tuple(EvalSet(name=name, num_prompts=len(found.entries)) for name, found in tables)
+    facts = replace(facts, data=replace(facts.data, pass_rates=measured, eval_sets=sizes))
+    return facts, Data(prompts=used, sample=used, eval_sets=tables)
+
+
+def _of_table(facts: Facts, used: PromptTable, table: PromptTable) -> Facts:
+    """The facts with those of the whole table, and of what is used of it."""
+    reasons = _left_out(table, "")
+    if table.num_cut:
+        reasons.append(LeftOut(reason="cut", count=table.num_cut))
+    num_rows = len(table.entries) + sum(table.left_out.values())
+    first = used.entries[0] if used.entries else None
+    return replace(
+        facts,
+        prompts=replace(
+            facts.prompts,
+            num_used=len(used.entries),
+            num_too_long=table.left_out.get("too_long", 0),
+            longest=used.longest,
+            longest_in_data=table.longest_in_data,
+            first=None if first is None else first.text,
+            are_text=table.num_raw > 0,
+            mention_format=any("<think>" in p.text or "<answer>" in p.text for p in used.entries[:_SAMPLED])
+            if first is not None
+            else None,
+        ),
+        data=replace(
+            facts.data,
+            left_out=tuple(reasons),
+            media_columns=table.media_columns,
+            unread_columns=table.unread_columns,
+            unused_columns=table.unused_columns,
+            notes=(*facts.data.notes, *_read_as(table, num_rows)),
+        ),
+    )
+
+
+def _left_out(table: PromptTable, where: str) -> list[LeftOut]:
+    return [
+        LeftOut(
+            reason=reason,
+            count=count,
+            rows=tuple(n + 1 for n in table.left_out_rows.get(reason, ())),
+            detail=table.details.get(reason, ""),
+            role=table.roles.get(reason, ""),
+            where=where,
+        )
+        for reason, count in table.left_out.items()
+    ]
+
+
+def _of_sets(facts: Facts, sets: Sequence[tuple[str, PromptTable]]) -> Facts:
+    """The facts with what is left out of the sets to evaluate on."""
+    left = [found for name, table in sets for found in _left_out(table, name)]
+    notes = [
+        tr("{name}, {words}", name=name, words=words)
+        for name, table in sets
+        for words in _read_as(table, len(table.entries) + sum(table.left_out.values()))
+    ]
+    return replace(
+        facts,
+        data=replace(facts.data, left_out=(*facts.data.left_out, *left), notes=(*facts.data.notes, *notes)),
+    )
+
+
+def _read_as(table: PromptTable, num_rows: int) -> list[str]:
+    """What was read from elsewhere than where covey's own form has it, and in how many rows if not in all."""
+    return [
+        words
+        if count >= num_rows
+        else tr("{words} ({count:,} of {num_rows:,} rows)", words=words, count=count, num_rows=num_rows)
+        for words, count in table.read_as.items()
+    ]
+
+
+def _streamed(
+    facts: Facts,
+    config: Config,
+    codec: TextCodec | None,
+    sources: Sequence[DataSource | str],
+    held: Sequence[DataSource | str],
+    live: Live,
+    *,
+    offline: bool,
+) -> tuple[Facts, Data]:
+    """The facts of the first rows; the others are read as they are needed."""
+    real = [s for s in sources if isinstance(s, DataSource)]
+    if len(real) < len(sources):
+        words = tr("the built-in task cannot be streamed: leave out --streaming")
+        raise Unusable(with_data_problem(facts, DataProblem(words=words, option="streaming")))
+    facts, sets = eval_rows(facts, config, held, (), live, offline=offline)
+    if codec is None:
+        return facts, Data()
+    limit = longest_allowed(facts, config)
+    try:
+        stream = PromptStream(
+            stream_rows(real, use_hf=config.use_hf, offline=offline, live=live),
+            codec,
+            max_length=limit,
+            options=prompt_options(config),
+            seed=config.data_seed,
+            shuffle=config.dataset_shuffle,
+            columns=config.columns,
+        )
+        block = stream.first_block()
+        first = stream.first_rows()
+    except (DataError, TemplateError) as error:
+        raise Unusable(with_data_problem(facts, data_problem(error))) from error
+    facts = with_columns(facts, config, first, sets)
+    if facts.data.missing_columns:
+        return facts, Data()
+    facts, data = _rendered(facts, config, codec, (), sets)
+    longest = limit if limit is not None else block.longest
+    of_sets = tuple(found for found in facts.data.left_out if found.where)
+    facts = _of_table(facts, block, block)
+    # How many there are is not known, but for a beginning without any.
+    num_used, num_rows = (None, facts.data.num_rows) if block.entries else (0, len(first))
+    facts = replace(
+        facts,
+        prompts=replace(facts.prompts, num_used=num_used, longest=longest),
+        data=replace(facts.data, num_rows=num_rows, left_out=(*facts.data.left_out, *of_sets)),
+    )
+    return facts, replace(data, prompts=None, stream=stream, sample=block)
+
+
+def prompt_options(config: Config) -> PromptOptions:
+    """How rows become prompts."""
+    return PromptOptions(
+        system=None if config.system is None else system_text(config.system),
+        apply_chat_template=config.apply_chat_template,
+        truncation_strategy=config.truncation_strategy,
+        task_column=config.task_column,
+    )
+
+
+def longest_allowed(facts: Facts, config: Config) -> int | None:
+    """Tokens that a prompt may have: as typed, else what the model's context leaves for it."""
+    if config.max_length is not None or facts.model.context is None:
+        return config.max_length
+    return max(1, facts.model.context - config.max_completion_length)
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Says how many rows are read, once that takes longer than a second."""
+    started = last = time.monotonic()
+
+    def say(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        is_last_word = done == total and last > started
+        if now - last >= _PATIENCE_S or is_last_word:
+            last = now
+            end = "\n" if done == total or not sys.stderr.isatty() else "\r"
+            sys.stderr.write(
+                spoken(
+                    tr("reading the data: {done:,} of {total:,} rows{end}", done=done, total=total, end=end)
+                )
+            )
+            sys.stderr.flush()
+
+    return say

@@ -1,0 +1,1 @@
+"""What covey looks up and judges of the model."""

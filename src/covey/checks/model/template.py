@@ -1,0 +1,111 @@
+"""What is odd about the prompts that the chat template makes, or that no template makes."""
+
+from __future__ import annotations
+
+from covey.options.schema import Config
+from covey.plan.facts import Facts
+from covey.plan.problem import problem, warning
+from covey.texts import tr
+from covey.types import Fix, Problem
+
+
+def template_problems(config: Config, facts: Facts) -> list[Problem]:
+    """Return what the facts say against the rendered prompts."""
+    return [
+        *_plain_prompts(config, facts),
+        *_prompt(config, facts),
+        *_prefix(config, facts),
+        *_unstoppable(config, facts),
+    ]
+
+
+def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
+    if not (facts.prompts.are_text and facts.template.is_there) or config.apply_chat_template:
+        return []
+    return [
+        warning(
+            "W109",
+            "apply_chat_template",
+            tr("The model has a chat template, but it is not applied."),
+            tr(
+                "The prompts are written out in full, as in TRL, or are questions that were meant as "
+                "messages."
+            ),
+            Fix(text=tr("apply the chat template to each prompt"), edits={"apply_chat_template": True}),
+        )
+    ]
+
+
+def _prompt(config: Config, facts: Facts) -> list[Problem]:
+    if facts.template.prompt_problem is None or facts.prompts.are_text:
+        return []
+    of_chatml = "<|im_start|>" in facts.template.answer_opening
+    usual = Fix(text=tr("use the common template of this form"), edits={"chat_template": "chatml"})
+    return [
+        problem(
+            "E323",
+            "chat_template",
+            tr("The chat template {prompt_problem}.", prompt_problem=facts.template.prompt_problem),
+            "",
+            *([usual] if of_chatml and config.chat_template != "chatml" else []),
+            Fix(text=tr("use the template that the model was trained with: --chat_template FILE.jinja")),
+        )
+    ]
+
+
+def _prefix(config: Config, facts: Facts) -> list[Problem]:
+    prefix = facts.template.unwritten_prefix
+    if not prefix or (facts.prompts.are_text and not config.apply_chat_template):
+        return []
+    return [
+        warning(
+            "W123",
+            "chat_template",
+            tr(
+                "The tokenizer puts {prefix} in front of every plain text, but prompts made with "
+                "{chat_template} do not begin with it.",
+                prefix=prefix,
+                chat_template=config.chat_template,
+            ),
+            tr("The template may have been written for another model."),
+            Fix(text=tr("write {prefix} at the beginning of the template", prefix=prefix)),
+            Fix(text=tr("if the model was trained without it, there is nothing to do")),
+        )
+    ]
+
+
+def _unstoppable(config: Config, facts: Facts) -> list[Problem]:
+    mark = facts.template.unstoppable_turn
+    # Prompts that are text, and are not put into the template, do not ask for its turns.
+    if not mark or (facts.prompts.are_text and not config.apply_chat_template):
+        return []
+    if any(word in mark for word in config.stop_words):
+        return []
+    stop = facts.template.stop_tokens or "none"
+    return [
+        warning(
+            "W118",
+            "chat_template",
+            tr(
+                "The template ends an answer with {mark}, for which the tokenizer has no token. "
+                "Completions end at: {stop}.",
+                mark=mark,
+                stop=stop,
+            ),
+            tr(
+                "It is the template of another model, or chatml with a tokenizer that does not have "
+                "its tokens."
+            ),
+            Fix(text=tr("end completions at this text"), edits={"stop_words": [*config.stop_words, mark]}),
+            Fix(
+                text=tr(
+                    "use a template that ends an answer with one of: {stop}; --chat_template FILE", stop=stop
+                )
+            ),
+            Fix(
+                text=tr(
+                    "use a model whose tokenizer has the tokens of the template, such as an instruct model"
+                )
+            ),
+        )
+    ]
