@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from covey.checks.rewards.handed import TRIAL, handed, taken
-from covey.plan.facts.rewards import RewardFacts
+from covey.plan.facts.rewards import RewardFacts, RewardModelFacts
 from covey.types import BlindReward
 from journeys.helpers import flags, rows, small, succeed, write_jsonl
 from support.checks import config
@@ -45,6 +46,8 @@ def test_another_run_tries_its_own(changes: dict[str, Any], known: RewardFacts) 
 
 def test_without_a_launcher_or_a_trial_nothing_is_known() -> None:
     assert handed(config(reward_trial=False), PASSED) == {}
+    absent = RewardModelFacts(entry="org/model", name="model", is_here=False)
+    assert handed(config(), replace(PASSED, models=(absent,))) == {}
     assert taken(config(), KNOWN, {}) is None
     assert TRIAL in handed(config(), PASSED)
 

@@ -20,8 +20,9 @@ TRIAL = "COVEY_TRIAL"
 
 
 def handed(config: Config, passed: RewardFacts) -> dict[str, str]:
-    """Return the environment of the ranks of a run whose rewards have passed their trial here."""
-    if not config.reward_trial:
+    """Return the environment of the ranks of a run whose rewards have passed their trial here; it is empty
+    where not all were tried, because the weights of a model are still on a hub."""
+    if not config.reward_trial or not all(model.is_here for model in passed.models):
         return {}
     told = {"run": _run(config, passed), "process": passed.process, "reads_steps": passed.reads_steps}
     return {TRIAL: json.dumps({**told, "blind": [asdict(reward) for reward in passed.blind]})}
