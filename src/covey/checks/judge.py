@@ -51,23 +51,23 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     layout = [*facts.launch.layout_problems, *layout_problems(config, facts)]
     layout += deepspeed_problems(config, facts, typed)
     problems = [
-        *object_problems(config, facts),
+        *object_problems(config, facts.launch),
         *model_problems(config, facts),
-        *start_problems(config, facts, typed or ()),
+        *start_problems(config, facts.lora, facts.output, typed or ()),
         *quantization_problems(config, facts),
-        *kernel_problems(config, facts),
+        *kernel_problems(config, facts.model, facts.machine),
         *lever_problems(config, facts, typed or ()),
         *version_problems(config, facts),
         *vllm_problems(config, facts),
         *lora_problems(config, facts, typed or ()),
-        *ray_problems(config, facts),
+        *ray_problems(config, facts.launch),
         *server_problems(config, facts),
         *data_problems(config, facts),
-        *reward_problems(config, facts),
-        *step_problems(config, facts, typed or ()),
-        *code_problems(config, facts),
+        *reward_problems(config, facts.data, facts.prompts, facts.rewards),
+        *step_problems(config, facts.rewards, typed or ()),
+        *code_problems(config, facts.rewards),
         *task_problems(config, facts),
-        *pass_rate_problems(config, facts),
+        *pass_rate_problems(config, facts.data, facts.output),
         *batch_problems(config, facts.launch.num_processes, facts.prompts.num_used, typed),
         *layout,
         # A layout whose parts cannot be together has no forecast.
@@ -77,7 +77,7 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
         *algorithm_problems(config, facts.launch.num_processes, typed or ()),
         *eval_problems(config, facts),
         *run_problems(config, facts),
-        *effect_problems(config, facts, typed or ()),
+        *effect_problems(config, facts.prompts, facts.rewards, typed or ()),
     ]
     return sorted(problems, key=lambda problem: problem.severity is not Severity.ERROR)
 
@@ -87,7 +87,7 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
 
     What only follows from a value that nobody could read is left out.
     """
-    said = [problem for problem in resolved.problems if not is_settled(problem, facts)]
+    said = [problem for problem in resolved.problems if not is_settled(problem, facts.lora)]
     faulty = faulty_options(said, resolved.typed_names)
     no_gpus = not facts.layout.num_gpus
     no_batch = no_gpus or bool(faulty & {*COUNTS, "nproc_per_node"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import LaunchFacts
 from covey.plan.problem import problem
 from covey.texts import counted, tr
 from covey.types import Fix, Problem
@@ -16,9 +16,9 @@ _OWN = Fix(
 )
 
 
-def ray_problems(config: Config, facts: Facts) -> list[Problem]:
+def ray_problems(config: Config, launch: LaunchFacts) -> list[Problem]:
     """Return why the Ray that was found cannot be used, or not with these options."""
-    ray = facts.launch.ray
+    ray = launch.ray
     if ray is None:
         return []
     if config.max_restarts:
