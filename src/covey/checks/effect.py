@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from covey.checks.check import Check
 from covey.config.derive import is_usual
 from covey.options.declare import ReadIf
 from covey.options.schema import FACTS, Config
@@ -216,3 +217,9 @@ def _set(config: Config, names: Sequence[str]) -> str:
 
 def _leave_out(names: Sequence[str]) -> Fix:
     return Fix(text=tr("leave out {names}", names=" ".join(f"--{n}" for n in names)))
+
+
+CHECK = Check(
+    place=250,
+    judge=lambda config, facts, typed: effect_problems(config, facts.prompts, facts.rewards, typed or ()),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from covey.checks.check import Check
 from covey.config.quantization import quantization_of
 from covey.config.start import BASE, START
 from covey.options.schema import Config
@@ -180,3 +181,9 @@ def _resumed(config: Config, lora: LoraFacts, output: OutputFacts) -> list[Probl
             Fix(text=tr("use the adapter that the run started with: --adapters DIR")),
         )
     ]
+
+
+CHECK = Check(
+    place=30,
+    judge=lambda config, facts, typed: start_problems(config, facts.lora, facts.output, typed or ()),
+)

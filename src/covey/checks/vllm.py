@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covey.checks.check import Check
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts, LaunchFacts, MachineFacts, ModelFacts, PromptFacts
@@ -191,3 +192,6 @@ def _packed(config: Config) -> list[Problem]:
     )
     whole = Fix(text=tr("do not quantize"), edits={"quant_bits": None})
     return [problem("E430", "use_vllm", seen, "", _OWN_ENGINE, whole)]
+
+
+CHECK = Check(place=80, judge=lambda config, facts, _: vllm_problems(config, facts))

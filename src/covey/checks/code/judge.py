@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covey.checks.check import Check
 from covey.options.schema import Config
 from covey.plan.facts import GoldFacts, RewardFacts, SandboxFacts
 from covey.plan.problem import problem, warning
@@ -80,3 +81,6 @@ def _tests(config: Config, tests: GoldFacts | None) -> list[Problem]:
     )
     cause = tr("Another column holds the tests, or they are in another language or form.")
     return [say("E329" if too_many else "W111", "max_bad_gold", seen, cause, *fixes)]
+
+
+CHECK = Check(place=150, judge=lambda config, facts, _: code_problems(config, facts.rewards))

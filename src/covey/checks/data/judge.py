@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 
+from covey.checks.check import Check
 from covey.checks.data.rows import left_words, row_problems
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, Facts, HubProblem, ModelFacts, PromptFacts, UnreadableFile
@@ -291,3 +292,6 @@ def _left_out(config: Config, model: ModelFacts, data: DataFacts, prompts: Promp
         "",
         Fix(text=tr("to keep them, raise --max_length or lower --max_completion_length")),
     )
+
+
+CHECK = Check(place=120, judge=lambda config, facts, _: data_problems(config, facts))

@@ -6,7 +6,9 @@ import os
 import re
 from collections.abc import Mapping
 
+from covey.checks.check import Check
 from covey.checks.model.faults import model_fault_problems
+from covey.checks.model.quantization import quantization_problems
 from covey.checks.model.template import template_problems
 from covey.config.objects import is_live
 from covey.options.schema import Config
@@ -257,3 +259,7 @@ def _small_model(config: Config, model: ModelFacts) -> list[Problem]:
             Fix(text=tr("use a learning rate for models of this size"), edits={"learning_rate": _USUAL_RATE}),
         )
     ]
+
+
+CHECK = Check(place=20, judge=lambda config, facts, _: model_problems(config, facts))
+PACKED = Check(place=40, judge=lambda config, facts, _: quantization_problems(config, facts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.checks.check import Check
 from covey.config.objects import bare_name, is_live, is_stream, live_kind
 from covey.options.schema import Config
 from covey.plan.facts import LaunchFacts
@@ -123,3 +124,6 @@ def same_functions(names: Sequence[str]) -> Fix:
         "pass the same functions in reward_funcs as when the run started: {names}", names=joined(", ", names)
     )
     return Fix(text=text)
+
+
+CHECK = Check(place=10, judge=lambda config, facts, _: object_problems(config, facts.launch))

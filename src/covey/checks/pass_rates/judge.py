@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from covey.checks.check import Check
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, OutputFacts, PassRateFacts
 from covey.plan.problem import problem, warning
@@ -218,3 +219,6 @@ def _changed(config: Config, data: DataFacts, output: OutputFacts, rates: PassRa
             Fix(text=tr("restore the file as it was")),
         )
     ]
+
+
+CHECK = Check(place=170, judge=lambda config, facts, _: pass_rate_problems(config, facts.data, facts.output))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covey.checks.check import Check
 from covey.options.schema import Config
 from covey.plan.facts import LaunchFacts
 from covey.plan.problem import problem
@@ -57,3 +58,6 @@ def too_few(asked: int, there: int, kind: str, address: str) -> Problem:
     fewer = [Fix(text=tr("use as many ranks as there are"), edits={"nproc_per_node": there})] if there else []
     more = Fix(text=tr("start Ray on another machine too: `ray start --address=HOST:6379`"))
     return problem("E389", "nproc_per_node", seen, "", *fewer, more)
+
+
+CHECK = Check(place=100, judge=lambda config, facts, _: ray_problems(config, facts.launch))

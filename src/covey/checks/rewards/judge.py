@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from covey.checks.check import Check
 from covey.checks.rewards.apart import context_warnings, judge_problems, reward_model_problems
 from covey.checks.rewards.faults import faulty_reward_problems
+from covey.checks.rewards.steps import step_problems
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, OpenLists, PromptFacts, RewardFacts
 from covey.plan.problem import problem, warning
@@ -380,3 +382,10 @@ def _cosine(config: Config, rewards: RewardFacts) -> list[Problem]:
             Fix(text=tr("use the defaults"), edits=dict(zip(_COSINE, (1.0, 0.5, -0.5, 0.0), strict=True))),
         )
     ]
+
+
+CHECK = Check(
+    place=130,
+    judge=lambda config, facts, _: reward_problems(config, facts.data, facts.prompts, facts.rewards),
+)
+STEPS = Check(place=140, judge=lambda config, facts, typed: step_problems(config, facts.rewards, typed or ()))

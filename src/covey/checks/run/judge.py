@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.checks.check import Check
 from covey.checks.objects.judge import (
     SAME_OBJECTS,
     changed_functions,
@@ -390,3 +391,6 @@ def _fits(config: Config, facts: Facts, edits: Mapping[str, Any]) -> bool:
     peak = disk_plan(changed, facts).peak_bytes
     differs = all(getattr(config, name) != value for name, value in edits.items())
     return differs and peak is not None and peak <= (facts.output.free_bytes or 0)
+
+
+CHECK = Check(place=240, judge=lambda config, facts, _: run_problems(config, facts))

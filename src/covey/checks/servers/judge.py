@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from covey.checks.check import Check
 from covey.checks.servers.vllm_serve import open_routes, vllm_serve_problems
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
@@ -207,3 +208,6 @@ def _too_long(config: Config, prompts: PromptFacts, server: ServerFacts) -> list
     shorter = Fix(text=tr("allow only shorter completions"), edits={"max_completion_length": fits})
     other = Fix(text=tr("a server whose model has a longer context"))
     return [problem("E423", _OPTION, seen, "", *([shorter] if fits > 0 else []), other)]
+
+
+CHECK = Check(place=110, judge=lambda config, facts, _: server_problems(config, facts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.checks.check import Check
 from covey.config.names import nearest
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, Facts, PromptFacts, RewardFacts, TaskFacts
@@ -216,3 +217,6 @@ def _emptied(prompts: PromptFacts, tasks: TaskFacts) -> list[Problem]:
             Fix(text=tr("leave its rows out of the data")),
         )
     ]
+
+
+CHECK = Check(place=160, judge=lambda config, facts, _: task_problems(config, facts))
