@@ -104,8 +104,8 @@ def memory() -> dict[str, int]:
 
 def read(work: Path) -> None:
     """Survey a run over the rows; print what that takes, and hold it until the input ends."""
-    from covey.config.resolve import from_dict
     from covey.checks.survey import survey
+    from covey.config.resolve import from_dict
 
     options: dict[str, Any] = {
         "model": str(work / "model"),

@@ -21,8 +21,8 @@ import pytest
 import torch
 from sharding import write_model
 
-from covey.config.resolve import from_dict
 from covey.checks.survey import survey
+from covey.config.resolve import from_dict
 from mutants.faults_publish import samples_from_a_copy
 from mutants.harness import train_quietly
 

@@ -158,12 +158,12 @@ def _rank(options: dict[str, Any]) -> dict[str, Any]:
     from covey import environment
 
     environment.settle()
+    from covey.checks.judge import refuse_faults
+    from covey.checks.survey import survey
     from covey.comm import Comm
     from covey.config.resolve import from_dict
-    from covey.checks.judge import refuse_faults
     from covey.plan.memory import memory_plan
     from covey.training import build, loop
-    from covey.checks.survey import survey
     from covey.training.job import Job
     from covey.training.process import ranks
     from covey.training.saving import Saver

@@ -21,8 +21,8 @@ def main(case: dict[str, Any], work: Path) -> dict[str, Any]:
     from covey import environment
 
     environment.settle()
-    from covey.config.resolve import from_dict
     from covey.checks.survey import survey
+    from covey.config.resolve import from_dict
     from covey.training.run import train
 
     notes: dict[str, list[float]] = {"ends": [], "scores": [], "resident_bytes": [], "children": []}

@@ -13,6 +13,8 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
+from covey.texts import tr
+
 GENERATION = "generation_config.json"
 _SETTINGS = "tokenizer_config.json"
 _TEMPLATE, _OLD_TEMPLATE, _NAMED_TEMPLATES = (
@@ -64,6 +66,18 @@ def stops_of(directory: Path) -> list[int]:
     their order."""
     said = read_json(directory / GENERATION) or read_json(directory / "config.json")
     return _as_list(said.get("eos_token_id"))
+
+
+def banned_ids(value: Any, vocab: int | None) -> tuple[int, ...]:
+    """Return the tokens, ascending, that `suppress_tokens` of a generation_config.json bans from completions.
+
+    Ids outside of the vocabulary ban nothing, as in transformers. Raises ValueError for anything but a list
+    of ids.
+    """
+    ids = _as_list(value)
+    if any(type(i) is not int for i in ids):
+        raise ValueError(tr("suppress_tokens is no list of token ids: {value!r:.80}", value=value))
+    return tuple(sorted({i for i in ids if i >= 0 and (vocab is None or i < vocab)}))
 
 
 def copy_text_files(source: Path, target: Path) -> None:

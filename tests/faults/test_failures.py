@@ -212,7 +212,7 @@ def deleted(name: str) -> Any:
 
 
 def gone(run: Path) -> None:
-    """In one move: the watchdog's thread writes its status there at any time, and rmtree fails where it does."""
+    """In one move: the watchdog's thread may write its status there while rmtree empties it, which fails."""
     shutil.rmtree(run.rename(run.with_name("away")))
 
 

@@ -41,7 +41,8 @@ def logits_of(learner: Learner, request: GenerationRequest, completion: Completi
     with torch.no_grad():
         logits = learner.policy.model(input_ids=ids).logits[0]
     first = len(request.prompt_token_ids) - 1
-    return logits[first : first + len(completion.token_ids)].float() / request.sampling.temperature
+    own = logits[first : first + len(completion.token_ids)].float() / request.sampling.temperature
+    return own.index_fill(1, torch.tensor(request.sampling.banned_token_ids, dtype=torch.long), -torch.inf)
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
@@ -68,6 +69,28 @@ def test_sets_and_logprobs_are_those_of_the_learner(filters, served: VllmEngine,
             assert abs(float(within[ids.tolist().index(token)]) - float(logprob)) < CLOSE
     # A token at the border of top_p falls by rounding.
     assert total > 50 and same >= 0.98 * total
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 0.7, 1.5])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 12}], ids=str)
+def test_banned_tokens_have_no_part(filters, temperature, served: VllmEngine, learner: Learner) -> None:
+    free = sampled(served, [request_of(p, i, temperature=temperature) for i, p in enumerate(prompts())])
+    banned = tuple(sorted({token for completion in free for token in completion.token_ids})[:40])
+    own = {"temperature": temperature, "banned_token_ids": banned, **filters}
+    numbers = {(r := request_of(p, i, **own)) and served.submit(r): r for i, p in enumerate(prompts())}
+    for completion in served.results():
+        assert not {*banned} & {*completion.token_ids.tolist()}
+        logits_nV = logits_of(learner, numbers[completion.request_id], completion)
+        for place, (token, logprob) in enumerate(
+            zip(completion.token_ids.tolist(), completion.logprobs.tolist(), strict=True)
+        ):
+            if temperature < 0.1:
+                assert token == int(logits_nV[place].argmax()) and logprob == 0.0
+                continue
+            ids = slice(None) if completion.kept is None else [*completion.kept][place].tolist()
+            assert completion.kept is None or not {*banned} & {*ids}
+            due = logits_nV[place][token] - logits_nV[place][ids].logsumexp(0)
+            assert abs(float(due) - logprob) < CLOSE
 
 
 def test_a_request_without_filters_beside_one_with_them(served: VllmEngine) -> None:

@@ -156,7 +156,8 @@ def gap(policy: Policy, asked: list[GenerationRequest], completions: list[Plain]
         tokens = torch.tensor([[*request.prompt_token_ids, *completion.token_ids]])
         with torch.no_grad():
             logits = policy.model(tokens).logits[0] / request.sampling.temperature
-        own = logits.log_softmax(-1)[len(request.prompt_token_ids) - 1 : -1]
+        banned = torch.tensor(request.sampling.banned_token_ids, dtype=torch.long)
+        own = logits.index_fill(1, banned, -torch.inf).log_softmax(-1)[len(request.prompt_token_ids) - 1 : -1]
         at = own.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
         largest = max(largest, float((at - torch.tensor(completion.logprobs)).abs().max()))
     return largest
@@ -194,6 +195,17 @@ def test_each_publish_is_sampled_from(build: Callable[..., Built], policy: Polic
     assert [c.token_ids for c in sampled(engine, asked)] == drawn[-1]
     assert len({*drawn[-1][:4]}) > 1 and drawn[0] != drawn[1]
     assert engine.take_notices() == []
+
+
+def test_banned_tokens_have_no_part(build: Callable[..., Built], policy: Policy) -> None:
+    engine, publisher, _ = build()
+    with publisher.serve(0):
+        free = {token for completion in sampled(engine, requests()) for token in completion.token_ids}
+        banned = tuple(sorted(free)[:40])
+        asked = requests(banned_token_ids=banned)
+        completions = sampled(engine, asked)
+    assert not {*banned} & {token for completion in completions for token in completion.token_ids}
+    assert gap(policy, asked, completions) < 1e-4
 
 
 @pytest.mark.parametrize("is_emptied", [True, False])

@@ -28,11 +28,11 @@ from covey.data.errors import ModelError, one_line
 from covey.data.errors import TemplateError as TemplateError
 from covey.data.model_files import model_context as model_context
 from covey.data.model_files import model_problem as model_problem
-from covey.data.model_files import read_json
+from covey.data.model_files import read_json, vocabulary_of
 from covey.data.plain import is_encodable
 from covey.data.template import compiled, in_words, typed_template
 from covey.data.template_trial import TemplateTrial
-from covey.text_files import GENERATION, own_template
+from covey.text_files import GENERATION, banned_ids, own_template
 from covey.texts import tr
 
 # What a template is given on every rendering, which chat_template_kwargs may not replace.
@@ -51,7 +51,8 @@ _MEDIA_TOKEN = re.compile(r"image|audio|video|vision|^[be]o[iav]_")
 class TextCodec:
     """A model's tokenizer, chat template and end tokens.
 
-    `stop_token_ids` begin with the template's own; `stop_sources` says who asked for each. `prefix_ids` is
+    `stop_token_ids` begin with the template's own; `stop_sources` says who asked for each.
+    `banned_token_ids` are those that generation_config.json bans from completions. `prefix_ids` is
     what the tokenizer puts in front of a text of its own accord; `template_kwargs` reaches the template on
     every rendering. `unstoppable` is the mark that the template ends an assistant's turn with where no single
     token stands for it, or "". `template_text` is what `chat_template` was made of; `trial` tries what it
@@ -63,6 +64,7 @@ class TextCodec:
     special_tokens: Mapping[str, str]
     stop_token_ids: tuple[int, ...]
     stop_sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    banned_token_ids: tuple[int, ...] = ()
     prefix_ids: tuple[int, ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     unstoppable: str = ""
@@ -218,16 +220,6 @@ class TextCodec:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
-def stop_tokens_in_words(codec: TextCodec) -> str:
-    """End tokens, ids and who asked for each: `<|im_end|> (257; template, tokenizer), </s> (2; config)`."""
-    words = []
-    for token_id in codec.stop_token_ids:
-        content, sources = codec.tokenizer.id_to_token(token_id), codec.stop_sources.get(token_id, ())
-        named = content if content is not None else tr("(not in the tokenizer)")
-        words.append(f"{named} ({'; '.join([str(token_id), ', '.join(sources)])})")
-    return ", ".join(words) or "none"
-
-
 def load_codec(
     model_dir: Path,
     *,
@@ -276,7 +268,21 @@ def load_codec(
         "tokenizer": _ids(tokenizer.token_to_id(special.get("eos_token", ""))),
     }
     sources = {i: tuple(w for w, named in asked.items() if i in named) for ids in asked.values() for i in ids}
-    return replace(codec, stop_token_ids=tuple(sources), stop_sources=sources, unstoppable=unstoppable)
+    banned = _banned(model_dir)
+    return replace(
+        codec,
+        stop_token_ids=tuple(i for i in sources if i not in banned),
+        stop_sources=sources,
+        banned_token_ids=banned,
+        unstoppable=unstoppable,
+    )
+
+
+def _banned(model_dir: Path) -> tuple[int, ...]:
+    try:
+        return banned_ids(read_json(model_dir / GENERATION).get("suppress_tokens"), vocabulary_of(model_dir))
+    except ValueError as error:
+        raise ModelError(f"{model_dir / GENERATION}: {error}") from error
 
 
 def _template(

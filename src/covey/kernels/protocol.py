@@ -116,17 +116,27 @@ class StreamAttention(Protocol):
 class HeadSpec:
     """How hidden states become logits: `softcap * tanh(scale * (hidden @ weight.T + bias) / softcap)`.
 
-    `block` is how many contexts and logits are held at once; None is what suits the device.
+    `block` is how many contexts and logits are held at once; None is what suits the device. `banned` tokens
+    (ascending) are in no softmax.
     """
 
     scale: float = 1.0
     softcap: float | None = None
     block: tuple[int, int] | None = None
+    banned: tuple[int, ...] = ()
 
     def block_for(self, weight_VD: Tensor) -> tuple[int, int]:
         """Contexts and logits that are held at once: contexts are more where the vocabulary is small."""
         contexts, cells = self.block or _BLOCK["cpu" if weight_VD.device.type == "cpu" else "gpu"]
         return max(contexts, cells // weight_VD.shape[0]), cells
+
+    def hide(self, logits_XB: Tensor, vocab: slice) -> None:
+        """Make the logits of banned tokens so small that they have no probability and no gradient, in a block
+        of the vocabulary. They stay finite: 0 times minus infinity is not a number."""
+        inside = [i - vocab.start for i in self.banned if vocab.start <= i < vocab.stop]
+        if inside:
+            least = max(_HIDDEN, torch.finfo(logits_XB.dtype).min)
+            logits_XB.index_fill_(1, torch.tensor(inside, device=logits_XB.device), least)
 
     def bounded(self, logits_NV: Tensor) -> Tensor:
         """Logits of products, which are float32."""
@@ -136,6 +146,9 @@ class HeadSpec:
             logits_NV = self.softcap * torch.tanh(logits_NV / self.softcap)
         return logits_NV
 
+
+# Its square is a float32, and its exponential is 0 at each temperature that one samples at.
+_HIDDEN = -1e15
 
 # Contexts of a block at least, and its logits: 2 Mi values are 8 MiB in float32, which stay in a CPU's cache;
 # on a GPU products have to be larger to fill it.
@@ -265,6 +278,9 @@ class SampledModel(Protocol):
 
     def logits(self, hidden_ND: Tensor, /) -> Tensor:
         """Float32 logits (N, V) of hidden states, before temperature."""
+
+    def logits_of(self, products_NV: Tensor, /) -> Tensor:
+        """Return the logits that float32 products of the head stand for."""
 
 
 @dataclass(frozen=True, slots=True)

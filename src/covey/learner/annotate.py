@@ -18,8 +18,8 @@ from covey.batching.shares import PackPlan, Step, steps_of
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
 from covey.options.schema import CreditOptions
-from covey.rollout.moving import check_sets, move
-from covey.types import AnnotatedSample, Sample, ScoredGroup, TrainSample
+from covey.rollout.moving import check_bans, check_sets, move
+from covey.types import AnnotatedSample, Sample, ScoredGroup, TokenSequence, TrainSample
 from covey.types.arrays import constant_bools
 from covey.types.episode import held
 
@@ -50,6 +50,8 @@ def annotate_and_credit(
     which += ["reference"] if needs.reference else []
     steps = steps_of(samples, forward, plan) if which or needs.entropy or comm.world > 1 else []
     samples = at_their_ranks(samples, steps, comm)
+    here = ((i, s.tokens) for i, s in enumerate(samples) if isinstance(s.tokens, TokenSequence) and s.length)
+    check_bans(here, backend.sampler.head.banned, comm)
     values = {name: annotate(samples, forward, steps, backend, name, plan, comm) for name in which}
     if has_aged:
         values["old"] = [

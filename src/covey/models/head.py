@@ -27,11 +27,13 @@ from covey.kernels.protocol import (
     Kernels,
     Products,
 )
+from covey.text_files import banned_ids
 from covey.types import KeptTokens, TokenStats
 
 
 def head_spec(model: nn.Module) -> HeadSpec:
-    """Read the scale and soft cap that a model family applies after its output embedding from its config."""
+    """Read the scale and soft cap that a model family applies after its output embedding from its config, and
+    the tokens that its generation_config.json bans."""
     config: Any = model.config
     scale = 1.0
     if getattr(config, "logit_scale", None) is not None:
@@ -39,7 +41,12 @@ def head_spec(model: nn.Module) -> HeadSpec:
     if getattr(config, "logits_scaling", None) is not None:
         scale /= float(config.logits_scaling)
     softcap = getattr(config, "final_logit_softcapping", None)
-    return HeadSpec(scale=scale, softcap=None if softcap is None else float(softcap))
+    generation: Any = getattr(model, "generation_config", None)
+    return HeadSpec(
+        scale=scale,
+        softcap=None if softcap is None else float(softcap),
+        banned=banned_ids(getattr(generation, "suppress_tokens", None), getattr(config, "vocab_size", None)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +89,11 @@ class _Head:
         return self.blocks.buffers(self.weight_VD, contexts, columns, is_backward=is_backward)
 
     def products(self, hidden_CD: Tensor, vocab: slice, buffers: HeadBuffers) -> Tensor:
-        """hidden @ weight.T (+ bias) of a block (C, B), in the head's dtype."""
+        """hidden @ weight.T (+ bias) of a block (C, B), in the head's dtype, without banned tokens."""
         bias_B = None if self.bias_V is None else self.bias_V[vocab]
-        return self.matmul.linear_into(buffers.products, hidden_CD, self.weight_VD[vocab], bias_B)
+        products_CB = self.matmul.linear_into(buffers.products, hidden_CD, self.weight_VD[vocab], bias_B)
+        self.spec.hide(products_CB, vocab)
+        return products_CB
 
     def add_gradients(
         self,

@@ -73,6 +73,8 @@ class Policy(nn.Module):
         self._kernels = kernels
         self.adapter: Adapter | None = None
         self.head: HeadSpec = head_spec(model)
+        # On the device: a recorded stride of decoding takes nothing from the host.
+        self._banned_X: Tensor | None = None
         self.stream: StreamKind = "padded"
         self.attention: AttentionKind = "sdpa"
         # Why flex attention was given up, where it was.
@@ -233,7 +235,16 @@ class Policy(nn.Module):
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Float32 logits (N, V) of hidden states, as the loss sees them, before temperature."""
         weight_VD, bias_V = self._head.weight, getattr(self._head, "bias", None)
-        return self.head.bounded(self.kernels.products.linear(hidden_ND, weight_VD, bias_V).float())
+        return self.logits_of(self.kernels.products.linear(hidden_ND, weight_VD, bias_V).float())
+
+    def logits_of(self, products_NV: Tensor) -> Tensor:
+        """Return the logits that float32 products of the head stand for: minus infinity for banned tokens."""
+        logits_NV = self.head.bounded(products_NV)
+        if self.head.banned:
+            if self._banned_X is None or self._banned_X.device != logits_NV.device:
+                self._banned_X = torch.tensor(self.head.banned, device=logits_NV.device)
+            logits_NV.index_fill_(1, self._banned_X, float("-inf"))
+        return logits_NV
 
     @property
     def kernels(self) -> Kernels:

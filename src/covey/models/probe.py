@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -184,12 +184,15 @@ class Oracle:
 
 @contextmanager
 def _evaluated(policy: Policy, kind: StreamKind) -> Iterator[None]:
-    before, training = policy.stream, policy.training
+    before, training, head = policy.stream, policy.training, policy.head
     policy.eval()
     policy.use_stream(kind)
+    # The model's own logits know of no ban.
+    policy.head = replace(head, banned=())
     try:
         yield
     finally:
+        policy.head = head
         policy.use_stream(before)
         policy.train(training)
 

@@ -318,7 +318,7 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
     """Describe how tokens are drawn, if filters are set or the model's own settings are not followed."""
     unused = ", ".join(f"{name} {value:g}" for name, value in facts.model.unused_sampling)
     filters, at = filters_of(config), f"{config.temperature:g}"
-    if not unused and not filters:
+    if not unused and not filters and not facts.template.banned_tokens:
         return []
     lines = [tr("from all tokens at temperature {temperature}", temperature=at)]
     if filters:
@@ -331,6 +331,8 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
         typed = {n: v for n, v in facts.model.unused_sampling if n in FACTS and _is_of_range(n, v)}
         if typed and not engine_problems(config.model_copy(update=typed), facts):
             lines.append(tr("to sample as it says: {typed}", typed=flags(typed)))
+    if banned := facts.template.banned_tokens:
+        lines.append(tr("never sampled (suppress_tokens of generation_config.json): {banned}", banned=banned))
     return lines
 
 

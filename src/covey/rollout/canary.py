@@ -71,10 +71,13 @@ class Outcome:
     wrong_token: str = ""
 
 
-def canary_requests(vocab: int) -> tuple[GenerationRequest, ...]:
-    """The prompts: random tokens of a vocabulary, the same in every run, at a temperature of 1."""
+def canary_requests(vocab: int, banned: tuple[int, ...] = ()) -> tuple[GenerationRequest, ...]:
+    """The prompts: random tokens of a vocabulary, the same in every run, at a temperature of 1, and answers
+    without banned tokens."""
     chosen = np.random.default_rng(0).integers(vocab, size=(_PROMPTS, _PROMPT_TOKENS))
-    sampling = SamplingParams(temperature=1.0, max_new_tokens=_NEW_TOKENS, stop_token_ids=())
+    sampling = SamplingParams(
+        temperature=1.0, max_new_tokens=_NEW_TOKENS, stop_token_ids=(), banned_token_ids=banned
+    )
     return tuple(
         GenerationRequest(
             prompt_token_ids=tuple(prompt),

@@ -21,6 +21,20 @@ def nothing() -> None:
     """Do nothing: the default of arguments that are functions to call."""
 
 
+def refuse_unfit(request: GenerationRequest, banned: Sequence[int]) -> None:
+    """Raise ValueError for a request without a prompt, for no token, or with other banned tokens than the
+    model that is to answer it."""
+    sampling = request.sampling
+    if not request.prompt_token_ids or sampling.max_new_tokens < 1:
+        num, most = len(request.prompt_token_ids), sampling.max_new_tokens
+        raise ValueError(f"a request has {num} prompt tokens and max_new_tokens {most}; both are at least 1")
+    if sampling.banned_token_ids != tuple(banned):
+        raise ValueError(
+            f"a request bans the tokens {list(sampling.banned_token_ids)}, but generation_config.json of the "
+            f"model bans {list(banned)}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What an engine can do; `noise_keys` says that the same key draws the same completion whatever its

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from covey.models.policy import Policy
-from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
+from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing, refuse_unfit
 from covey.rollout.filters import filters_of, kept_sets
 from covey.rollout.noise import row_key, sample, token_table
 from covey.rollout.stop_strings import check_stop_strings, num_until_stop, search_for
@@ -43,6 +43,7 @@ class _Sampler(LogitsProcessor):
         self._keys_R = torch.tensor([row_key(r.turn) for r in requests], device=device)
         self._temperature_R = torch.tensor([r.sampling.temperature for r in requests], device=device)
         self._sampling = [r.sampling for r in requests]
+        self._banned = list(requests[0].sampling.banned_token_ids)
         self._filters = filters_of(self._sampling, device)
         self._table_V: Tensor | None = None
         self.tokens: list[Tensor] = []
@@ -55,6 +56,8 @@ class _Sampler(LogitsProcessor):
             self._table_V = token_table(scores.shape[1], scores.device)
         position_R = torch.full_like(self._keys_R, len(self.tokens))
         by = self._temperature_R, self._keys_R, position_R, self._table_V
+        if self._banned:
+            scores[:, self._banned] = float("-inf")
         drawn = sample(scores, *by, filters=self._filters)
         self.tokens.append(drawn.tokens)
         self.logprobs.append(drawn.logprobs)
@@ -97,6 +100,7 @@ class GenerateEngine:
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request."""
+        refuse_unfit(request, self._policy.head.banned)
         check_stop_strings(request, self._tokenizer)
         number = self._next_id
         self._next_id += 1

@@ -195,6 +195,27 @@ def check_sets(rows: Iterable[tuple[int, TokenSequence]], comm: Comm) -> None:
             )
 
 
+def check_bans(rows: Iterable[tuple[int, TokenSequence]], banned: Sequence[int], comm: Comm) -> None:
+    """Raise GuardStop (F110) on every rank where one of them trains a token that the model bans. Collective.
+
+    Such a token has no probability, and so no gradient that means anything.
+    """
+    error: GuardStop | None = None
+    for number, row in rows if banned else ():
+        found = row.trained_ids[np.isin(row.trained_ids, banned)].tolist()
+        if found and error is None:
+            seen = tr(
+                "row {number} of the rollout trains token {token}, which generation_config.json bans "
+                "(suppress_tokens)",
+                number=number,
+                token=found[0],
+            )
+            error = stop(
+                "F110", comm.activity.step, seen, tr("The tokens were sampled by a model that bans others.")
+            )
+    raise_on_all_ranks(comm, error)
+
+
 def _wrong_sets(row: TokenSequence) -> str:
     """Describe what is wrong with a row's kept sets; "" if nothing is."""
     if row.kept is None:

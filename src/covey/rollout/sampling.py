@@ -24,6 +24,7 @@ def sampling(config: Config, codec: TextCodec) -> SamplingParams:
         top_p=config.top_p,
         top_k=config.top_k,
         min_p=config.min_p,
+        banned_token_ids=codec.banned_token_ids,
     )
 
 

@@ -105,7 +105,7 @@ class Subject:
             device=self.device,
             disable_dropout=True,
         )
-        policy.attention = self.attention
+        _unbanned(policy).attention = self.attention
         generator = torch.Generator().manual_seed(2)
         for name, parameter in policy.named_parameters():
             if "lora_B" in name:
@@ -137,7 +137,13 @@ def subject(device: torch.device, directory: Path, *, is_built_in: bool) -> Subj
 
 
 def _load(directory: Path, device: torch.device) -> Policy:
-    return load_policy(directory, device=device, disable_dropout=True)
+    return _unbanned(load_policy(directory, device=device, disable_dropout=True))
+
+
+def _unbanned(policy: Policy) -> Policy:
+    """Return the policy without the ban of its generation_config.json, which plain logits do not have."""
+    policy.head = replace(policy.head, banned=())
+    return policy
 
 
 def write_random_model(directory: Path) -> None:

@@ -65,7 +65,7 @@ def publisher_for(config: Config, found: Survey, owner: _Owner, engine: Engine, 
     vocab = min(owner.sampler.vocab, found.codec.tokenizer.get_vocab_size())
     own = compute_dtype(config, owner.policy.device)
     canary = Canary(
-        requests=canary_requests(vocab),
+        requests=canary_requests(vocab, owner.sampler.head.banned),
         view=learners_view(owner, comm.activity.advance),
         bound=Bound(own, engine.capabilities.dtype or own),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from covey.rollout.server.front import Front, new_instance
 from covey.rollout.server.group import device_name, group_devices
 from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
+from covey.rollout.server.sampling_wire import ANY_BANS, bans_of
 from covey.rollout.server.wire import BUCKET_BYTES, MARKER, NO_VERSION, ServerStatus
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
@@ -68,28 +69,7 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
     devices = [device_name(device)] if workers is None else workers.devices()
     # The matrices of an adapter are of use in this process alone, and they are small.
     takes_group = workers is None or not engine.capabilities.adapter_rank
-    about = ServerStatus(
-        name=serving.address,
-        instance=new_instance(),
-        engine=engine.name,
-        model=serving.name,
-        model_type=str(read_json(serving.model / "config.json").get("model_type", "")),
-        num_parameters=sum(math.prod(shape) for shape in read_shapes(serving.model).tensors.values()),
-        vocab=sizes.vocab,
-        max_len=sizes.max_len,
-        dtype=str(dtype).removeprefix("torch."),
-        version=NO_VERSION,
-        rows=serving.max_rows,
-        noise_keys=engine.capabilities.noise_keys,
-        run="",
-        is_receiving=False,
-        publish_directory=str(serving.publish_directory or ""),
-        adapter_rank=engine.capabilities.adapter_rank,
-        base="",
-        group_device=group_devices(devices) if takes_group else "",
-        swaps=engine.capabilities.swaps,
-        has_tokenizer=tokenizer is not None,
-    )
+    about = _status(serving, engine, sizes, dtype, devices if takes_group else [])
     front = Front(engine, about, ends_with_run=serving.ends_with_run, workers=workers)
     access = Access(
         token=serving.token,
@@ -122,11 +102,46 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
 
 class _Sizes(NamedTuple):
     """What a server says of its model: rows of the vocabulary, the longest prompt with its completion (0: no
-    bound), and the bytes of its largest tensor."""
+    bound), the bytes of its largest tensor, whether it finds stop strings, and the tokens that it bans."""
 
     vocab: int
     max_len: int
     largest_bytes: int
+    has_tokenizer: bool
+    bans: str = ANY_BANS
+
+
+def _status(
+    serving: Serving,
+    engine: HeldEngine | VllmEngine,
+    sizes: _Sizes,
+    dtype: torch.dtype,
+    devices: Sequence[str],
+) -> ServerStatus:
+    """Return what the server says of itself; without `devices` it takes no process group."""
+    return ServerStatus(
+        name=serving.address,
+        instance=new_instance(),
+        engine=engine.name,
+        model=serving.name,
+        model_type=str(read_json(serving.model / "config.json").get("model_type", "")),
+        num_parameters=sum(math.prod(shape) for shape in read_shapes(serving.model).tensors.values()),
+        vocab=sizes.vocab,
+        max_len=sizes.max_len,
+        dtype=str(dtype).removeprefix("torch."),
+        version=NO_VERSION,
+        rows=serving.max_rows,
+        noise_keys=engine.capabilities.noise_keys,
+        run="",
+        is_receiving=False,
+        publish_directory=str(serving.publish_directory or ""),
+        adapter_rank=engine.capabilities.adapter_rank,
+        base="",
+        group_device=group_devices(devices) if devices else "",
+        swaps=engine.capabilities.swaps,
+        has_tokenizer=sizes.has_tokenizer,
+        bans=sizes.bans,
+    )
 
 
 def _dtype_of(serving: Serving, device: torch.device) -> torch.dtype:
@@ -150,7 +165,8 @@ def _engine(
     context = model_context(serving.model) or 0
     if serving.vllm is None:
         policy = load_still(serving.model, device=device, dtype=dtype, kernels=serving.kernels)
-        sizes = _Sizes(policy.vocab, context, largest_bytes(policy))
+        bans = bans_of(policy.head.banned)
+        sizes = _Sizes(policy.vocab, context, largest_bytes(policy), tokenizer is not None, bans)
         return HeldEngine(policy, max_rows=serving.max_rows, tokenizer=tokenizer), sizes
     described = read_json(serving.model / "config.json")
     text = described.get("text_config", described)
@@ -164,4 +180,5 @@ def _engine(
     )
     largest = max(math.prod(shape) for shape in read_shapes(serving.model).tensors.values())
     engine = VllmEngine(settings, tokenizer=tokenizer)
-    return engine, _Sizes(int(text["vocab_size"]), held, largest * dtype.itemsize)
+    sizes = _Sizes(int(text["vocab_size"]), held, largest * dtype.itemsize, tokenizer is not None)
+    return engine, sizes

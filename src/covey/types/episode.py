@@ -53,9 +53,10 @@ class SamplingParams:
     """How a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64,
     stop_token_ids=(257,))`. It ends with one of the tokens, or with the one that completes a stop string.
 
-    Filters leave out tokens behind the temperature, in this order: those of less than `min_p` times the
-    largest probability (0: none), all but the `top_k` most probable ones and their equals (0: none), and all
-    but the fewest that hold `top_p` of what is left (1: none).
+    `banned_token_ids` (ascending) have no part in any probability: neither the softmax that draws nor the one
+    that learns has them. Filters leave out tokens behind the temperature, in this order: those of less than
+    `min_p` times the largest probability (0: none), all but the `top_k` most probable ones and their equals
+    (0: none), and all but the fewest that hold `top_p` of what is left (1: none).
     """
 
     temperature: float
@@ -65,6 +66,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    banned_token_ids: tuple[int, ...] = ()
 
     @property
     def has_filters(self) -> bool:

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from covey.data.errors import ModelError, TemplateError
 from covey.data.prompt_checks import prompt_problem, unwritten_prefix
 from covey.data.template import CHATML, compiled
-from covey.data.text import load_codec, stop_tokens_in_words
+from covey.data.text import load_codec
+from covey.data.token_words import stop_tokens_in_words
 from covey.quickstart.task import MODEL_DIR
 
 CONVERSATIONS = [

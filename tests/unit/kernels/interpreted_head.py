@@ -49,6 +49,7 @@ def results(kernels, dtype, spec, on_logprob, on_entropy, has_sets=False):
     hidden = torch.randn(U, D, generator=g).to(dtype).requires_grad_()
     weight = torch.randn(V, D, generator=g).to(dtype).requires_grad_()
     target = torch.randint(V, (N,), generator=g).index_fill_(0, torch.tensor([0, 2, 7, 11]), 3)
+    target[torch.isin(target, torch.tensor(spec.banned))] = 3
     temperature = (0.5 + torch.rand(U, generator=g))[CONTEXT]
     context = torch.tensor(CONTEXT)
     kept = kept_of(target) if has_sets else None
@@ -60,11 +61,14 @@ def results(kernels, dtype, spec, on_logprob, on_entropy, has_sets=False):
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("losses", [(1, 0), (0, 1), (1, 1)])
-@pytest.mark.parametrize("has_sets", [False, True])
-def test_in_float32_it_is_the_blocks_in_torch(has_sets, block, losses, monkeypatch, assert_close_guarded):
+@pytest.mark.parametrize("has_sets, banned", [(False, ()), (True, ()), (False, (0, *range(10, 15), 36))])
+def test_in_float32_it_is_the_blocks_in_torch(
+    has_sets, banned, block, losses, monkeypatch, assert_close_guarded
+):
     monkeypatch.setattr(protocol, "_BLOCK", {"cpu": block})
-    got = results(GpuKernels(), torch.float32, HeadSpec(scale=0.3), *losses, has_sets)
-    due = results(TorchKernels(), torch.float32, HeadSpec(scale=0.3), *losses, has_sets)
+    spec = HeadSpec(scale=0.3, banned=banned)
+    got = results(GpuKernels(), torch.float32, spec, *losses, has_sets)
+    due = results(TorchKernels(), torch.float32, spec, *losses, has_sets)
     for actual, expected in zip(got, due, strict=True):
         assert_close_guarded(actual, expected, rtol=2e-5)
 

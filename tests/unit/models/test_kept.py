@@ -1,4 +1,5 @@
-"""The head within kept sets against masked logits in float64: values and gradients, any block and kernels."""
+"""The head within kept sets and without banned tokens against masked logits in float64: values and
+gradients, any block and kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ N, U, D, V = 13, 9, 8, 70
 # Tokens of one context have sets of their own, as the first tokens of siblings have.
 CONTEXT = [0, 1, 0, 2, 3, 3, 5, 6, 0, 7, 8, 6, 2]
 BLOCKS = [(1, 5), (4, 4 * 10), (U, U * 33), (512, 1 << 21)]
-SPECS = [HeadSpec(), HeadSpec(scale=0.3), HeadSpec(scale=2.0, softcap=3.0)]
+# Some blocks have no token that is not banned.
+BANNED = (0, 4, *range(10, 15), 41, 69)
+SPECS = [
+    HeadSpec(),
+    HeadSpec(scale=0.3),
+    HeadSpec(scale=2.0, softcap=3.0),
+    HeadSpec(scale=0.3, banned=BANNED),
+    HeadSpec(scale=2.0, softcap=3.0, banned=BANNED),
+]
 
 
 def tensors(sets: KeptSets) -> KeptTokens:
@@ -31,15 +40,16 @@ def tensors(sets: KeptSets) -> KeptTokens:
     )
 
 
-def make(has_bias, some_whole, seed=0):
+def make(has_bias, some_whole, seed=0, banned=()):
     g = torch.Generator().manual_seed(seed)
     target = torch.randint(V, (N,), generator=g).index_fill_(0, torch.tensor([0, 2, 7, 11]), 3)
+    target[torch.isin(target, torch.tensor(banned))] = 5
     # One id, lists, bitmaps, all ids.
     sizes = [1, 2, 3, 40, 5, 1, 69, V, 2, 3, 17, 33, 1]
     sets = []
     for token, size in zip(target.tolist(), sizes, strict=True):
         order = torch.randperm(V, generator=g).tolist()
-        sets.append([token, *(i for i in order if i != token)][:size])
+        sets.append([token, *(i for i in order if i != token and i not in banned)][:size])
     if some_whole:
         sets[4], sets[9] = [], []
     return {
@@ -64,6 +74,8 @@ def plain(x, sets, spec):
     if spec.softcap is not None:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
     logits = logits / x["temperature"].double()[:, None]
+    # Elsewhere 0 times minus infinity would be no number.
+    logits = logits.index_fill(1, torch.tensor(spec.banned, dtype=torch.long), -1e6)
     outside = torch.zeros(N, V, dtype=torch.bool)
     for n, ids in enumerate(sets):
         if ids:
@@ -86,7 +98,7 @@ def test_values_and_gradients(
 ):
     kernels = CpuKernels(library and library_for(library, tmp_path_factory))
     monkeypatch.setattr(protocol, "_BLOCK", {"cpu": block})
-    x, sets = make(has_bias, some_whole)
+    x, sets = make(has_bias, some_whole, banned=spec.banned)
     kept = tensors(KeptSets.of(sets, V))
     g = torch.Generator().manual_seed(9)
     weights = [torch.randn(2, N, generator=g) * torch.tensor([[a], [b]]) for a, b in ((1, 0), (0, 1), (1, 1))]

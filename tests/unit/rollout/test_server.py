@@ -358,7 +358,7 @@ def test_without_such_a_directory_no_file_is_read(server: Running) -> None:
 
 SAMPLING = {
     **{"temperature": 1, "max_new_tokens": 4, "stop_token_ids": [], "stop_strings": []},
-    **{"top_p": 1, "top_k": 0, "min_p": 0},
+    **{"top_p": 1, "top_k": 0, "min_p": 0, "banned_token_ids": []},
 }
 
 

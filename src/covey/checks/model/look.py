@@ -21,7 +21,8 @@ from covey.data.hub import fetch_weights, locate_model
 from covey.data.model_files import ModelProblem, model_context, model_problem, read_json, vocabulary_of
 from covey.data.prompt_checks import prompt_problem, unwritten_prefix
 from covey.data.stop_words import stop_words
-from covey.data.text import TextCodec, load_codec, stop_tokens_in_words
+from covey.data.text import TextCodec, load_codec
+from covey.data.token_words import banned_tokens_in_words, stop_tokens_in_words
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes, settings_of
 from covey.models.config_shapes import FAMILIES, shapes_of_config
@@ -263,6 +264,7 @@ def _with_codec(
             answer_opening="" if odd is None else odd.opening,
             # A model was trained with its own template, whatever that writes.
             unwritten_prefix="" if config.chat_template is None else unwritten_prefix(codec),
+            banned_tokens=banned_tokens_in_words(codec),
             unstoppable_turn=codec.unstoppable,
             hidden_stop_words=stop_words(codec, config.stop_words).hidden,
         ),

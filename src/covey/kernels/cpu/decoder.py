@@ -242,7 +242,7 @@ class CompiledLlama:
     def logits(self, hidden_nE: Tensor) -> Tensor:
         """Float32 logits (n, V), as `SampledModel.logits`."""
         output: Any = self.policy.model.get_output_embeddings()  # type: ignore[operator]
-        return self.policy.head.bounded(self._product(hidden_nE, output.weight))
+        return self.policy.logits_of(self._product(hidden_nE, output.weight))
 
     def _product(self, hidden_nE: Tensor, weight_VE: Tensor) -> Tensor:
         hidden_nE = hidden_nE.float()
@@ -354,7 +354,7 @@ def compiled_llama(
     functions = Functions.of(library, dtype)
     spec = policy.head
     cos_P1D, sin_P1D = known.rotations(known.embedding, torch.arange(num_positions))
-    is_plain = spec.scale == 1.0 and spec.softcap is None
+    is_plain = spec.scale == 1.0 and spec.softcap is None and not spec.banned
     made = CompiledLlama(
         functions,
         policy,

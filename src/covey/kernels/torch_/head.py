@@ -88,6 +88,9 @@ class TorchSoftmax:
     def add(self, products_CB: Tensor, vocab: slice) -> None:
         """As the protocol says."""
         logits_CB = self._spec.bounded(_float32(products_CB, self._buffers))
+        if self._spec.softcap is not None:
+            # The cap has brought them back.
+            self._spec.hide(logits_CB, vocab)
         logits_CB = _divide(logits_CB, self._tokens.temperature_U[self._rows])
         cell_N, is_outside_N = self._tokens.cells(self._rows, vocab)
         self._logit_N += logits_CB.view(-1)[cell_N].masked_fill_(is_outside_N, 0.0)
@@ -137,6 +140,7 @@ class TorchDerivatives:
         spec, damping_CB = self._spec, None
         logits_CB = spec.bounded(_float32(products_CB, self._buffers))
         if spec.softcap is not None:
+            spec.hide(logits_CB, vocab)
             damping_CB = 1.0 - (logits_CB / spec.softcap) ** 2
         temperature_C = self._tokens.temperature_U[rows]
         logprobs_CB = _divide(logits_CB, temperature_C).sub_(self._stats.normaliser_U[rows, None])

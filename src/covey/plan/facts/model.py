@@ -150,6 +150,7 @@ class TemplateFacts:
     prompt_problem     what it does to a prompt that it does to no conversation
     answer_opening     what it puts in front of an answer there, and not behind a prompt; else ""
     unwritten_prefix   what the tokenizer puts before a plain text, and a typed template does not; else ""
+    banned_tokens      the tokens that generation_config.json bans, in words; else ""
     unstoppable_turn   what it ends an assistant's turn with, if that is no token; else ""
     stop_tokens        the end tokens and where each comes from, in words
     hidden_stop_words  (word, special token) of stop words that no text contains
@@ -161,6 +162,7 @@ class TemplateFacts:
     prompt_problem: str | None = None
     answer_opening: str = ""
     unwritten_prefix: str = ""
+    banned_tokens: str = ""
     unstoppable_turn: str = ""
     stop_tokens: str | None = None
     hidden_stop_words: tuple[tuple[str, str], ...] = ()

@@ -18,14 +18,14 @@ from tokenizers import Tokenizer
 from covey.kernels.draws import Drawn
 from covey.kernels.protocol import Kernels
 from covey.models.policy import Policy
-from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
+from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing, refuse_unfit
 from covey.rollout.filters import kept_sets
 from covey.rollout.native.branches import Branches
 from covey.rollout.native.cache import KVCache
 from covey.rollout.native.caches import Caches, free_bytes
 from covey.rollout.native.decoding import Decoding
 from covey.rollout.native.kept import Copied, KeptRow, KeptRows
-from covey.rollout.native.rows import Family, Row, refuse_empty
+from covey.rollout.native.rows import Family, Row
 from covey.rollout.noise import row_key
 from covey.rollout.stop_strings import check_stop_strings, search_for
 from covey.texts import tr
@@ -103,7 +103,7 @@ class NativeEngine:
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request behind the others of its prompt, or behind all where the cache is too small."""
-        refuse_empty(request)
+        refuse_unfit(request, self._policy.head.banned)
         check_stop_strings(request, self._tokenizer)
         number = self._next_id
         self._next_id += 1

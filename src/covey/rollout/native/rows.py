@@ -159,10 +159,3 @@ class RowState:
             frozenset[int]().union(*{own.stop_token_ids for own in sampling}),
             filters_of(sampling, device, spare),
         )
-
-
-def refuse_empty(request: GenerationRequest) -> None:
-    """ValueError for a request without a prompt, or for no token."""
-    if not request.prompt_token_ids or request.sampling.max_new_tokens < 1:
-        num, most = len(request.prompt_token_ids), request.sampling.max_new_tokens
-        raise ValueError(f"a request has {num} prompt tokens and max_new_tokens {most}; both are at least 1")

@@ -19,12 +19,15 @@ from covey.types.kept import bitmap_words
 if TYPE_CHECKING:
     from covey.types.arrays import Ints
 
+ANY_BANS = "any"
+"""What a server states whose engine bans whatever a request asks it to."""
+
 _WORD_BYTES = 4
 # The bits of each byte that are 1.
 _ONES = bytes(value.bit_count() for value in range(256))
 
 
-def sampling_of(body: Any, *, vocab: int, engine: str, has_tokenizer: bool) -> SamplingParams:
+def sampling_of(body: Any, vocab: int, engine: str, *, has_tokenizer: bool, bans: str = "") -> SamplingParams:
     """Read how a request is drawn; WireError where it is no such thing, or this server's engine cannot."""
     given = fields_of(body, [field.name for field in fields(SamplingParams)])
     temperature, longest = given["temperature"], given["max_new_tokens"]
@@ -47,12 +50,24 @@ def sampling_of(body: Any, *, vocab: int, engine: str, has_tokenizer: bool) -> S
         top_p=float(top_p),
         top_k=top_k,
         min_p=float(min_p),
+        banned_token_ids=tokens_of(given["banned_token_ids"], vocab),
     )
     if params.stop_strings and not has_tokenizer:
         raise WireError("stop strings need tokenizer.json in the model directory of this server")
+    asked = bans_of(params.banned_token_ids)
+    if bans not in (ANY_BANS, asked):
+        raise WireError(
+            f"the request bans the tokens [{asked}] (suppress_tokens of the model's generation_config.json), "
+            f"and this server's model [{bans}]"
+        )
     if params.has_filters and engine == "vllm" and not vllm_lists(top_k):
         raise WireError(f"vLLM says which tokens filters keep only with a top_k of 1 to {MOST_LISTED:,}")
     return params
+
+
+def bans_of(token_ids: Iterable[int]) -> str:
+    """Return banned tokens as a server states them."""
+    return " ".join(map(str, token_ids))
 
 
 def _strings(body: Any) -> tuple[str, ...]:

@@ -178,6 +178,8 @@ def _body(model: str, request: GenerationRequest) -> dict[str, Any]:
         "return_token_ids": True,
         **{"top_p": 1.0, "top_k": 0, "min_p": 0.0},
         **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+        # The least that its protocol has: e^-100 of the probability.
+        **({"logit_bias": {str(i): -100.0 for i in banned}} if (banned := sampling.banned_token_ids) else {}),
         **{"stream": True, "stream_interval": _TOGETHER},
     }
 

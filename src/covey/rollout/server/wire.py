@@ -22,7 +22,7 @@ from covey.texts import counted, tr
 from covey.types import Completion, Finish, GenerationRequest, TurnId
 from covey.types.arrays import Versions, each, floats, ints, runs
 
-PROTOCOL = 6
+PROTOCOL = 7
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together up to this size; a larger one is sent alone."""
 HEADER_BYTES = 1 << 20
@@ -72,7 +72,7 @@ class ServerStatus:
     adapter that it applies itself (0: none), `base` the digest of the weights beneath one ("": none).
     `group_device` is where a process group brings tensors: "cpu", or GPUs with their UUIDs, one for each
     worker of the engine ("": it takes none). `swaps`: it takes weights while requests run. `has_tokenizer`:
-    it finds stop strings.
+    it finds stop strings. `bans` are the tokens that its model bans ("3 7"); "any": those of each request.
     """
 
     name: str
@@ -95,6 +95,7 @@ class ServerStatus:
     group_device: str = ""
     swaps: bool = False
     has_tokenizer: bool = False
+    bans: str = ""
     protocol: int = PROTOCOL
 
     def body(self) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def _request(body: Any, about: ServerStatus) -> tuple[str, GenerationRequest]:
     if not isinstance(given["id"], str) or not 1 <= len(given["id"]) <= 256:
         raise WireError("an id is text of 1 to 256 characters")
     sampling = sampling_of(
-        given["sampling"], vocab=about.vocab, engine=about.engine, has_tokenizer=about.has_tokenizer
+        given["sampling"], about.vocab, about.engine, has_tokenizer=about.has_tokenizer, bans=about.bans
     )
     longest = sampling.max_new_tokens
     if about.max_len and len(prompt) + longest > about.max_len:

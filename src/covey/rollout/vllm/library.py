@@ -155,6 +155,7 @@ def sampling_params(request: GenerationRequest, listed: int = 0) -> Any:
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         logprobs=listed,
+        logit_bias={i: float("-inf") for i in sampling.banned_token_ids} or None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
