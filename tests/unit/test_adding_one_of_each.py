@@ -1,4 +1,5 @@
-"""A loss, a reward, a guard and a rule are each added by one file: whatever else speaks of them reads it."""
+"""A loss, a reward, a guard, a rule and a check are each added by one file: whatever else speaks of them
+reads it."""
 
 from __future__ import annotations
 
@@ -80,12 +81,33 @@ def warm(*, completions, solution, soft_max_length):
 
 WARM = BuiltIn(name="warm", function=warm, options=("soft_max_length",), golds=("solution",), is_penalty=True)
 """
+CHECK = """
+from covey.checks.check import Check
+from covey.codes import Code
+from covey.plan.problem import problem
+from covey.types import Fix
+
+
+def moon_problems(config, template):
+    if "moon" not in (template.stop_tokens or "") or config.seed == 7:
+        return []
+    fix = Fix(text="wait for the sun", edits={"seed": 7})
+    return [problem("E598", "seed", f"seed is {config.seed} and the moon is full.", "", fix)]
+
+
+CHECK = Check(
+    judge=lambda config, facts, typed: moon_problems(config, facts.template),
+    place=15,
+    codes=(Code(code="E598", title="Moon", why="Wolves howl."),),
+)
+"""
 TESTS = Path(__file__).parents[1]
 FILES = {
     "algorithm/loss_types/bar.py": LOSS,
     "health/signs/snow.py": RULE,
     "health/guards/ice.py": GUARD,
     "rewards/built_in/warm.py": REWARD,
+    "checks/moon.py": CHECK,
 }
 
 SAYS_OF_THE_LOSS = r"""
@@ -200,6 +222,38 @@ found = {"icy": stopped("icy"), "warm": stopped("warm"), "title": title, "has_to
 found["last"] = [code.code for code in GUARDS[-1].codes]
 """
 
+SAYS_OF_THE_CHECK = r"""
+import io
+import sys
+from contextlib import redirect_stdout
+from covey.checks.judge import refuse_faults
+from covey.cli.main import main
+from covey.config.resolve import from_dict
+from covey.errors import ConfigError
+from covey.plan.facts import Facts, TemplateFacts
+
+
+def refused(facts, **options):
+    run = from_dict({"model": "-", "dataset": ["-"], "reward_funcs": ["format"], **options}, 1)
+    try:
+        refuse_faults(run, facts)
+    except ConfigError as error:
+        return [(p.code, p.option, str(p.seen), p.why) for p in error.problems if p.code[0] == "E"]
+    return []
+
+
+full = Facts(template=TemplateFacts(stop_tokens="moon"))
+with redirect_stdout(io.StringIO()) as printed:
+    main(["explain", "E598"])
+found = {
+    "full": refused(full, num_generations=1),
+    "mended": refused(full, seed=7),
+    "new": refused(Facts()),
+    "explained": printed.getvalue().split(),
+    "has_torch": "torch" in sys.modules,
+}
+"""
+
 SAYS_OF_THE_REWARD = r"""
 import sys
 from covey.rewards.kinds import kind_of
@@ -282,6 +336,16 @@ def test_a_reward(ask):
     found = ask(SAYS_OF_THE_REWARD)
     assert found["is_named"] and found["options"] == ["soft_max_length"] and found["kind"] == "penalty"
     assert found["scores"] == pytest.approx([0.5, -0.3])
+    assert not found["has_torch"]
+
+
+def test_a_check(ask):
+    found = ask(SAYS_OF_THE_CHECK)
+    first, *others = found["full"]
+    assert first == ["E598", "seed", "seed is 42 and the moon is full.", "Wolves howl."]
+    assert [code for code, *_ in others] == ["E201"]
+    assert found["mended"] == found["new"] == []
+    assert found["explained"] == ["E598", "Moon", "Wolves", "howl."]
     assert not found["has_torch"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from covey.algorithm.loss_types.registry import loss_named
+from covey.checks.check import Check
 from covey.checks.effect import unread
 from covey.options.schema import Config, default_of
 from covey.plan.problem import problem, warning
@@ -330,3 +331,9 @@ def _pointless(option: str, seen: str, *fixes: Fix) -> Problem:
 
 def _unusual(option: str, seen: str, *fixes: Fix) -> Problem:
     return warning("W122", option, seen, "", *fixes)
+
+
+CHECK = Check(
+    place=220,
+    judge=lambda config, facts, typed: algorithm_problems(config, facts.launch.num_processes, typed or ()),
+)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from covey.algorithm.loss_types.registry import loss_named
-from covey.codes import CODES
+from covey.checks.check import Check
+from covey.codes import Code
 from covey.errors import ConfigError
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan, plan_of
+from covey.plan.facts import Facts
 from covey.plan.fixes import batch_fixes
 from covey.plan.shape import COUNTS, Shape, faults, in_range, shape_of
 from covey.texts import counted, tr
@@ -40,7 +42,7 @@ def batch_problems(
                     code=code,
                     option=option,
                     seen=seen,
-                    why=CODES[code].why,
+                    why=_WHY[code],
                     cause=cause,
                     fixes=(*fixes, *others),
                 )
@@ -216,3 +218,63 @@ _ONE: dict[str, Callable[[Shape], Words]] = {
     "E205": _step_straddles,
     "E206": _step_longer,
 }
+
+
+_CODES = (
+    Code(
+        code="E201",
+        title="Group of fewer than two completions",
+        why="The advantage of a completion compares its reward with those of the other completions of "
+        "the same prompt. With one completion there is nothing to compare, every advantage is 0 and "
+        "no weight changes.",
+    ),
+    Code(
+        code="E202",
+        title="Rollout that does not hold whole groups",
+        why="A rollout contains whole groups only: processes x per_device_train_batch_size x "
+        "steps_per_generation must be a multiple of num_generations. A group may span processes and "
+        "forward passes.",
+    ),
+    Code(
+        code="E203",
+        title="steps_per_generation and generation_batch_size disagree",
+        why="Both options set the size of a rollout, but to different values.",
+    ),
+    Code(
+        code="E204",
+        title="generation_batch_size is not a multiple of a forward pass of all processes",
+        why="Each process takes the same number of full forward passes per rollout, so "
+        "generation_batch_size must be a multiple of processes x per_device_train_batch_size.",
+    ),
+    Code(
+        code="E205",
+        title="Optimizer step that uses two rollouts",
+        why="If steps_per_generation is not a multiple of gradient_accumulation_steps, some steps mix "
+        "samples from two versions of the policy.",
+    ),
+    Code(
+        code="E206",
+        title="More than one rollout per optimizer step",
+        why="No weight is updated between these rollouts, so together they are one larger rollout. With "
+        "num_iterations above 1, the additional passes would only repeat the same gradient.",
+    ),
+    Code(
+        code="E207",
+        title="Data set smaller than one rollout",
+        why="A rollout takes a fixed number of different prompts. If the data set has fewer, the run "
+        "would end at once without a single step.",
+    ),
+    Code(
+        code="E208",
+        title="Batch count out of range",
+        why="Every count of the batch must be a whole number from 1 to 1,000,000,000.",
+    ),
+)
+_WHY = {code.code: code.why for code in _CODES}
+
+
+def _of_run(config: Config, facts: Facts, typed: Collection[str] | None) -> list[Problem]:
+    return batch_problems(config, facts.launch.num_processes, facts.prompts.num_used, typed)
+
+
+CHECK = Check(place=180, judge=_of_run, codes=_CODES)

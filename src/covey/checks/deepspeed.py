@@ -10,7 +10,7 @@ from typing import Any
 from covey.options.schema import Config
 from covey.plan.deepspeed import KEPT, KEPT_ZERO
 from covey.plan.deepspeed_file import PASSES, REFUSED, ROWS, TOTAL, ZERO, is_on, setting
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, LaunchFacts, MachineFacts, PromptFacts
 from covey.plan.fixes import edits_to
 from covey.plan.layout import DeepSpeedFile, computes_low
 from covey.plan.problem import problem, warning
@@ -87,13 +87,17 @@ def deepspeed_problems(config: Config, facts: Facts, typed: Collection[str] | No
     file = facts.layout.file
     if file is None:
         return []
-    others = [*_dtypes(config, facts, file), *_numbers(config, file)]
+    others = [*_dtypes(config, facts.machine, file), *_numbers(config, file)]
     problems = [_contradicts(file.path, others)] if others else []
-    return [*_batch(config, facts, file, typed), *problems, *_without_effect(config, file)]
+    return [
+        *_batch(config, facts.prompts, facts.launch, file, typed),
+        *problems,
+        *_without_effect(config, file),
+    ]
 
 
-def _dtypes(config: Config, facts: Facts, file: DeepSpeedFile) -> Iterator[_Other]:
-    is_low = computes_low(config, cuda=bool(facts.machine.cuda))
+def _dtypes(config: Config, machine: MachineFacts, file: DeepSpeedFile) -> Iterator[_Other]:
+    is_low = computes_low(config, cuda=bool(machine.cuda))
     name = "bfloat16" if is_low else "float32"
     run = tr("torch_dtype {torch_dtype}", torch_dtype=config.torch_dtype) + (
         tr(", {name} in this run", name=name) if config.torch_dtype == "auto" else ""
@@ -187,9 +191,15 @@ def _asked(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"{ZERO}.{name}"
 
 
-def _batch(config: Config, facts: Facts, file: DeepSpeedFile, typed: Collection[str] | None) -> list[Problem]:
+def _batch(
+    config: Config,
+    prompts: PromptFacts,
+    launch: LaunchFacts,
+    file: DeepSpeedFile,
+    typed: Collection[str] | None,
+) -> list[Problem]:
     """Where the batch numbers of the file are not those of the run (E219)."""
-    shape = shape_of(config, facts.launch.num_processes)
+    shape = shape_of(config, launch.num_processes)
     if faults(shape, None):
         return []
     ours = _as_deepspeed(shape)
@@ -204,7 +214,7 @@ def _batch(config: Config, facts: Facts, file: DeepSpeedFile, typed: Collection[
         Fix(text=tr('set {wrong} to "auto" in {path}', wrong=joined(tr(" and "), wrong), path=file.path))
     ]
     target = _of_file(shape, file)
-    if target is not None and not faults(target, facts.prompts.num_used):
+    if target is not None and not faults(target, prompts.num_used):
         fixes.insert(0, Fix(text=tr("use the batch of the file"), edits=edits_to(shape, target, typed)))
     seen = tr("{path} says {says}, but this run has {has}.", path=file.path, says=says, has=has)
     cause = tr("The file was written for another batch or another number of GPUs.")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from covey.checks.check import Check
 from covey.config.derive import is_usual
 from covey.options.declare import ReadIf
 from covey.options.schema import FACTS, Config
-from covey.plan.facts import Facts
+from covey.plan.facts import PromptFacts, RewardFacts
 from covey.plan.problem import problem, warning
 from covey.plan.words import flags
 from covey.texts import counted, joined, plural, tr
@@ -19,16 +20,18 @@ _OF_THEIR_OWN = ("tuner_type", "eval_strategy")
 _OF_MESSAGES = ("system", "chat_template", "chat_template_kwargs")
 
 
-def effect_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+def effect_problems(
+    config: Config, prompts: PromptFacts, rewards: RewardFacts, typed: Collection[str]
+) -> list[Problem]:
     """Return what is said about options that were typed and have no effect in this run."""
     return [
         *_adapters(config, typed),
         *_dropout(config, typed),
         *_evaluation(config, _changed(config, _read_with("eval_strategy"), typed)),
-        *_messages(config, facts),
+        *_messages(config, prompts),
         *_tables(config, typed),
-        *_rewards(config, facts, typed),
-        *_gold_lists(config, facts),
+        *_rewards(config, rewards, typed),
+        *_gold_lists(config, rewards),
     ]
 
 
@@ -115,10 +118,10 @@ def _evaluation(config: Config, names: Sequence[str]) -> list[Problem]:
     return [warning("W108", names[0], seen, tr("No evaluation dataset is given."), way, _leave_out(names))]
 
 
-def _messages(config: Config, facts: Facts) -> list[Problem]:
+def _messages(config: Config, prompts: PromptFacts) -> list[Problem]:
     """A system message or a template, which prompts that are text never meet."""
     names = [n for n in _OF_MESSAGES if getattr(config, n) is not None]
-    if not names or not facts.prompts.are_text or config.apply_chat_template:
+    if not names or not prompts.are_text or config.apply_chat_template:
         return []
     return [
         problem(
@@ -167,9 +170,9 @@ def _tables(config: Config, typed: Collection[str]) -> list[Problem]:
     ]
 
 
-def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+def _rewards(config: Config, rewards: RewardFacts, typed: Collection[str]) -> list[Problem]:
     """Options of built-in rewards that are not asked for; a function of the user's may read any of them."""
-    readers = facts.rewards.options
+    readers = rewards.options
     asked = [name.removeprefix("trl.rewards.") for name in config.reward_funcs]
     if any(name not in readers for name in asked):
         return []
@@ -195,9 +198,9 @@ def _rewards(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
     return [warning("W108", names[0], seen, cause, add, _leave_out(names))]
 
 
-def _gold_lists(config: Config, facts: Facts) -> list[Problem]:
+def _gold_lists(config: Config, rewards: RewardFacts) -> list[Problem]:
     """W108: `gold_lists` is set, but no gold is a list of several members."""
-    golds = facts.rewards.golds
+    golds = rewards.golds
     if config.gold_lists is None or config.streaming or golds is None:
         return []
     if golds.num_lists or not golds.num_checked:
@@ -214,3 +217,9 @@ def _set(config: Config, names: Sequence[str]) -> str:
 
 def _leave_out(names: Sequence[str]) -> Fix:
     return Fix(text=tr("leave out {names}", names=" ".join(f"--{n}" for n in names)))
+
+
+CHECK = Check(
+    place=250,
+    judge=lambda config, facts, typed: effect_problems(config, facts.prompts, facts.rewards, typed or ()),
+)

@@ -5,28 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from covey.checks.algorithm import algorithm_problems
-from covey.checks.batch import batch_problems
-from covey.checks.code.judge import code_problems
-from covey.checks.data.judge import data_problems
+from covey.checks.check import Check
+from covey.checks.check_list import CHECKS
 from covey.checks.deepspeed import deepspeed_problems
-from covey.checks.effect import effect_problems
-from covey.checks.evaluation.judge import eval_problems
-from covey.checks.levers import lever_problems
-from covey.checks.lora.judge import lora_problems
-from covey.checks.model.judge import model_problems
-from covey.checks.model.quantization import quantization_problems
-from covey.checks.objects.judge import object_problems
-from covey.checks.pass_rates.judge import pass_rate_problems
-from covey.checks.ray.judge import ray_problems
-from covey.checks.rewards.judge import reward_problems
-from covey.checks.rewards.steps import step_problems
-from covey.checks.run.judge import run_problems
-from covey.checks.servers.judge import server_problems
-from covey.checks.start import is_settled, start_problems
-from covey.checks.tasks.judge import task_problems
-from covey.checks.values import value_problems
-from covey.checks.vllm import vllm_problems
+from covey.checks.start import is_settled
 from covey.config.resolve import Resolved, faulty_options
 from covey.errors import ConfigError
 from covey.options.schema import Config
@@ -48,38 +30,28 @@ def checks(config: Config, facts: Facts, typed: Collection[str] | None = None) -
     `typed` are the names of the options that the user gave (`Resolved.typed_names`): a fix of the batch names
     only what has to be typed, and of those that have no effect each is named.
     """
-    layout = [*facts.launch.layout_problems, *layout_problems(config, facts)]
-    layout += deepspeed_problems(config, facts, typed)
-    problems = [
-        *object_problems(config, facts),
-        *model_problems(config, facts),
-        *start_problems(config, facts, typed or ()),
-        *quantization_problems(config, facts),
-        *kernel_problems(config, facts),
-        *lever_problems(config, facts, typed or ()),
-        *version_problems(config, facts),
-        *vllm_problems(config, facts),
-        *lora_problems(config, facts, typed or ()),
-        *ray_problems(config, facts),
-        *server_problems(config, facts),
-        *data_problems(config, facts),
-        *reward_problems(config, facts),
-        *step_problems(config, facts, typed or ()),
-        *code_problems(config, facts),
-        *task_problems(config, facts),
-        *pass_rate_problems(config, facts),
-        *batch_problems(config, facts.launch.num_processes, facts.prompts.num_used, typed),
-        *layout,
-        # A layout whose parts cannot be together has no forecast.
-        *([] if any(p.severity is Severity.ERROR for p in layout) else memory_problems(config, facts, typed)),
-        *value_problems(config),
-        *filter_problems(config, facts),
-        *algorithm_problems(config, facts.launch.num_processes, typed or ()),
-        *eval_problems(config, facts),
-        *run_problems(config, facts),
-        *effect_problems(config, facts, typed or ()),
-    ]
+    ordered = sorted([*CHECKS, *_OF_PLAN], key=lambda check: check.place)
+    problems = [problem for check in ordered for problem in check.judge(config, facts, typed)]
     return sorted(problems, key=lambda problem: problem.severity is not Severity.ERROR)
+
+
+def _layout(config: Config, facts: Facts, typed: Collection[str] | None) -> list[Problem]:
+    """Return the problems of the layout, and of its memory; one whose parts cannot be together has no
+    forecast."""
+    problems = [*facts.launch.layout_problems, *layout_problems(config, facts)]
+    problems += deepspeed_problems(config, facts, typed)
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        return problems
+    return [*problems, *memory_problems(config, facts, typed)]
+
+
+_OF_PLAN = (
+    Check(place=50, judge=lambda config, facts, _: kernel_problems(config, facts.model, facts.machine)),
+    Check(place=70, judge=lambda config, facts, _: version_problems(config, facts)),
+    Check(place=190, judge=_layout),
+    Check(place=210, judge=lambda config, facts, _: filter_problems(config, facts)),
+)
+"""Checks of what `covey.plan` computes."""
 
 
 def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
@@ -87,7 +59,7 @@ def refuse_faults(resolved: Resolved, facts: Facts) -> list[Problem]:
 
     What only follows from a value that nobody could read is left out.
     """
-    said = [problem for problem in resolved.problems if not is_settled(problem, facts)]
+    said = [problem for problem in resolved.problems if not is_settled(problem, facts.lora)]
     faulty = faulty_options(said, resolved.typed_names)
     no_gpus = not facts.layout.num_gpus
     no_batch = no_gpus or bool(faulty & {*COUNTS, "nproc_per_node"})

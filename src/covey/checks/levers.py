@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from covey.checks.check import Check
 from covey.config.start import reference_adapter
 from covey.options.schema import Config
 from covey.plan.facts import Facts
@@ -96,3 +97,6 @@ def _groups(config: Config, typed: Collection[str]) -> list[Problem]:
             Fix(text=tr("offload the optimizer state"), edits={"offload_optimizer": True}),
         )
     ]
+
+
+CHECK = Check(place=60, judge=lambda config, facts, typed: lever_problems(config, facts, typed or ()))

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from covey.checks.check import Check
 from covey.config.quantization import quantization_of
 from covey.config.start import BASE, START
 from covey.options.schema import Config
-from covey.plan.facts import AdapterFacts, Facts, ResumeFacts
+from covey.plan.facts import AdapterFacts, LoraFacts, OutputFacts, ResumeFacts
 from covey.plan.memory_training import has_kl
 from covey.plan.problem import problem, warning
 from covey.texts import tr
 from covey.types import Fix, Problem
 
 
-def start_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+def start_problems(
+    config: Config, lora: LoraFacts, output: OutputFacts, typed: Collection[str]
+) -> list[Problem]:
     """Return what stands against starting from this adapter, with this reference."""
-    return [*_fit(config, facts), *_reference(config, facts, typed), *_resumed(config, facts)]
+    return [*_fit(config, lora), *_reference(config, lora, typed), *_resumed(config, lora, output)]
 
 
-def is_settled(said: Problem, facts: Facts) -> bool:
+def is_settled(said: Problem, lora: LoraFacts) -> bool:
     """Return whether the model shows that what was said of the options alone is no fault: the adapter lies on
     every linear layer, which `all-linear` means."""
-    is_on_all = facts.lora.start is not None and facts.lora.start.is_on_all_linear
+    is_on_all = lora.start is not None and lora.start.is_on_all_linear
     return said.code == "E382" and said.option == "target_modules" and is_on_all
 
 
@@ -47,11 +50,11 @@ def foreign_resume(resume: ResumeFacts) -> Problem:
     )
 
 
-def _fit(config: Config, facts: Facts) -> list[Problem]:
-    if facts.lora.start is None:
+def _fit(config: Config, lora: LoraFacts) -> list[Problem]:
+    if lora.start is None:
         return []
-    if facts.lora.start.problem is None:
-        return _other_base(config, facts.lora.start)
+    if lora.start.problem is None:
+        return _other_base(config, lora.start)
     return [
         problem(
             "E383",
@@ -60,7 +63,7 @@ def _fit(config: Config, facts: Facts) -> list[Problem]:
                 "The adapter {adapters} does not fit {model}: {problem}.",
                 adapters=config.adapters,
                 model=config.model,
-                problem=facts.lora.start.problem,
+                problem=lora.start.problem,
             ),
             "",
             Fix(text=tr("use the model that the adapter was trained on: --model BASE")),
@@ -99,7 +102,7 @@ def _other_base(config: Config, adapter: AdapterFacts) -> list[Problem]:
     return [warning("W152", "adapters", seen, "", *same, other)]
 
 
-def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Problem]:
+def _reference(config: Config, lora: LoraFacts, typed: Collection[str]) -> list[Problem]:
     where = config.ref_adapters
     is_word = where in (START, BASE)
     start = Fix(text=tr("use the adapter as it is at the start"), edits={"ref_adapters": START})
@@ -129,8 +132,8 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
             where=where,
         )
         return [warning("W108", "ref_adapters", seen, "", Fix(text=tr("leave out --ref_adapters")))]
-    if facts.lora.start is not None and facts.lora.start.reference_problem is not None:
-        code, words = facts.lora.start.reference_problem
+    if lora.start is not None and lora.start.reference_problem is not None:
+        code, words = lora.start.reference_problem
         return [problem(code, "ref_adapters", tr("ref_adapters: {words}.", words=words), "", start, base)]
     if config.sync_ref_model and where == BASE:
         return [
@@ -149,13 +152,13 @@ def _reference(config: Config, facts: Facts, typed: Collection[str]) -> list[Pro
     return []
 
 
-def _resumed(config: Config, facts: Facts) -> list[Problem]:
+def _resumed(config: Config, lora: LoraFacts, output: OutputFacts) -> list[Problem]:
     """Where a run would go on with the weights of another reference than those that it began with."""
-    resume = facts.output.resume
+    resume = output.resume
     if resume is None or resume.problem is not None or resume.reference is None or not has_kl(config):
         return []
-    is_unread = config.adapters is not None and facts.lora.start is None
-    now = None if facts.lora.start is None else facts.lora.start.digest
+    is_unread = config.adapters is not None and lora.start is None
+    now = None if lora.start is None else lora.start.digest
     is_asked = config.allow_changes or any(name == "ref_adapters" for name, _, _ in resume.config_changes)
     if is_unread or is_asked or now == resume.reference:
         return []
@@ -178,3 +181,9 @@ def _resumed(config: Config, facts: Facts) -> list[Problem]:
             Fix(text=tr("use the adapter that the run started with: --adapters DIR")),
         )
     ]
+
+
+CHECK = Check(
+    place=30,
+    judge=lambda config, facts, typed: start_problems(config, facts.lora, facts.output, typed or ()),
+)

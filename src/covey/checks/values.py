@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from covey.checks.check import Check
 from covey.config.derive import RULES
 from covey.options.declare import Bounds
 from covey.options.schema import FACTS, Config, default_of
@@ -236,3 +237,6 @@ def _sources(config: Config) -> list[Problem]:
 
 
 _SUM_TOLERANCE = 1e-6
+
+
+CHECK = Check(place=200, judge=lambda config, _, __: value_problems(config))

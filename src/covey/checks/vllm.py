@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from covey.checks.check import Check
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, LaunchFacts, MachineFacts, ModelFacts, PromptFacts
+from covey.plan.layout import Layout
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import start_line
 from covey.plan.vllm_limits import LEAST_TEMPERATURE, OWNED, UNTRIED
@@ -20,9 +22,14 @@ def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what stands against sampling by vLLM; nothing where it does not sample."""
     if not config.use_vllm:
         return []
-    problems = [*_arguments(config), *_temperature(config), *_length(config, facts), *_packed(config)]
+    problems = [
+        *_arguments(config),
+        *_temperature(config),
+        *_length(config, facts.model, facts.prompts),
+        *_packed(config),
+    ]
     if config.vllm_mode == "colocate":
-        problems += _colocated(config, facts)
+        problems += _colocated(config, facts.launch, facts.machine, facts.layout)
     problems += _servers(config, facts)
     if facts.machine.cuda and config.vllm_mode == "colocate":
         seen = tr(
@@ -57,11 +64,11 @@ def _servers(config: Config, facts: Facts) -> list[Problem]:
     return []
 
 
-def _colocated(config: Config, facts: Facts) -> list[Problem]:
+def _colocated(config: Config, launch: LaunchFacts, machine: MachineFacts, layout: Layout) -> list[Problem]:
     """Return the problems of a vLLM that runs in the training processes."""
     problems = []
     number, spans = config.vllm_data_parallel_size, max(1, config.vllm_tensor_parallel_size)
-    engines = max(1, facts.launch.num_processes // spans)
+    engines = max(1, launch.num_processes // spans)
     if number not in (1, engines):
         seen = plural(
             engines,
@@ -70,7 +77,7 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
             "vllm_data_parallel_size is {number}, but {processes} with vllm_tensor_parallel_size {spans} are "
             "{engines} vLLM engines.",
             number=number,
-            processes=counted(facts.launch.num_processes, "training process"),
+            processes=counted(launch.num_processes, "training process"),
             spans=spans,
             engines=engines,
         )
@@ -79,7 +86,7 @@ def _colocated(config: Config, facts: Facts) -> list[Problem]:
             edits={"vllm_data_parallel_size": 1},
         )
         problems.append(problem("E430", "vllm_data_parallel_size", seen, "", alone))
-    return [*problems, *([] if facts.machine.cuda or not facts.layout.is_here else _on_cpu(config))]
+    return [*problems, *([] if machine.cuda or not layout.is_here else _on_cpu(config))]
 
 
 def _on_cpu(config: Config) -> list[Problem]:
@@ -148,8 +155,8 @@ def _outside(name: str, value: float) -> Problem:
     return problem("E432", name, seen, "", fix, _OWN_ENGINE)
 
 
-def _length(config: Config, facts: Facts) -> list[Problem]:
-    prompt, context = facts.prompts.longest, facts.model.context
+def _length(config: Config, model: ModelFacts, prompts: PromptFacts) -> list[Problem]:
+    prompt, context = prompts.longest, model.context
     if prompt is None:
         return []
     needed = prompt + config.max_completion_length
@@ -185,3 +192,6 @@ def _packed(config: Config) -> list[Problem]:
     )
     whole = Fix(text=tr("do not quantize"), edits={"quant_bits": None})
     return [problem("E430", "use_vllm", seen, "", _OWN_ENGINE, whole)]
+
+
+CHECK = Check(place=80, judge=lambda config, facts, _: vllm_problems(config, facts))

@@ -36,7 +36,11 @@ class Code:
     why: str
 
 
-BESIDE = ("covey.health.rule_list:RULES", "covey.health.guard_list:CODES_OF_GUARDS")
+BESIDE = (
+    "covey.checks.check_list:CODES_OF_CHECKS",
+    "covey.health.rule_list:RULES",
+    "covey.health.guard_list:CODES_OF_GUARDS",
+)
 """Packages whose files declare codes beside their checks; they import this module, so it names them."""
 
 _TABLE = (

@@ -111,54 +111,6 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     ),
     # -- batch
     (
-        "E201",
-        "Group of fewer than two completions",
-        "The advantage of a completion compares its reward with those of the other completions of the "
-        "same prompt. With one completion there is nothing to compare, every advantage is 0 and no weight "
-        "changes.",
-    ),
-    (
-        "E202",
-        "Rollout that does not hold whole groups",
-        "A rollout contains whole groups only: processes x per_device_train_batch_size x "
-        "steps_per_generation must be a multiple of num_generations. A group may span processes and "
-        "forward passes.",
-    ),
-    (
-        "E203",
-        "steps_per_generation and generation_batch_size disagree",
-        "Both options set the size of a rollout, but to different values.",
-    ),
-    (
-        "E204",
-        "generation_batch_size is not a multiple of a forward pass of all processes",
-        "Each process takes the same number of full forward passes per rollout, so generation_batch_size "
-        "must be a multiple of processes x per_device_train_batch_size.",
-    ),
-    (
-        "E205",
-        "Optimizer step that uses two rollouts",
-        "If steps_per_generation is not a multiple of gradient_accumulation_steps, some steps mix samples "
-        "from two versions of the policy.",
-    ),
-    (
-        "E206",
-        "More than one rollout per optimizer step",
-        "No weight is updated between these rollouts, so together they are one larger rollout. With "
-        "num_iterations above 1, the additional passes would only repeat the same gradient.",
-    ),
-    (
-        "E207",
-        "Data set smaller than one rollout",
-        "A rollout takes a fixed number of different prompts. If the data set has fewer, the run would "
-        "end at once without a single step.",
-    ),
-    (
-        "E208",
-        "Batch count out of range",
-        "Every count of the batch must be a whole number from 1 to 1,000,000,000.",
-    ),
-    (
         "E209",
         "More processes than GPUs",
         "Two processes on one GPU compete for its memory, and the communication library does not allow it.",

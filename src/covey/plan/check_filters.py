@@ -14,7 +14,7 @@ from covey.config.filters import (
     off,
 )
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, ModelFacts
 from covey.plan.problem import problem
 from covey.plan.server_line import start_line
 from covey.texts import tr
@@ -33,7 +33,12 @@ def vllm_lists(top_k: int) -> bool:
 
 def filter_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what is wrong with filters beyond their ranges, and with their engine."""
-    return [*_single(config), *_greedy(config), *_beyond(config, facts), *engine_problems(config, facts)]
+    return [
+        *_single(config),
+        *_greedy(config),
+        *_beyond(config, facts.model),
+        *engine_problems(config, facts),
+    ]
 
 
 def _single(config: Config) -> list[Problem]:
@@ -62,9 +67,9 @@ def _greedy(config: Config) -> list[Problem]:
     return [greedy_problem(name, on) for name, on in own.items() if on and getattr(config, name) <= 0]
 
 
-def _beyond(config: Config, facts: Facts) -> list[Problem]:
+def _beyond(config: Config, model: ModelFacts) -> list[Problem]:
     """Return E109 for a top_k above the size of the vocabulary."""
-    rows = facts.model.embedding_rows
+    rows = model.embedding_rows
     if rows is None:
         return []
     named = filters_of(config) | filters_of_their_own(config)
@@ -111,7 +116,7 @@ def _without_sets(
 ) -> Iterator[tuple[str, list[Fix]]]:
     """Give what samples without recording the sets of the filters of training and of evaluations, each with
     what to do."""
-    name, fixes = _beyond_lists(facts, on, own)
+    name, fixes = _beyond_lists(facts.model, on, own)
     if config.rollout_servers:
         for server in facts.servers.asked or ():
             if not server.fault and (server.vllm is not None or (server.engine == "vllm" and fixes)):
@@ -125,7 +130,7 @@ def _without_sets(
         yield name, [*fixes, Fix(text=tr("use covey's own engine"), edits={"use_vllm": False})]
 
 
-def _beyond_lists(facts: Facts, on: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, list[Fix]]:
+def _beyond_lists(model: ModelFacts, on: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, list[Fix]]:
     """Return vLLM in words with a top_k for which it does not list all tokens that were kept, and what to
     type instead; no fix where it lists them all."""
     filtered = {name: f.get(name, 0) for name, f in {"top_k": on, "eval_top_k": own}.items() if f}
@@ -133,7 +138,7 @@ def _beyond_lists(facts: Facts, on: Mapping[str, Any], own: Mapping[str, Any]) -
     if not lacking:
         return "", []
     name, top_k = next(iter(lacking.items()))
-    most = min(_TOP_K, facts.model.embedding_rows or _TOP_K)
+    most = min(_TOP_K, model.embedding_rows or _TOP_K)
     fix = Fix(
         text=tr("vLLM reports what it kept of up to {most:,} most probable tokens", most=MOST_LISTED),
         edits=dict.fromkeys(lacking, most),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from covey.options.schema import Config
 from covey.plan.disk import size
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, MachineFacts, ModelFacts
 from covey.plan.layout import WEIGHT_BYTES, Layout, Offload, computes_low, states_typed
 from covey.plan.problem import problem
 from covey.texts import counted, plural, tr
@@ -20,11 +20,15 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     layout = facts.layout
     if layout.is_here and not facts.machine.cuda and facts.machine.npu:
         return [_npu(facts.machine.npu)]
-    problems = [*_of_split(config, layout), *_two_dtypes(config, facts), *_offload(config, layout)]
+    problems = [
+        *_of_split(config, layout),
+        *_two_dtypes(config, facts.machine, facts.layout),
+        *_offload(config, layout),
+    ]
     if layout.engine == "colocate" and (layout.is_known or layout.is_here):
         problems += _parallel(layout, facts)
     if layout.engine == "colocate" and layout.is_known:
-        problems += _share(layout, facts)
+        problems += _share(layout, facts.model)
     return problems
 
 
@@ -59,10 +63,10 @@ def _npu(variable: str) -> Problem:
     return problem("E117", "nproc_per_node", seen, "", on_cpu, gpus)
 
 
-def _two_dtypes(config: Config, facts: Facts) -> list[Problem]:
+def _two_dtypes(config: Config, machine: MachineFacts, layout: Layout) -> list[Problem]:
     """DeepSpeed trains everything in one dtype."""
-    is_low = computes_low(config, cuda=bool(facts.machine.cuda))
-    is_zero = config.deepspeed is not None and facts.layout.zero_stage > 0
+    is_low = computes_low(config, cuda=bool(machine.cuda))
+    is_zero = config.deepspeed is not None and layout.zero_stage > 0
     if not (is_zero and is_low and config.tuner_type == "lora" and config.modules_to_save):
         return []
     seen = tr(
@@ -147,10 +151,10 @@ def _parallel(layout: Layout, facts: Facts) -> list[Problem]:
     return [problem("E214", PARALLEL, seen, "", *fixes)]
 
 
-def _share(layout: Layout, facts: Facts) -> list[Problem]:
+def _share(layout: Layout, model: ModelFacts) -> list[Problem]:
     weights = 0
-    if facts.model.sizes is not None:
-        weights = WEIGHT_BYTES * facts.model.sizes.parameters // max(1, layout.engine_parallel)
+    if model.sizes is not None:
+        weights = WEIGHT_BYTES * model.sizes.parameters // max(1, layout.engine_parallel)
     if 0 < layout.engine_share < 1 and layout.engine_bytes > weights:
         return []
     seen = tr(

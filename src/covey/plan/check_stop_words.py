@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import TemplateFacts
 from covey.plan.problem import problem
 from covey.texts import tr
 from covey.types import Fix, Problem
@@ -13,10 +13,10 @@ LONGEST_STOP_WORD = 1024
 """In characters."""
 
 
-def stop_word_problems(config: Config, facts: Facts) -> list[Problem]:
+def stop_word_problems(config: Config, template: TemplateFacts) -> list[Problem]:
     """Return what is wrong with the texts that end a completion."""
     words, longest = config.stop_words, max(map(len, config.stop_words), default=0)
-    problems = [_hidden(words, *pair) for pair in facts.template.hidden_stop_words if pair[0] in words]
+    problems = [_hidden(words, *pair) for pair in template.hidden_stop_words if pair[0] in words]
     if len(words) > MOST_STOP_WORDS or longest > LONGEST_STOP_WORD:
         seen = tr(
             "stop_words has {number} texts, the longest with {longest:,} characters; at most {most} texts of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import MachineFacts, ModelFacts
 from covey.plan.problem import problem
 from covey.texts import tr
 from covey.types import Fix, Problem
@@ -15,17 +15,17 @@ _OTHERS_CPU = tr("The command was written for a GPU, or CUDA_VISIBLE_DEVICES hid
 _AUTO = Fix(text=tr("use the best one for this device and model"))
 
 
-def kernel_problems(config: Config, facts: Facts) -> list[Problem]:
+def kernel_problems(config: Config, model: ModelFacts, machine: MachineFacts) -> list[Problem]:
     """Return what the facts say against attn_impl, use_liger_kernel and activation_offloading."""
-    return [*_on_cpu(config, facts), *_flash(config, facts), *_liger(config, facts)]
+    return [*_on_cpu(config, machine), *_flash(config, machine), *_liger(config, model, machine)]
 
 
 def _fix(option: str) -> Fix:
     return Fix(text=_AUTO.text, edits={option: "auto"})
 
 
-def _on_cpu(config: Config, facts: Facts) -> list[Problem]:
-    if facts.machine.cuda is not False:
+def _on_cpu(config: Config, machine: MachineFacts) -> list[Problem]:
+    if machine.cuda is not False:
         return []
     refused = []
     if config.attn_impl == "flash_attn":
@@ -49,10 +49,10 @@ def _on_cpu(config: Config, facts: Facts) -> list[Problem]:
     return problems
 
 
-def _flash(config: Config, facts: Facts) -> list[Problem]:
-    if config.attn_impl != "flash_attn" or facts.machine.cuda is not True:
+def _flash(config: Config, machine: MachineFacts) -> list[Problem]:
+    if config.attn_impl != "flash_attn" or machine.cuda is not True:
         return []
-    if facts.machine.has_bfloat16 is False:
+    if machine.has_bfloat16 is False:
         seen = tr("attn_impl is flash_attn, but this GPU does not support bfloat16.")
         return [
             problem(
@@ -71,14 +71,9 @@ def _flash(config: Config, facts: Facts) -> list[Problem]:
     return []
 
 
-def _liger(config: Config, facts: Facts) -> list[Problem]:
-    kind = facts.model.type
-    if (
-        config.use_liger_kernel != "true"
-        or facts.machine.cuda is False
-        or kind is None
-        or kind in LIGER_FAMILIES
-    ):
+def _liger(config: Config, model: ModelFacts, machine: MachineFacts) -> list[Problem]:
+    kind = model.type
+    if config.use_liger_kernel != "true" or machine.cuda is False or kind is None or kind in LIGER_FAMILIES:
         return []
     known = ", ".join(sorted(LIGER_FAMILIES))
     seen = tr(

@@ -91,7 +91,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     engine = sampling_engine(config, facts, backend, comm, found.codec.tokenizer)
     publisher = publisher_for(config, found, backend, engine, comm)
     supply = prompt_supply(config, found, plan)
-    progress = Progress(upcoming(supply), may_differ=is_reordered(config, facts))
+    progress = Progress(upcoming(supply), may_differ=is_reordered(config, facts.data, facts.output))
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
     scoring = _scoring(config, found, plan, progress)
     source = source_for(config, found, supply, publisher, scoring, comm)

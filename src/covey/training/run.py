@@ -162,7 +162,7 @@ def _begin_together(
     config, output = resolved.config, Path(resolved.config.output_dir)
     refuse_differences(config, found, comm)
     refuse_places(found.facts.layout, comm, others.machines)
-    lock = stack.enter_context(owned(config, found.facts, comm))
+    lock = stack.enter_context(owned(config, found.facts.output, comm))
     if others.machines is not None:
         refuse_apart(output, comm, others.machines)
     remember_run(output)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from covey.checks.pass_rates.judge import is_reordered
 from covey.plan.facts import PassRateFacts, ResumeFacts
-from support.checks import config, facts, found, one
+from support.checks import GOOD, config, facts, found, one
 
 OPTIONS = {"pass_rates": "rates.jsonl", "min_pass_rate": 0.1, "resume_from_checkpoint": "latest"}
 RATED = PassRateFacts(where="rates.jsonl", digest="new", num_rows=9, num_measured=9, num_kept=8)
@@ -18,9 +19,14 @@ def given(resume: ResumeFacts, rates: PassRateFacts | None = RATED):
     return facts(output={"resume": resume, "state": "run"}, data={"pass_rates": rates})
 
 
+def reordered(resume: ResumeFacts, rates: PassRateFacts | None = RATED, **options: Any) -> bool:
+    known = given(resume, rates)
+    return is_reordered(config(**options), known.data, known.output)
+
+
 def test_the_same_measurement_goes_on() -> None:
     assert found(given(SAME), **OPTIONS) == []
-    assert not is_reordered(config(**OPTIONS, allow_changes=True), given(SAME))
+    assert not reordered(SAME, **OPTIONS, allow_changes=True)
 
 
 def test_another_needs_a_word() -> None:
@@ -32,13 +38,13 @@ def test_another_needs_a_word() -> None:
 
 
 def test_rows_may_come_in_another_order_by_that_word_alone() -> None:
-    assert not is_reordered(config(**OPTIONS), given(OTHER))
-    assert is_reordered(config(**OPTIONS, allow_changes=True), given(OTHER))
+    assert not reordered(OTHER, **OPTIONS)
+    assert reordered(OTHER, **OPTIONS, allow_changes=True)
     changed = replace(SAME, config_changes=(("min_pass_rate", 0.2, 0.1),))
-    assert is_reordered(config(**OPTIONS, allow_changes=True), given(changed))
+    assert reordered(changed, **OPTIONS, allow_changes=True)
     other = replace(SAME, config_changes=(("beta", 0.0, 0.1),))
-    assert not is_reordered(config(**OPTIONS, allow_changes=True), given(other))
-    assert not is_reordered(config(**OPTIONS, allow_changes=True), facts())
+    assert not reordered(other, **OPTIONS, allow_changes=True)
+    assert not is_reordered(config(**OPTIONS, allow_changes=True), GOOD.data, GOOD.output)
 
 
 def test_other_prompts_by_that_word_are_those_of_options_that_draw_them() -> None:
@@ -50,8 +56,8 @@ def test_other_prompts_by_that_word_are_those_of_options_that_draw_them() -> Non
         ("system", None, "r1"),
     ):
         resume = ResumeFacts(path="runs/a/checkpoint-3", step=3, config_changes=(change,))
-        assert is_reordered(config(allow_changes=True), given(resume, None))
-        assert not is_reordered(config(), given(resume, None))
+        assert reordered(resume, None, allow_changes=True)
+        assert not reordered(resume, None)
 
 
 def test_a_column_changes_with_its_data() -> None:

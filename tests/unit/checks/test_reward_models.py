@@ -124,7 +124,7 @@ def test_each_model_of_a_hub_has_its_revision(whole: Path, monkeypatch: pytest.M
     found = with_reward_models(Facts(), options, offline=True)
     assert asked == [("o/a", None), ("o/b", "v1"), ("o/c", "v2")]
     assert [m.name for m in found.rewards.models] == ["a", "b", "c"]
-    assert list(usable_models(options, found)) == ["o/a", "o/b", "o/c"]
+    assert list(usable_models(options, found.prompts, found.rewards)) == ["o/a", "o/b", "o/c"]
 
 
 def test_a_question_of_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

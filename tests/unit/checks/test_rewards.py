@@ -10,7 +10,7 @@ from covey.checks.rewards.judge import reward_problems
 from covey.plan.facts import Facts, GoldFacts, OpenLists
 from covey.texts import Text, tr
 from covey.types import BlindReward, FaultKind, RewardCause, RewardFault
-from support.checks import Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
+from support.checks import GOOD, Case, assert_fixes_mend, assert_says, config, edits_of, facts, found, one
 
 
 def faulty(name: str, kind: FaultKind, words: str = "seen so") -> Facts:
@@ -161,7 +161,8 @@ def test_what_both_answers_to_a_row_show_is_said_once() -> None:
 )
 def test_what_to_do_goes_by_the_cause(fault: RewardFault, advice: str) -> None:
     given = config(reward_funcs=[fault.reward], judge_base_url="http://j/v1")
-    (problem,) = reward_problems(given, facts(rewards={"faulty": (fault,)}))
+    rewards = replace(GOOD.rewards, faulty=(fault,))
+    (problem,) = reward_problems(given, GOOD.data, GOOD.prompts, rewards)
     assert advice in problem.fixes[-1].text
 
 
@@ -219,12 +220,12 @@ def test_the_suggested_share_is_enough(num_checked: int) -> None:
     none = config(max_bad_gold=0.0)
     for num_bad in range(1, num_checked):
         given = facts(rewards={"golds": GoldFacts(num_checked=num_checked, num_bad=num_bad)})
-        (problem,) = reward_problems(none, given)
+        (problem,) = reward_problems(none, given.data, given.prompts, given.rewards)
         enough = problem.fixes[1].edits["max_bad_gold"]
         assert num_bad / num_checked <= enough <= 1
         assert enough <= num_bad / num_checked + 0.011
         again = none.model_copy(update={"max_bad_gold": enough})
-        assert [p.code for p in reward_problems(again, given)] == ["W111"]
+        assert [p.code for p in reward_problems(again, given.data, given.prompts, given.rewards)] == ["W111"]
     assert num_checked >= 1
 
 

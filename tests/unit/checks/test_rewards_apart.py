@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from covey.checks.rewards.apart import judge_problems
-from covey.plan.facts import JudgeFacts, RewardModelFacts
+from covey.plan.facts import JudgeFacts, RewardFacts, RewardModelFacts
 from covey.plan.memory import LIBRARIES, memory_plan, reward_model_bytes
-from support.checks import SIZES, Case, assert_fixes_mend, assert_says, changed, config, facts, found
+from support.checks import GOOD, SIZES, Case, assert_fixes_mend, assert_says, changed, config, facts, found
 
 MODEL: dict[str, Any] = {
     "entry": "models/rm",
@@ -110,9 +110,9 @@ def test_a_model_without_a_template_reads_prompts_that_are_text() -> None:
 )
 def test_an_address_is_looked_at_and_no_key_of_it_repeated(url: str, words: str) -> None:
     (fault,) = judge_problems(
-        config(**{**JUDGE, "judge_base_url": url}), facts(rewards={"judge": JudgeFacts()})
+        config(**{**JUDGE, "judge_base_url": url}), GOOD.data, RewardFacts(judge=JudgeFacts())
     )
-    assert judge_problems(config(judge_base_url=url), facts()) == [fault]
+    assert judge_problems(config(judge_base_url=url), GOOD.data, GOOD.rewards) == [fault]
     assert (fault.code, fault.option) == ("E340", "judge_base_url")
     assert words in fault.seen and "sk-secret" not in fault.seen
 

@@ -155,4 +155,4 @@ def test_a_resume_holds_the_reference_to_its_digest(
         lora={"start": AdapterFacts(digest=now)},
         output={"resume": ResumeFacts(path="r/checkpoint-2", step=2, reference="a" * 64)},
     )
-    assert [p.code for p in start_problems(config, given, ())] == ["E419"] * is_refused
+    assert [p.code for p in start_problems(config, given.lora, given.output, ())] == ["E419"] * is_refused

@@ -133,15 +133,15 @@ _TASKS, _RATES = "journeys/test_tasks.py", "test_rows_are_left_out_and_ordered"
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "reward_model": ("journeys/test_reward_models.py", "test_what_a_model_pays_for_is_learnt"),
     "reward_model_revision": (
-        "unit/training/test_reward_model_facts.py",
+        "unit/checks/test_reward_models.py",
         "test_each_model_of_a_hub_has_its_revision",
     ),
     "external_plugins": ("journeys/test_rewards.py", "test_plugins_and_functions_unchanged"),
     "reward_timeout_s": ("journeys/test_rewards.py", "test_a_call_that_does_not_end"),
     "reward_workers": ("unit/rewards/test_directions.py", "test_reward_workers"),
     "reward_trial": ("journeys/test_judge.py", "test_without_the_trial_nobody_is_asked_before_the_run"),
-    "max_bad_gold": ("unit/plan/test_check_reward.py", "test_golds_around_the_share_that_is_allowed"),
-    "unsafe_exec": ("unit/plan/test_check_code.py", "test_says_and_mends"),
+    "max_bad_gold": ("unit/checks/test_rewards.py", "test_golds_around_the_share_that_is_allowed"),
+    "unsafe_exec": ("unit/checks/test_code.py", "test_says_and_mends"),
     "completion_form": ("unit/rewards/test_callee.py", "test_the_form_of_prompts_and_completions"),
     "step_separator": (
         "unit/rewards/test_steps.py",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from covey.checks.check import Check
 from covey.options.schema import Config
-from covey.plan.facts import Facts, GoldFacts, SandboxFacts
+from covey.plan.facts import GoldFacts, RewardFacts, SandboxFacts
 from covey.plan.problem import problem, warning
 from covey.texts import joined, tr
 from covey.types import Fix, Problem
@@ -18,9 +19,9 @@ _ALLOW = tr(
 )
 
 
-def code_problems(config: Config, facts: Facts) -> list[Problem]:
+def code_problems(config: Config, rewards: RewardFacts) -> list[Problem]:
     """Return what the facts say against the reward code_reward."""
-    return [*_sandbox(config, facts.rewards.sandbox), *_tests(config, facts.rewards.code_tests)]
+    return [*_sandbox(config, rewards.sandbox), *_tests(config, rewards.code_tests)]
 
 
 def _sandbox(config: Config, sandbox: SandboxFacts | None) -> list[Problem]:
@@ -80,3 +81,6 @@ def _tests(config: Config, tests: GoldFacts | None) -> list[Problem]:
     )
     cause = tr("Another column holds the tests, or they are in another language or form.")
     return [say("E329" if too_many else "W111", "max_bad_gold", seen, cause, *fixes)]
+
+
+CHECK = Check(place=150, judge=lambda config, facts, _: code_problems(config, facts.rewards))

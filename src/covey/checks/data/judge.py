@@ -6,9 +6,10 @@ import os
 import shlex
 from collections.abc import Mapping
 
+from covey.checks.check import Check
 from covey.checks.data.rows import left_words, row_problems
 from covey.options.schema import Config
-from covey.plan.facts import Facts, HubProblem, UnreadableFile
+from covey.plan.facts import DataFacts, Facts, HubProblem, ModelFacts, PromptFacts, UnreadableFile
 from covey.plan.problem import problem, warning
 from covey.plan.reasons import REFUSED
 from covey.texts import Whole, counted, tr
@@ -18,14 +19,14 @@ from covey.types import Fix, Problem
 def data_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts about the data say against the configuration."""
     return [
-        *_dataset(config, facts),
-        *_mixed(config, facts),
-        *row_problems(config, facts),
+        *_dataset(config, facts.data, facts.prompts),
+        *_mixed(config, facts.data),
+        *row_problems(config, facts.data, facts.prompts),
         *_lengths(config, facts),
     ]
 
 
-def _dataset(config: Config, facts: Facts) -> list[Problem]:
+def _dataset(config: Config, data: DataFacts, prompts: PromptFacts) -> list[Problem]:
     problems = [
         problem(
             "E302",
@@ -40,26 +41,24 @@ def _dataset(config: Config, facts: Facts) -> list[Problem]:
             ),
             Fix(text=tr("for a data set on a hub, give its id, without ./ or a file extension: owner/name")),
         )
-        for path in facts.data.missing_paths or ()
+        for path in data.missing_paths or ()
     ]
-    problems += [_unreadable(config, file) for file in facts.data.unreadable or ()]
-    is_explained = (
-        problems or facts.data.missing_columns or facts.data.media_columns or facts.prompts.num_too_long
-    )
-    is_explained = is_explained or any(rows.reason in REFUSED for rows in facts.data.left_out)
-    is_explained = is_explained or (facts.data.pass_rates is not None and facts.data.pass_rates.num_rows)
-    if config.dataset and facts.prompts.num_used == 0 and not is_explained:
-        problems.append(problem("E309", "dataset", _unusable(facts), "", Fix(text=_mend(facts))))
+    problems += [_unreadable(config, file) for file in data.unreadable or ()]
+    is_explained = problems or data.missing_columns or data.media_columns or prompts.num_too_long
+    is_explained = is_explained or any(rows.reason in REFUSED for rows in data.left_out)
+    is_explained = is_explained or (data.pass_rates is not None and data.pass_rates.num_rows)
+    if config.dataset and prompts.num_used == 0 and not is_explained:
+        problems.append(problem("E309", "dataset", _unusable(data), "", Fix(text=_mend(data))))
     return problems
 
 
-def _unusable(facts: Facts) -> str:
-    if facts.data.num_rows == 0:
+def _unusable(data: DataFacts) -> str:
+    if data.num_rows == 0:
         return tr("The dataset is empty: it has no rows.")
-    left = left_words(facts)
+    left = left_words(data)
     return tr(
         "The dataset has {rows} but no usable prompt{words}.",
-        rows=counted(facts.data.num_rows or 0, "row"),
+        rows=counted(data.num_rows or 0, "row"),
         words=tr(": {left}", left=left) if left else "",
     )
 
@@ -69,17 +68,17 @@ _CUT_EMOJI = tr(
 )
 
 
-def _mend(facts: Facts) -> str:
+def _mend(data: DataFacts) -> str:
     """Return what to do about rows of which none is usable."""
-    reasons = {rows.reason for rows in facts.data.left_out if not rows.where}
+    reasons = {rows.reason for rows in data.left_out if not rows.where}
     if reasons == {"surrogate"}:
         return _CUT_EMOJI
     if reasons == {"only_answers"}:
         return tr("give the message that the model answers the role user")
-    if facts.data.num_rows == 0:
+    if data.num_rows == 0:
         return tr('write rows into it, as {"question": "What is 1+1?", "solution": "2"}')
-    if facts.data.unread_columns:
-        names = ", ".join(facts.data.unread_columns)
+    if data.unread_columns:
+        names = ", ".join(data.unread_columns)
         return tr(
             "a prompt must be text, but {names} holds bytes: write it into the file as text (a "
             "string column)",
@@ -140,18 +139,18 @@ _ADVICE: Mapping[str, str] = {
 }
 
 
-def _mixed(config: Config, facts: Facts) -> list[Problem]:
+def _mixed(config: Config, data: DataFacts) -> list[Problem]:
     problems = []
-    if facts.data.hub_problem is not None:
-        problems.append(_hub(config, facts.data.hub_problem))
+    if data.hub_problem is not None:
+        problems.append(_hub(config, data.hub_problem))
     # What is wrong with the probabilities is said of the option itself.
-    if facts.data.problem is not None and facts.data.problem.option != "interleave_prob":
-        option = facts.data.problem.option or _option_of(config, facts.data.problem.source)
+    if data.problem is not None and data.problem.option != "interleave_prob":
+        option = data.problem.option or _option_of(config, data.problem.source)
         fix = Fix(text=_ADVICE[option], edits={"streaming": False} if option == "streaming" else {})
-        if facts.data.problem.columns is not None:
-            names = dict(facts.data.problem.columns)
+        if data.problem.columns is not None:
+            names = dict(data.problem.columns)
             fix = Fix(text=tr("these names work"), edits={"columns": names})
-        problems.append(problem("E302", option, facts.data.problem.words, "", fix))
+        problems.append(problem("E302", option, data.problem.words, "", fix))
     return problems
 
 
@@ -183,20 +182,20 @@ def _hub(config: Config, hub: HubProblem) -> Problem:
 
 
 def _lengths(config: Config, facts: Facts) -> list[Problem]:
-    if _nothing_short_enough(facts):
+    if _nothing_short_enough(facts.prompts):
         return [_all_too_long(config, facts)]
-    problems = _context(config, facts)
+    problems = _context(config, facts.model, facts.prompts)
     if facts.prompts.num_too_long and facts.prompts.num_used:
-        problems.append(_left_out(config, facts))
+        problems.append(_left_out(config, facts.model, facts.data, facts.prompts))
     return problems
 
 
-def _nothing_short_enough(facts: Facts) -> bool:
-    return facts.prompts.num_used == 0 and bool(facts.prompts.num_too_long)
+def _nothing_short_enough(prompts: PromptFacts) -> bool:
+    return prompts.num_used == 0 and bool(prompts.num_too_long)
 
 
 def _all_too_long(config: Config, facts: Facts) -> Problem:
-    limit = _limit(config, facts)
+    limit = _limit(config, facts.model)
     longest, context = facts.prompts.longest_in_data, facts.model.context
     fixes = []
     if longest is not None and (context is None or longest + config.max_completion_length <= context):
@@ -228,22 +227,22 @@ def _all_too_long(config: Config, facts: Facts) -> Problem:
     )
 
 
-def _limit(config: Config, facts: Facts) -> str:
+def _limit(config: Config, model: ModelFacts) -> str:
     if config.max_length is not None:
         return tr("max_length {max_length}", max_length=config.max_length)
-    if facts.model.context is None:
+    if model.context is None:
         return tr("the limit")
-    room = facts.model.context - config.max_completion_length
+    room = model.context - config.max_completion_length
     return tr(
         "context {model_context} - max_completion_length {max_completion_length} = {room} tokens",
-        model_context=facts.model.context,
+        model_context=model.context,
         max_completion_length=config.max_completion_length,
         room=room,
     )
 
 
-def _context(config: Config, facts: Facts) -> list[Problem]:
-    context, prompt = facts.model.context, facts.prompts.longest or 1
+def _context(config: Config, model: ModelFacts, prompts: PromptFacts) -> list[Problem]:
+    context, prompt = model.context, prompts.longest or 1
     completion = config.max_completion_length
     if context is None or completion < 1 or prompt + completion <= context:
         return []
@@ -252,13 +251,13 @@ def _context(config: Config, facts: Facts) -> list[Problem]:
         fixes.append(
             Fix(text=tr("allow only shorter completions"), edits={"max_completion_length": context - prompt})
         )
-    if facts.prompts.longest is not None and completion < context:
+    if prompts.longest is not None and completion < context:
         fixes.append(
             Fix(text=tr("leave out the longest prompts"), edits={"max_length": context - completion})
         )
     known = (
         tr("longest prompt {prompt}", prompt=prompt)
-        if facts.prompts.longest is not None
+        if prompts.longest is not None
         else tr("a prompt of at least 1 token")
     )
     return [
@@ -280,16 +279,19 @@ def _context(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _left_out(config: Config, facts: Facts) -> Problem:
+def _left_out(config: Config, model: ModelFacts, data: DataFacts, prompts: PromptFacts) -> Problem:
     return warning(
         "W105",
         "max_length",
         tr(
             "{prompts} of {num_rows} are longer than {limit} and are left out.",
-            prompts=counted(facts.prompts.num_too_long or 0, "prompt"),
-            num_rows=facts.data.num_rows or "?",
-            limit=_limit(config, facts),
+            prompts=counted(prompts.num_too_long or 0, "prompt"),
+            num_rows=data.num_rows or "?",
+            limit=_limit(config, model),
         ),
         "",
         Fix(text=tr("to keep them, raise --max_length or lower --max_completion_length")),
     )
+
+
+CHECK = Check(place=120, judge=lambda config, facts, _: data_problems(config, facts))

@@ -30,7 +30,7 @@ from covey.data.sources import DataSource, stream_rows
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
 from covey.options.schema import Config
-from covey.plan.facts import DataProblem, EvalSet, Facts, LeftOut
+from covey.plan.facts import DataProblem, EvalSet, Facts, LeftOut, ModelFacts
 from covey.plan.reasons import REFUSED
 from covey.texts import tr
 from covey.texts.language import spoken
@@ -79,7 +79,7 @@ def with_data(
 def _rendered(
     facts: Facts, config: Config, codec: TextCodec, rows: Rows, sets: Sequence[tuple[str, Rows]]
 ) -> tuple[Facts, Data]:
-    limit = longest_allowed(facts, config)
+    limit = longest_allowed(facts.model, config)
     try:
         options = prompt_options(config)
         table = prompt_table(rows, codec, max_length=limit, options=options, progress=_progress())
@@ -96,7 +96,7 @@ def _rendered(
         facts = _of_sets(facts, tables)
         if any(found.reason in REFUSED for found in facts.data.left_out):
             return facts, Data()
-        left = left_words(facts, empty[0])
+        left = left_words(facts.data, empty[0])
         words = tr(
             "the set to evaluate on, {empty}, has no usable prompt{words}",
             empty=empty[0],
@@ -199,7 +199,7 @@ def _streamed(
     facts, sets = eval_rows(facts, config, held, (), live, offline=offline)
     if codec is None:
         return facts, Data()
-    limit = longest_allowed(facts, config)
+    limit = longest_allowed(facts.model, config)
     try:
         stream = PromptStream(
             stream_rows(real, use_hf=config.use_hf, offline=offline, live=live),
@@ -241,11 +241,11 @@ def prompt_options(config: Config) -> PromptOptions:
     )
 
 
-def longest_allowed(facts: Facts, config: Config) -> int | None:
+def longest_allowed(model: ModelFacts, config: Config) -> int | None:
     """Tokens that a prompt may have: as typed, else what the model's context leaves for it."""
-    if config.max_length is not None or facts.model.context is None:
+    if config.max_length is not None or model.context is None:
         return config.max_length
-    return max(1, facts.model.context - config.max_completion_length)
+    return max(1, model.context - config.max_completion_length)
 
 
 def _progress() -> Callable[[int, int], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from covey.config.names import free_name
 from covey.options.schema import Config
-from covey.plan.facts import Facts, LeftOut, MissingColumn
+from covey.plan.facts import DataFacts, LeftOut, MissingColumn, PromptFacts
 from covey.plan.problem import problem, warning
 from covey.plan.reasons import REASONS, REFUSED
 from covey.plan.words import flags
@@ -15,23 +15,19 @@ _COUNTED_ELSEWHERE = ("too_long", "cut", "media", *REFUSED)
 _ROLES = tr("system, user (human), assistant (gpt, bot), tool (observation), function_call, developer")
 
 
-def row_problems(config: Config, facts: Facts) -> list[Problem]:
+def row_problems(config: Config, data: DataFacts, prompts: PromptFacts) -> list[Problem]:
     """Return what the facts about rows and columns say against the configuration."""
     return [
-        *_columns(config, facts),
-        *_media(facts),
-        *(
-            _refused(config, facts, left_out)
-            for left_out in facts.data.left_out
-            if left_out.reason in REFUSED
-        ),
-        *_left_out(facts),
-        *_unread(facts),
-        *_unused(facts),
+        *_columns(config, data),
+        *_media(data),
+        *(_refused(config, data, left_out) for left_out in data.left_out if left_out.reason in REFUSED),
+        *_left_out(data, prompts),
+        *_unread(data),
+        *_unused(data),
     ]
 
 
-def left_words(facts: Facts, where: str = "") -> str:
+def left_words(data: DataFacts, where: str = "") -> str:
     """Return how many rows are left out for which reason, and the numbers of the first ones."""
     return joined(
         "; ",
@@ -42,7 +38,7 @@ def left_words(facts: Facts, where: str = "") -> str:
                 reasons=REASONS.get(rows.reason, rows.reason),
                 numbers=numbers(rows),
             )
-            for rows in facts.data.left_out
+            for rows in data.left_out
             if rows.where == where and rows.reason not in _COUNTED_ELSEWHERE
         ],
     )
@@ -53,8 +49,8 @@ def numbers(left_out: LeftOut) -> str:
     return f"{', '.join(map(str, left_out.rows))}{' ...' if left_out.count > len(left_out.rows) else ''}"
 
 
-def _media(facts: Facts) -> list[Problem]:
-    if not facts.data.media_columns:
+def _media(data: DataFacts) -> list[Problem]:
+    if not data.media_columns:
         return []
     return [
         problem(
@@ -62,7 +58,7 @@ def _media(facts: Facts) -> list[Problem]:
             "dataset",
             tr(
                 "The data holds images, audio or video: {media_columns}.",
-                media_columns=joined(", ", facts.data.media_columns),
+                media_columns=joined(", ", data.media_columns),
             ),
             tr("The dataset is for vision models."),
             Fix(text=tr("use a data set without media, or remove these rows and columns")),
@@ -70,7 +66,7 @@ def _media(facts: Facts) -> list[Problem]:
     ]
 
 
-def _refused(config: Config, facts: Facts, left_out: LeftOut) -> Problem:
+def _refused(config: Config, data: DataFacts, left_out: LeftOut) -> Problem:
     """A kind of row that is refused: training without what stands there would be another task."""
     option = "val_dataset" if left_out.where else "dataset"
     whose = tr(" of the dataset {where}", where=left_out.where) if left_out.where else ""
@@ -103,7 +99,7 @@ def _refused(config: Config, facts: Facts, left_out: LeftOut) -> Problem:
             first=first,
             detail=left_out.detail,
         )
-        renamed = _renamed(config, facts, "tools", free_name("tools", facts.data.columns or ()))
+        renamed = _renamed(config, data, "tools", free_name("tools", data.columns or ()))
         return problem(
             code,
             option,
@@ -124,13 +120,13 @@ def _refused(config: Config, facts: Facts, left_out: LeftOut) -> Problem:
         fix = Fix(text=tr("change the role in the data; the roles are {roles}", roles=_ROLES))
         return problem(code, option, seen, "", fix)
     if left_out.reason == "not_continued":
-        return _not_continued(config, facts, left_out, option, rows)
+        return _not_continued(config, data, left_out, option, rows)
     seen = tr("The column tools of {rows} does not hold a list of functions with names.", rows=rows)
     form = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
     return problem(code, option, seen, "", Fix(text=tr("write tools as {form}", form=form)))
 
 
-def _not_continued(config: Config, facts: Facts, left_out: LeftOut, option: str, rows: str) -> Problem:
+def _not_continued(config: Config, data: DataFacts, left_out: LeftOut, option: str, rows: str) -> Problem:
     seen = tr(
         "The prompt of {rows} ends with an assistant message, which the completion should continue. The "
         "chat template does not write this message unchanged at the beginning of the assistant's turn. In "
@@ -139,7 +135,7 @@ def _not_continued(config: Config, facts: Facts, left_out: LeftOut, option: str,
         first=left_out.rows[0],
         detail=left_out.detail,
     )
-    renamed = _renamed(config, facts, "prompt", "messages")
+    renamed = _renamed(config, data, "prompt", "messages")
     return problem(
         REFUSED["not_continued"],
         option,
@@ -152,9 +148,9 @@ def _not_continued(config: Config, facts: Facts, left_out: LeftOut, option: str,
     )
 
 
-def _renamed(config: Config, facts: Facts, old: str, new: str) -> dict[str, str]:
+def _renamed(config: Config, data: DataFacts, old: str, new: str) -> dict[str, str]:
     """Return the renames with one more; a column that has the new name already gets another one."""
-    there = set(facts.data.columns or ()) - set(facts.data.made_columns)
+    there = set(data.columns or ()) - set(data.made_columns)
     away = {_source(config, new): free_name(new, there)} if new in there else {}
     return {**(config.columns or {}), _source(config, old): new, **away}
 
@@ -164,13 +160,13 @@ def _source(config: Config, name: str) -> str:
     return next((old for old, new in (config.columns or {}).items() if new == name), name)
 
 
-def _left_out(facts: Facts) -> list[Problem]:
+def _left_out(data: DataFacts, prompts: PromptFacts) -> list[Problem]:
     """A word on rows that have no usable prompt, while others do."""
-    sets = dict.fromkeys(left_out.where for left_out in facts.data.left_out)
+    sets = dict.fromkeys(left_out.where for left_out in data.left_out)
     problems = []
     for where in sets:
-        shown = left_words(facts, where)
-        is_told = facts.data.problem is not None if where else facts.prompts.num_used == 0
+        shown = left_words(data, where)
+        is_told = data.problem is not None if where else prompts.num_used == 0
         if not shown or is_told:
             continue
         problems.append(
@@ -185,18 +181,18 @@ def _left_out(facts: Facts) -> list[Problem]:
     return problems
 
 
-def _unread(facts: Facts) -> list[Problem]:
-    if not facts.data.unread_columns:
+def _unread(data: DataFacts) -> list[Problem]:
+    if not data.unread_columns:
         return []
     return [
         warning(
             "W140",
             "dataset",
             plural(
-                len(facts.data.unread_columns),
+                len(data.unread_columns),
                 "The column {names} holds bytes, so it is not passed to rewards.",
                 "The columns {names} hold bytes, so they are not passed to rewards.",
-                names=joined(", ", facts.data.unread_columns),
+                names=joined(", ", data.unread_columns),
             ),
             "",
             Fix(text=tr("if it is text, write it as text (a string column) into the file")),
@@ -204,19 +200,19 @@ def _unread(facts: Facts) -> list[Problem]:
     ]
 
 
-def _unused(facts: Facts) -> list[Problem]:
-    if not facts.data.unused_columns:
+def _unused(data: DataFacts) -> list[Problem]:
+    if not data.unused_columns:
         return []
     return [
         warning(
             "W141",
             "dataset",
             plural(
-                len(facts.data.unused_columns),
+                len(data.unused_columns),
                 "The column {names} is not used: a prompt that is a string is given to the model unchanged.",
                 "The columns {names} are not used: a prompt that is a string is given to the model "
                 "unchanged.",
-                names=joined(", ", facts.data.unused_columns),
+                names=joined(", ", data.unused_columns),
             ),
             "",
             Fix(text=tr("--apply_chat_template true makes each prompt a user message of the chat template")),
@@ -224,9 +220,9 @@ def _unused(facts: Facts) -> list[Problem]:
     ]
 
 
-def _columns(config: Config, facts: Facts) -> list[Problem]:
-    missing, columns = facts.data.missing_columns or (), facts.data.columns or ()
-    if facts.data.has_preference_pairs:
+def _columns(config: Config, data: DataFacts) -> list[Problem]:
+    missing, columns = data.missing_columns or (), data.columns or ()
+    if data.has_preference_pairs:
         return [_pairs(columns)]
     renames = {_source(config, m.rename[0]): m.rename[1] for m in missing if m.rename is not None}
     edits = {"columns": {**(config.columns or {}), **renames}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covey.checks.check import Check
 from covey.config.names import nearest
 from covey.options.schema import Config
 from covey.plan.facts import Facts
@@ -135,3 +136,6 @@ def metric_names(config: Config, facts: Facts) -> list[str]:
 def pass_sizes(num: int) -> list[int]:
     """The k of pass@k for `num` completions a prompt: `pass_sizes(6)` is [1, 2, 4, 6]."""
     return sorted({*(2**i for i in range(num.bit_length()) if 2**i <= num), num})
+
+
+CHECK = Check(place=230, judge=lambda config, facts, _: eval_problems(config, facts))

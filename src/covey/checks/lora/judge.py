@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from covey.checks.check import Check
 from covey.options.schema import Config
 from covey.options.vllm import LORA_RANKS
 from covey.plan.facts import Facts
@@ -108,3 +109,6 @@ def _servers(config: Config, facts: Facts, typed: Collection[str]) -> list[Probl
         again = Fix(text=tr("start the server again for an adapter of this rank: `{line}`", line=line))
         problems.append(problem("E434", _OPTION, seen, "", again, _MERGED))
     return problems
+
+
+CHECK = Check(place=90, judge=lambda config, facts, typed: lora_problems(config, facts, typed or ()))

@@ -22,7 +22,7 @@ from covey.config.quantization import adapter_quantization, quantization_of
 from covey.config.start import adapter_directory, reference_adapter
 from covey.models.adapter_shapes import ALL_LINEAR, ModelShapes, adapter_fault, facts_of, settings_of
 from covey.options.schema import Config
-from covey.plan.facts import AdapterFacts, Facts
+from covey.plan.facts import AdapterFacts, Facts, ModelFacts
 from covey.plan.memory_training import has_kl
 from covey.texts import tr
 
@@ -43,7 +43,7 @@ def with_adapter(facts: Facts, config: Config, shapes: ModelShapes) -> Facts:
     problem = adapter_fault(tensors, shapes, settings)
     found = AdapterFacts(
         problem=problem,
-        other_base="" if _is_base(saved.base, config, facts) else saved.base,
+        other_base="" if _is_base(saved.base, config, facts.model) else saved.base,
         **_quantized(config, directory),
         is_on_all_linear=facts_of(shapes, settings).targets == facts_of(shapes, everywhere).targets,
     )
@@ -74,14 +74,11 @@ def _quantized(config: Config, directory: Path) -> dict[str, Any]:
     }
 
 
-def _is_base(base: str, config: Config, facts: Facts) -> bool:
+def _is_base(base: str, config: Config, model: ModelFacts) -> bool:
     """Whether the model may be the base that an adapter names; one without a name may be any."""
     if not base or is_live(base) or is_live(config.model) or same_base(base, config.model):
         return True
-    return (
-        facts.model.directory is not None
-        and adapter_path(base).resolve() == Path(facts.model.directory).resolve()
-    )
+    return model.directory is not None and adapter_path(base).resolve() == Path(model.directory).resolve()
 
 
 def _reference_problem(config: Config, directory: Path, shapes: ModelShapes) -> tuple[str, str] | None:

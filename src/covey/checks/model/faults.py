@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from covey.checks.model.quantization import quantized_model_fixes
 from covey.options.schema import Config
-from covey.plan.facts import Facts, FaultDetails, ModelFault
+from covey.plan.facts import FaultDetails, ModelFacts, ModelFault, TemplateFacts
+from covey.plan.layout import Layout
 from covey.plan.problem import problem
 from covey.texts import Whole, filled, tr
 from covey.types import Fix, Problem
@@ -155,18 +156,22 @@ _CONVERT = tr(
 )
 
 
-def model_fault_problems(config: Config, facts: Facts) -> list[Problem]:
+def model_fault_problems(
+    config: Config, model: ModelFacts, template: TemplateFacts, layout: Layout
+) -> list[Problem]:
     """Return why the model cannot be read or trained, and why its chat template cannot be used."""
     problems = []
-    if facts.model.problem is not None:
-        fault = facts.model.fault or "missing"
-        problems.append(_fault(config, facts, fault, facts.model.problem, facts.model.details))
-    if facts.template.problem is not None:
-        problems.append(_fault(config, facts, "template", facts.template.problem, facts.template.details))
+    if model.problem is not None:
+        fault = model.fault or "missing"
+        problems.append(_fault(config, model, layout, fault, model.problem, model.details))
+    if template.problem is not None:
+        problems.append(_fault(config, model, layout, "template", template.problem, template.details))
     return problems
 
 
-def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details: FaultDetails) -> Problem:
+def _fault(
+    config: Config, model: ModelFacts, layout: Layout, fault: ModelFault, words: str, details: FaultDetails
+) -> Problem:
     if fault == "hub" and (_looks_local(config.model) or details.cause == "file"):
         fault = "missing"
     code, cause, fixes = _FAULTS[fault]
@@ -192,14 +197,14 @@ def _fault(config: Config, facts: Facts, fault: ModelFault, words: str, details:
     elif fault == "shards":
         fixes = (_gathered(details.command),)
     elif fault == "quantized":
-        fixes = (*quantized_model_fixes(facts), *fixes)
+        fixes = (*quantized_model_fixes(model), *fixes)
     elif fault == "hub" and details.cause != "offline":
         get = f"hf download {config.model.removeprefix('hf::')}"
         fixes = (
             Fix(text=tr("on a machine with network access run `{get}`, then this command again", get=get)),
             *fixes,
         )
-    if not facts.layout.is_here:
+    if not layout.is_here:
         # Whoever plans for another machine asks about this model and no other.
         fixes = tuple(fix for fix in fixes if fix is not _BUILT_IN)
     return problem(

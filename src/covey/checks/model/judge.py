@@ -6,12 +6,14 @@ import os
 import re
 from collections.abc import Mapping
 
+from covey.checks.check import Check
 from covey.checks.model.faults import model_fault_problems
+from covey.checks.model.quantization import quantization_problems
 from covey.checks.model.template import template_problems
 from covey.config.objects import is_live
 from covey.options.schema import Config
 from covey.plan.check_stop_words import stop_word_problems
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, LoraFacts, MachineFacts, ModelFacts
 from covey.plan.problem import problem, warning
 from covey.plan.versions import TRIED, VLLM_ON_CPU
 from covey.texts import counted, joined, plural, tr
@@ -23,26 +25,26 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def model_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts say against the model and how it is to be trained."""
     return [
-        *model_fault_problems(config, facts),
-        *_tokens(config, facts),
-        *_unused(config, facts),
-        *_remote_code(config, facts),
-        *_targets(config, facts),
-        *_device(config, facts),
-        *_packages(facts),
-        *template_problems(config, facts),
-        *stop_word_problems(config, facts),
-        *_small_model(config, facts),
+        *model_fault_problems(config, facts.model, facts.template, facts.layout),
+        *_tokens(config, facts.model),
+        *_unused(config, facts.model),
+        *_remote_code(config, facts.model),
+        *_targets(config, facts.lora),
+        *_device(config, facts.machine),
+        *_packages(facts.machine),
+        *template_problems(config, facts.template, facts.prompts),
+        *stop_word_problems(config, facts.template),
+        *_small_model(config, facts.model),
     ]
 
 
-def _tokens(config: Config, facts: Facts) -> list[Problem]:
-    if not facts.model.tokens_beyond or facts.model.embedding_rows is None:
+def _tokens(config: Config, model: ModelFacts) -> list[Problem]:
+    if not model.tokens_beyond or model.embedding_rows is None:
         return []
-    count, rows = len(facts.model.tokens_beyond), facts.model.embedding_rows
-    shown = ", ".join(f"{token!r} ({i})" for token, i in facts.model.tokens_beyond[:3])
+    count, rows = len(model.tokens_beyond), model.embedding_rows
+    shown = ", ".join(f"{token!r} ({i})" for token, i in model.tokens_beyond[:3])
     more = tr(" and {count} more", count=count - 3) if count > 3 else ""
-    highest = facts.model.tokens_beyond[-1][1]
+    highest = model.tokens_beyond[-1][1]
     return [
         problem(
             "E374",
@@ -70,10 +72,10 @@ def _tokens(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _unused(config: Config, facts: Facts) -> list[Problem]:
-    if not facts.model.unused_tensors or facts.model.problem is not None:
+def _unused(config: Config, model: ModelFacts) -> list[Problem]:
+    if not model.unused_tensors or model.problem is not None:
         return []
-    count = len(facts.model.unused_tensors)
+    count = len(model.unused_tensors)
     more = tr(" and {count} more", count=count - 3) if count > 3 else ""
     return [
         warning(
@@ -85,7 +87,7 @@ def _unused(config: Config, facts: Facts) -> list[Problem]:
                 "{tensors} of {model} are not loaded: {names}{more}.",
                 tensors=counted(count, "tensor"),
                 model=config.model,
-                names=joined(", ", facts.model.unused_tensors[:3]),
+                names=joined(", ", model.unused_tensors[:3]),
                 more=more,
             ),
             "",
@@ -94,12 +96,12 @@ def _unused(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _remote_code(config: Config, facts: Facts) -> list[Problem]:
+def _remote_code(config: Config, model: ModelFacts) -> list[Problem]:
     if not config.trust_remote_code or _COMMIT.fullmatch(config.model_revision or ""):
         return []
     if is_live(config.model):
         return []
-    is_here = facts.model.directory is not None and os.path.normpath(config.model) == facts.model.directory
+    is_here = model.directory is not None and os.path.normpath(config.model) == model.directory
     if is_here or config.model.startswith(("/", "./", "../", "~")) or config.model == "quickstart":
         return []
     return [
@@ -126,11 +128,11 @@ def _remote_code(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _targets(config: Config, facts: Facts) -> list[Problem]:
+def _targets(config: Config, lora: LoraFacts) -> list[Problem]:
     problems = []
-    for unmatched in facts.lora.unmatched_targets:
+    for unmatched in lora.unmatched_targets:
         option = _typed_in(config, unmatched.target)
-        working = _working(config, facts, option)
+        working = _working(config, lora, option)
         near = unmatched.nearest[0] if unmatched.nearest else None
         text = tr("the module with the nearest name is {near}", near=near)
         fixes = [Fix(text=text, edits={option: working})] if near is not None else []
@@ -153,9 +155,9 @@ def _targets(config: Config, facts: Facts) -> list[Problem]:
                 *fixes,
             )
         )
-    for name, why in facts.lora.untrainable_targets:
+    for name, why in lora.untrainable_targets:
         option = _typed_in(config, name)
-        working = ["all-linear"] if name == "all-linear" else _working(config, facts, option)
+        working = ["all-linear"] if name == "all-linear" else _working(config, lora, option)
         if not working and option == "target_modules":
             working = ["all-linear"]
         text = tr("leave it out") if working else tr("leave out --{option}", option=option)
@@ -177,16 +179,16 @@ def _typed_in(config: Config, name: str) -> str:
     return "target_modules" if name in config.target_modules else "modules_to_save"
 
 
-def _working(config: Config, facts: Facts, option: str) -> list[str]:
+def _working(config: Config, lora: LoraFacts, option: str) -> list[str]:
     """Return the names of an option that the model has and that can be trained, those that it has not by the
     nearest name."""
-    refused = {name for name, _ in facts.lora.untrainable_targets}
-    nearest = {u.target: u.nearest[:1] for u in facts.lora.unmatched_targets}
+    refused = {name for name, _ in lora.untrainable_targets}
+    nearest = {u.target: u.nearest[:1] for u in lora.unmatched_targets}
     typed = [name for name in getattr(config, option) if name not in refused]
     return list(dict.fromkeys(n for name in typed for n in nearest.get(name, (name,))))
 
 
-def _device(config: Config, facts: Facts) -> list[Problem]:
+def _device(config: Config, machine: MachineFacts) -> list[Problem]:
     dtype = config.torch_dtype
     automatic = Fix(
         text=tr("use the dtype that this device computes fastest in"), edits={"torch_dtype": "auto"}
@@ -197,11 +199,11 @@ def _device(config: Config, facts: Facts) -> list[Problem]:
         return [problem("E319", "torch_dtype", seen, cause, automatic)]
     if dtype != "bfloat16":
         return []
-    if facts.machine.cuda and facts.machine.has_bfloat16 is False:
+    if machine.cuda and machine.has_bfloat16 is False:
         seen = tr("torch_dtype is bfloat16, but this GPU does not support it.")
         cause = tr("NVIDIA GPUs support bfloat16 from Ampere (2020) on.")
         return [problem("E319", "torch_dtype", seen, cause, automatic)]
-    if facts.machine.cuda is False and facts.machine.has_bfloat16 is False:
+    if machine.cuda is False and machine.has_bfloat16 is False:
         seen = tr("torch_dtype is bfloat16, but this CPU has no instructions for it.")
         cause = ""
         return [warning("W102", "torch_dtype", seen, cause, automatic)]
@@ -220,7 +222,7 @@ _INSTALL: Mapping[str, str] = {
 }
 
 
-def _packages(facts: Facts) -> list[Problem]:
+def _packages(machine: MachineFacts) -> list[Problem]:
     return [
         problem(
             "E116",
@@ -233,15 +235,15 @@ def _packages(facts: Facts) -> list[Problem]:
             if option == "use_vllm"
             else Fix(text=tr("leave out --{option}", option=option)),
         )
-        for option, package in facts.machine.missing_packages
+        for option, package in machine.missing_packages
     ]
 
 
 _SMALL, _SMALL_RATE, _USUAL_RATE = 50_000_000, 1e-5, 1e-4
 
 
-def _small_model(config: Config, facts: Facts) -> list[Problem]:
-    count = facts.model.num_parameters
+def _small_model(config: Config, model: ModelFacts) -> list[Problem]:
+    count = model.num_parameters
     if count is None or count >= _SMALL or not 0 < config.learning_rate < _SMALL_RATE:
         return []
     return [
@@ -257,3 +259,7 @@ def _small_model(config: Config, facts: Facts) -> list[Problem]:
             Fix(text=tr("use a learning rate for models of this size"), edits={"learning_rate": _USUAL_RATE}),
         )
     ]
+
+
+CHECK = Check(place=20, judge=lambda config, facts, _: model_problems(config, facts))
+PACKED = Check(place=40, judge=lambda config, facts, _: quantization_problems(config, facts))

@@ -8,7 +8,7 @@ from typing import Any
 from covey.config.objects import is_live
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, ModelFacts
 from covey.plan.problem import problem
 from covey.texts import tr
 from covey.types import Fix, Problem
@@ -22,14 +22,14 @@ def quantization_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what stands against quantizing the weights as the options say."""
     if config.quant_method is None and config.quant_bits is None:
         return []
-    return [*_method(config), *_dtype(config), *_of_model(config, facts), *_of_run(config, facts)]
+    return [*_method(config), *_dtype(config), *_of_model(config, facts.model), *_of_run(config, facts)]
 
 
-def quantized_model_fixes(facts: Facts) -> tuple[Fix, ...]:
+def quantized_model_fixes(model: ModelFacts) -> tuple[Fix, ...]:
     """Return what trains a model that bitsandbytes has quantized; nothing for any other."""
-    if facts.model.stored_quantization is None:
+    if model.stored_quantization is None:
         return ()
-    edits = {"tuner_type": "lora", **facts.model.stored_quantization}
+    edits = {"tuner_type": "lora", **model.stored_quantization}
     return (Fix(text=tr("train an adapter on the quantized weights (QLoRA)"), edits=edits),)
 
 
@@ -65,7 +65,7 @@ def _dtype(config: Config) -> Iterator[Problem]:
         )
 
 
-def _of_model(config: Config, facts: Facts) -> Iterator[Problem]:
+def _of_model(config: Config, model: ModelFacts) -> Iterator[Problem]:
     """A model of a program, or one that is stored quantized in another way."""
     if is_live(config.model):
         seen = tr(
@@ -74,9 +74,9 @@ def _of_model(config: Config, facts: Facts) -> Iterator[Problem]:
         )
         where = Fix(text=tr("give the directory or id of the model, not the object: model='DIR_OR_ID'"))
         yield problem("E386", "quant_bits", seen, "", where, _PLAIN)
-    if facts.model.stored_quantization is None or quantization_of(config) is None:
+    if model.stored_quantization is None or quantization_of(config) is None:
         return
-    others = {n: v for n, v in facts.model.stored_quantization.items() if getattr(config, n) != v}
+    others = {n: v for n, v in model.stored_quantization.items() if getattr(config, n) != v}
     if others:
         shown = ", ".join(f"{n} {_shown(getattr(config, n))}" for n in others)
         held = ", ".join(f"{n} {_shown(v)}" for n, v in others.items())

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import PromptFacts, TemplateFacts
 from covey.plan.problem import problem, warning
 from covey.texts import tr
 from covey.types import Fix, Problem
 
 
-def template_problems(config: Config, facts: Facts) -> list[Problem]:
+def template_problems(config: Config, template: TemplateFacts, prompts: PromptFacts) -> list[Problem]:
     """Return what the facts say against the rendered prompts."""
     return [
-        *_plain_prompts(config, facts),
-        *_prompt(config, facts),
-        *_prefix(config, facts),
-        *_unstoppable(config, facts),
+        *_plain_prompts(config, template, prompts),
+        *_prompt(config, template, prompts),
+        *_prefix(config, template, prompts),
+        *_unstoppable(config, template, prompts),
     ]
 
 
-def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
-    if not (facts.prompts.are_text and facts.template.is_there) or config.apply_chat_template:
+def _plain_prompts(config: Config, template: TemplateFacts, prompts: PromptFacts) -> list[Problem]:
+    if not (prompts.are_text and template.is_there) or config.apply_chat_template:
         return []
     return [
         warning(
@@ -36,16 +36,16 @@ def _plain_prompts(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _prompt(config: Config, facts: Facts) -> list[Problem]:
-    if facts.template.prompt_problem is None or facts.prompts.are_text:
+def _prompt(config: Config, template: TemplateFacts, prompts: PromptFacts) -> list[Problem]:
+    if template.prompt_problem is None or prompts.are_text:
         return []
-    of_chatml = "<|im_start|>" in facts.template.answer_opening
+    of_chatml = "<|im_start|>" in template.answer_opening
     usual = Fix(text=tr("use the common template of this form"), edits={"chat_template": "chatml"})
     return [
         problem(
             "E323",
             "chat_template",
-            tr("The chat template {prompt_problem}.", prompt_problem=facts.template.prompt_problem),
+            tr("The chat template {prompt_problem}.", prompt_problem=template.prompt_problem),
             "",
             *([usual] if of_chatml and config.chat_template != "chatml" else []),
             Fix(text=tr("use the template that the model was trained with: --chat_template FILE.jinja")),
@@ -53,9 +53,9 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _prefix(config: Config, facts: Facts) -> list[Problem]:
-    prefix = facts.template.unwritten_prefix
-    if not prefix or (facts.prompts.are_text and not config.apply_chat_template):
+def _prefix(config: Config, template: TemplateFacts, prompts: PromptFacts) -> list[Problem]:
+    prefix = template.unwritten_prefix
+    if not prefix or (prompts.are_text and not config.apply_chat_template):
         return []
     return [
         warning(
@@ -74,14 +74,14 @@ def _prefix(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _unstoppable(config: Config, facts: Facts) -> list[Problem]:
-    mark = facts.template.unstoppable_turn
+def _unstoppable(config: Config, template: TemplateFacts, prompts: PromptFacts) -> list[Problem]:
+    mark = template.unstoppable_turn
     # Prompts that are text, and are not put into the template, do not ask for its turns.
-    if not mark or (facts.prompts.are_text and not config.apply_chat_template):
+    if not mark or (prompts.are_text and not config.apply_chat_template):
         return []
     if any(word in mark for word in config.stop_words):
         return []
-    stop = facts.template.stop_tokens or "none"
+    stop = template.stop_tokens or "none"
     return [
         warning(
             "W118",

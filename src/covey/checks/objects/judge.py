@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.checks.check import Check
 from covey.config.objects import bare_name, is_live, is_stream, live_kind
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import LaunchFacts
 from covey.plan.problem import problem
 from covey.texts import joined, tr
 from covey.types import Fix, Problem
@@ -25,14 +26,14 @@ _ADAPTER = Fix(
 )
 
 
-def object_problems(config: Config, facts: Facts) -> list[Problem]:
+def object_problems(config: Config, launch: LaunchFacts) -> list[Problem]:
     """Return a problem for each object that the program is to give and that is not there, and for each stream
     where a table is needed."""
     named = {"model": [config.model], "dataset": config.dataset, "val_dataset": config.val_dataset}
-    return [*_missing(named, facts), *_streams(config)]
+    return [*_missing(named, launch), *_streams(config)]
 
 
-def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
+def _missing(named: Mapping[str, Sequence[str]], launch: LaunchFacts) -> list[Problem]:
     return [
         problem(
             "E376",
@@ -54,7 +55,7 @@ def _missing(named: Mapping[str, Sequence[str]], facts: Facts) -> list[Problem]:
         )
         for option, texts in named.items()
         for text in dict.fromkeys(texts)
-        if is_live(text) and bare_name(text) not in facts.launch.objects
+        if is_live(text) and bare_name(text) not in launch.objects
     ]
 
 
@@ -123,3 +124,6 @@ def same_functions(names: Sequence[str]) -> Fix:
         "pass the same functions in reward_funcs as when the run started: {names}", names=joined(", ", names)
     )
     return Fix(text=text)
+
+
+CHECK = Check(place=10, judge=lambda config, facts, _: object_problems(config, facts.launch))

@@ -7,7 +7,7 @@ import re
 import shlex
 
 from covey.options.schema import Config
-from covey.plan.facts import Facts, RunOwner
+from covey.plan.facts import OutputFacts, RunOwner
 from covey.plan.problem import problem
 from covey.texts import tr
 from covey.types import Fix, Problem
@@ -19,17 +19,17 @@ _STEP = ("nproc_per_node", "per_device_train_batch_size", "gradient_accumulation
 _CUT = (*_STEP, "num_iterations")
 
 
-def output_dir_problems(config: Config, facts: Facts, words: str = "") -> list[Problem]:
+def output_dir_problems(config: Config, output: OutputFacts, words: str = "") -> list[Problem]:
     """Return what stands against writing to output_dir; `words` say why it cannot be, where that is known."""
-    path, state = config.output_dir, facts.output.state
-    known = words or facts.output.fault
+    path, state = config.output_dir, output.state
+    known = words or output.fault
     if state == "not_writable":
         return [unwritable_problem(path, known)]
     other = Fix(text=tr("use another directory"), edits={"output_dir": next_name(path)})
-    if facts.output.owner is not None:
-        return [_in_use(path, facts.output.owner, other)]
-    problems = [*_in_the_way(facts), *_damaged_records(facts)]
-    if state in (None, "free") or _goes_on(config, facts):
+    if output.owner is not None:
+        return [_in_use(path, output.owner, other)]
+    problems = [*_in_the_way(output), *_damaged_records(output)]
+    if state in (None, "free") or _goes_on(config, output):
         return problems
     if state == "not_empty":
         return [
@@ -78,11 +78,11 @@ def unwritable_problem(path: str, known: str) -> Problem:
     )
 
 
-def _goes_on(config: Config, facts: Facts) -> bool:
+def _goes_on(config: Config, output: OutputFacts) -> bool:
     """Whether the run is that of output_dir; what is wrong with its checkpoint is another matter."""
-    if facts.output.resume is None:
+    if output.resume is None:
         return config.resume_from_checkpoint not in (None, "auto")
-    return facts.output.resume.problem is not None or not facts.output.resume.is_elsewhere
+    return output.resume.problem is not None or not output.resume.is_elsewhere
 
 
 def _in_use(path: str, owner: RunOwner, other: Fix) -> Problem:
@@ -114,7 +114,7 @@ def _in_use(path: str, owner: RunOwner, other: Fix) -> Problem:
     )
 
 
-def _in_the_way(facts: Facts) -> list[Problem]:
+def _in_the_way(output: OutputFacts) -> list[Problem]:
     return [
         problem(
             "E412",
@@ -123,7 +123,7 @@ def _in_the_way(facts: Facts) -> list[Problem]:
             "",
             Fix(text=_move(path, "mine")),
         )
-        for path, words in facts.output.in_the_way
+        for path, words in output.in_the_way
     ]
 
 
@@ -131,10 +131,10 @@ def _move(path: str, suffix: str) -> str:
     return f"mv {shlex.quote(path)} {shlex.quote(f'{path}.{suffix}')}"
 
 
-def _damaged_records(facts: Facts) -> list[Problem]:
-    if facts.output.records_problem is None:
+def _damaged_records(output: OutputFacts) -> list[Problem]:
+    if output.records_problem is None:
         return []
-    path, words = facts.output.records_problem
+    path, words = output.records_problem
     fix = Fix(text=_move(path, "damaged"))
     return [problem("E411", "output_dir", tr("{path} {words}.", path=path, words=words), "", fix)]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from covey.checks.check import Check
 from covey.options.schema import Config
-from covey.plan.facts import Facts, PassRateFacts
+from covey.plan.facts import DataFacts, OutputFacts, PassRateFacts
 from covey.plan.problem import problem, warning
 from covey.plan.report_data import histogram
 from covey.plan.words import flags
@@ -24,7 +25,7 @@ _DRAWN_BY = (
 _FEW = 0.5
 
 
-def pass_rate_problems(config: Config, facts: Facts) -> list[Problem]:
+def pass_rate_problems(config: Config, data: DataFacts, output: OutputFacts) -> list[Problem]:
     """Return what is said about pass rates."""
     asked = [n for n in (*_SOURCES, *READERS) if getattr(config, n) != type(config).model_fields[n].default]
     if not asked:
@@ -39,7 +40,7 @@ def pass_rate_problems(config: Config, facts: Facts) -> list[Problem]:
         return [_two(config)]
     if config.min_pass_rate > config.max_pass_rate:
         return [_crossed(config)]
-    rates = facts.data.pass_rates
+    rates = data.pass_rates
     said = [] if readers else [_idle(config, sources[0])]
     if rates is None:
         return said
@@ -47,23 +48,21 @@ def pass_rate_problems(config: Config, facts: Facts) -> list[Problem]:
         return [_unreadable(rates, sources[0])]
     if rates.num_rows and not rates.num_kept:
         return [_none_left(config, rates)]
-    return [*said, *_few(rates, sources[0]), *_changed(config, facts, rates)]
+    return [*said, *_few(rates, sources[0]), *_changed(config, data, output, rates)]
 
 
-def is_reordered(config: Config, facts: Facts) -> bool:
+def is_reordered(config: Config, data: DataFacts, output: OutputFacts) -> bool:
     """Whether a resumed run goes on with other rows, or in another order, by the user's word."""
-    if facts.output.resume is None or not config.allow_changes:
+    if output.resume is None or not config.allow_changes:
         return False
-    names = {name for name, _, _ in facts.output.resume.config_changes}
-    return bool(names & {*_SOURCES, *READERS, *_DRAWN_BY}) or bool(_new_digest(facts))
+    names = {name for name, _, _ in output.resume.config_changes}
+    return bool(names & {*_SOURCES, *READERS, *_DRAWN_BY}) or bool(_new_digest(data, output))
 
 
-def _new_digest(facts: Facts) -> bool:
-    if facts.output.resume is None or facts.data.pass_rates is None or not facts.output.resume.pass_rates:
+def _new_digest(data: DataFacts, output: OutputFacts) -> bool:
+    if output.resume is None or data.pass_rates is None or not output.resume.pass_rates:
         return False
-    return (
-        bool(facts.data.pass_rates.digest) and facts.data.pass_rates.digest != facts.output.resume.pass_rates
-    )
+    return bool(data.pass_rates.digest) and data.pass_rates.digest != output.resume.pass_rates
 
 
 def _set(config: Config, names: Sequence[str]) -> str:
@@ -202,10 +201,10 @@ def _few(rates: PassRateFacts, source: str) -> list[Problem]:
     ]
 
 
-def _changed(config: Config, facts: Facts, rates: PassRateFacts) -> list[Problem]:
-    if not _new_digest(facts) or config.allow_changes:
+def _changed(config: Config, data: DataFacts, output: OutputFacts, rates: PassRateFacts) -> list[Problem]:
+    if not _new_digest(data, output) or config.allow_changes:
         return []
-    assert facts.output.resume is not None
+    assert output.resume is not None
     return [
         problem(
             "E405",
@@ -213,10 +212,13 @@ def _changed(config: Config, facts: Facts, rates: PassRateFacts) -> list[Problem
             tr(
                 "{where} has other pass rates now than when {path} was saved.",
                 where=rates.where,
-                path=facts.output.resume.path,
+                path=output.resume.path,
             ),
             tr("They were measured again, or belong to a run that has continued."),
             Fix(text=tr("continue with the change"), edits={"allow_changes": True}),
             Fix(text=tr("restore the file as it was")),
         )
     ]
+
+
+CHECK = Check(place=170, judge=lambda config, facts, _: pass_rate_problems(config, facts.data, facts.output))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from covey.checks.check import Check
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import LaunchFacts
 from covey.plan.problem import problem
 from covey.texts import counted, tr
 from covey.types import Fix, Problem
@@ -16,9 +17,9 @@ _OWN = Fix(
 )
 
 
-def ray_problems(config: Config, facts: Facts) -> list[Problem]:
+def ray_problems(config: Config, launch: LaunchFacts) -> list[Problem]:
     """Return why the Ray that was found cannot be used, or not with these options."""
-    ray = facts.launch.ray
+    ray = launch.ray
     if ray is None:
         return []
     if config.max_restarts:
@@ -57,3 +58,6 @@ def too_few(asked: int, there: int, kind: str, address: str) -> Problem:
     fewer = [Fix(text=tr("use as many ranks as there are"), edits={"nproc_per_node": there})] if there else []
     more = Fix(text=tr("start Ray on another machine too: `ray start --address=HOST:6379`"))
     return problem("E389", "nproc_per_node", seen, "", *fewer, more)
+
+
+CHECK = Check(place=100, judge=lambda config, facts, _: ray_problems(config, facts.launch))

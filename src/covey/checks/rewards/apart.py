@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from covey.config.names import nearest
 from covey.options.schema import Config, default_of
-from covey.plan.facts import Facts, RewardModelFacts
+from covey.plan.facts import DataFacts, PromptFacts, RewardFacts, RewardModelFacts
 from covey.plan.problem import problem, warning
 from covey.texts import joined, tr
 from covey.types import Fix, Problem
@@ -58,21 +58,21 @@ _MAIN = "main"
 _OTHERS = (tr("The path or id is misspelt, or files were not copied."), tr("`ls DIR` shows what is there"))
 
 
-def reward_model_problems(config: Config, facts: Facts) -> list[Problem]:
+def reward_model_problems(config: Config, prompts: PromptFacts, rewards: RewardFacts) -> list[Problem]:
     """Return what the facts say against the reward models."""
-    problems = [_unusable(config, model) for model in facts.rewards.models if model.problem is not None]
-    problems += _revisions(config, facts)
-    whole = [model for model in facts.rewards.models if model.problem is None]
-    if facts.prompts.are_text is False or config.apply_chat_template:
+    problems = [_unusable(config, model) for model in rewards.models if model.problem is not None]
+    problems += _revisions(config, rewards)
+    whole = [model for model in rewards.models if model.problem is None]
+    if prompts.are_text is False or config.apply_chat_template:
         problems += [_without_template(config, m) for m in whole if not m.has_template]
     return problems
 
 
-def context_warnings(config: Config, facts: Facts) -> list[Problem]:
+def context_warnings(config: Config, prompts: PromptFacts, rewards: RewardFacts) -> list[Problem]:
     """Return a warning for each reward model whose context is shorter than a row may be."""
-    if facts.prompts.longest is None:
+    if prompts.longest is None:
         return []
-    longest = facts.prompts.longest + config.max_completion_length
+    longest = prompts.longest + config.max_completion_length
     return [
         warning(
             "W125",
@@ -87,23 +87,23 @@ def context_warnings(config: Config, facts: Facts) -> list[Problem]:
             "",
             Fix(
                 text=tr("allow only shorter completions"),
-                edits={"max_completion_length": model.context - facts.prompts.longest},
+                edits={"max_completion_length": model.context - prompts.longest},
             )
-            if model.context > facts.prompts.longest
+            if model.context > prompts.longest
             else Fix(text=tr("use a reward model with a longer context")),
         )
-        for model in facts.rewards.models
+        for model in rewards.models
         if model.problem is None and model.context is not None and model.context < longest
     ]
 
 
-def judge_problems(config: Config, facts: Facts) -> list[Problem]:
+def judge_problems(config: Config, data: DataFacts, rewards: RewardFacts) -> list[Problem]:
     """Return what is wrong with what the reward judge is told."""
     # A key in the address would stand in config.yaml whether or not anybody is asked.
-    judge, problems = facts.rewards.judge, _address(config)
+    judge, problems = rewards.judge, _address(config)
     if judge is None:
         return problems
-    problems += [*_lacking(config), *_prompt(config, facts)]
+    problems += [*_lacking(config), *_prompt(config, data, rewards)]
     if judge.regex_problem is not None:
         usual = Fix(text=tr("use the usual one"), edits={"judge_regex": default_of("judge_regex")})
         seen = tr(
@@ -127,11 +127,11 @@ def _unusable(config: Config, model: RewardModelFacts) -> Problem:
     return problem("E337", _option(config, model), tr("{problem}.", problem=model.problem), cause, fix)
 
 
-def _revisions(config: Config, facts: Facts) -> list[Problem]:
+def _revisions(config: Config, rewards: RewardFacts) -> list[Problem]:
     models, revisions = config.reward_model, config.reward_model_revision
     if not revisions:
         return []
-    local = {m.entry for m in facts.rewards.models if m.directory == os.path.expanduser(m.entry)}
+    local = {m.entry for m in rewards.models if m.directory == os.path.expanduser(m.entry)}
     if len(models) != len(revisions):
         seen = tr(
             "reward_model_revision has {num_revisions} entries, but reward_model has {num_models}; "
@@ -206,21 +206,21 @@ def _url_fault(url: str) -> str | None:
     return tr("has port 0") if port == 0 else None
 
 
-def _prompt(config: Config, facts: Facts) -> list[Problem]:
-    assert facts.rewards.judge is not None
-    if facts.rewards.judge.prompt_problem is not None:
+def _prompt(config: Config, data: DataFacts, rewards: RewardFacts) -> list[Problem]:
+    assert rewards.judge is not None
+    if rewards.judge.prompt_problem is not None:
         cause = tr("The text does not contain the completion, or a path is misspelt.")
         fix = Fix(text=tr("for example --judge_prompt '{asks}'", asks=_ASKS))
         return [
             problem(
                 "E341",
                 "judge_prompt",
-                tr("{prompt_problem}.", prompt_problem=facts.rewards.judge.prompt_problem),
+                tr("{prompt_problem}.", prompt_problem=rewards.judge.prompt_problem),
                 cause,
                 fix,
             )
         ]
-    names = [*(facts.data.columns or ()), "prompt", "completion"]
+    names = [*(data.columns or ()), "prompt", "completion"]
     return [
         problem(
             "E341",
@@ -238,5 +238,5 @@ def _prompt(config: Config, facts: Facts) -> list[Problem]:
             ),
             Fix(text=tr("to write the word in braces literally: {{{{{name}}}}}", name=name)),
         )
-        for name in facts.rewards.judge.unknown
+        for name in rewards.judge.unknown
     ]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from covey.config.names import nearest
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import DataFacts, RewardFacts
 from covey.plan.problem import problem
 from covey.plan.task_rewards import shown
 from covey.texts import filled, replaced, tr
@@ -110,9 +110,9 @@ _FORMS: Mapping[str, str] = {
 _OF_THE_JUDGE = ("judge", "verdict")
 
 
-def faulty_reward_problems(config: Config, facts: Facts) -> list[Problem]:
+def faulty_reward_problems(config: Config, data: DataFacts, rewards: RewardFacts) -> list[Problem]:
     """Return what is wrong with each reward that cannot be used."""
-    return [_faulty(config, facts, fault) for fault in _once_each(facts.rewards.faulty)]
+    return [_faulty(config, data, rewards, fault) for fault in _once_each(rewards.faulty)]
 
 
 def _once_each(faults: Sequence[RewardFault]) -> list[RewardFault]:
@@ -138,7 +138,7 @@ def _is_of_one_row(one: RewardFault, other: RewardFault) -> bool:
     return one.kind == other.kind == "trial" and other.said != "" and (one.reward, one.row, one.said) == same
 
 
-def _faulty(config: Config, facts: Facts, fault: RewardFault) -> Problem:
+def _faulty(config: Config, data: DataFacts, rewards: RewardFacts, fault: RewardFault) -> Problem:
     fault = _as_typed(config, fault)
     name, words = fault.reward, fault.words
     code, cause, advice = _advised(config, fault)
@@ -150,7 +150,7 @@ def _faulty(config: Config, facts: Facts, fault: RewardFault) -> Problem:
         option,
         words if is_named else tr("{name}: {words}", name=_shown(config, name), words=words),
         cause,
-        *_typed_fixes(config, facts, fault),
+        *_typed_fixes(config, data, rewards, fault),
         Fix(text=advice),
     )
 
@@ -187,7 +187,7 @@ def _as_typed(config: Config, fault: RewardFault) -> RewardFault:
     return fault
 
 
-def _typed_fixes(config: Config, facts: Facts, fault: RewardFault) -> list[Fix]:
+def _typed_fixes(config: Config, data: DataFacts, rewards: RewardFacts, fault: RewardFault) -> list[Fix]:
     """Return the fixes that are option values: the form of completions, the nearest name, or a renamed
     column."""
     if fault.form:
@@ -195,13 +195,13 @@ def _typed_fixes(config: Config, facts: Facts, fault: RewardFault) -> list[Fix]:
         return [Fix(text=text, edits={"completion_form": fault.form})]
     near = None
     if fault.kind == "unknown":
-        near = nearest(fault.reward, facts.rewards.available or ()) or fault.near or None
+        near = nearest(fault.reward, rewards.available or ()) or fault.near or None
     elif fault.near and ".py:" in fault.reward:
         near = f"{fault.reward.rpartition(':')[0]}:{fault.near}"
     if near is not None:
         names = list(dict.fromkeys(near if n == fault.reward else n for n in config.reward_funcs))
         return [Fix(text=tr("the nearest is {near}", near=near), edits={"reward_funcs": names})]
-    there = set(facts.data.columns or ()) - set(facts.data.made_columns)
+    there = set(data.columns or ()) - set(data.made_columns)
     gold = next((name for name in GOLD_NAMES if name in there), None)
     if gold is None or len(fault.lacking) != 1 or len(config.reward_funcs) > 1:
         return []

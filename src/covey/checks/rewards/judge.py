@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from covey.checks.check import Check
 from covey.checks.rewards.apart import context_warnings, judge_problems, reward_model_problems
 from covey.checks.rewards.faults import faulty_reward_problems
+from covey.checks.rewards.steps import step_problems
 from covey.options.schema import Config
-from covey.plan.facts import Facts, OpenLists
+from covey.plan.facts import DataFacts, OpenLists, PromptFacts, RewardFacts
 from covey.plan.problem import problem, warning
 from covey.texts import counted, joined, plural, tr
 from covey.types import GOLD_COLUMNS, GOLD_NAMES, BlindReward, Fix, Problem
@@ -20,21 +22,23 @@ _COSINE = (
 )
 
 
-def reward_problems(config: Config, facts: Facts) -> list[Problem]:
+def reward_problems(
+    config: Config, data: DataFacts, prompts: PromptFacts, rewards: RewardFacts
+) -> list[Problem]:
     """Return what the facts say against the rewards."""
     return [
-        *reward_model_problems(config, facts),
-        *context_warnings(config, facts),
-        *judge_problems(config, facts),
-        *faulty_reward_problems(config, facts),
+        *reward_model_problems(config, prompts, rewards),
+        *context_warnings(config, prompts, rewards),
+        *judge_problems(config, data, rewards),
+        *faulty_reward_problems(config, data, rewards),
         *_twice(config),
         *_weights(config),
-        *_golds(config, facts),
-        *_open_lists(config, facts),
-        *(_blind(b) for b in facts.rewards.blind if config.reward_trial),
-        *_unasked_format(config, facts),
-        *_overlong(config, facts),
-        *_cosine(config, facts),
+        *_golds(config, data, rewards),
+        *_open_lists(config, rewards),
+        *(_blind(b) for b in rewards.blind if config.reward_trial),
+        *_unasked_format(config, prompts),
+        *_overlong(config, rewards),
+        *_cosine(config, rewards),
     ]
 
 
@@ -89,8 +93,8 @@ def _weights(config: Config) -> list[Problem]:
     return []
 
 
-def _golds(config: Config, facts: Facts) -> list[Problem]:
-    golds = facts.rewards.golds
+def _golds(config: Config, data: DataFacts, rewards: RewardFacts) -> list[Problem]:
+    golds = rewards.golds
     if golds is None or not golds.num_bad:
         return []
     share = golds.num_bad / golds.num_checked
@@ -123,7 +127,7 @@ def _golds(config: Config, facts: Facts) -> list[Problem]:
             ),
             tr("Another column holds the answers, or the solutions end without an answer.")
             if any(text for _, text, _ in golds.examples) or not golds.examples
-            else _no_answers(facts),
+            else _no_answers(data),
             *fixes,
         )
     ]
@@ -143,11 +147,11 @@ def _better_column(rename: Mapping[str, str] | None) -> Fix:
     )
 
 
-def _open_lists(config: Config, facts: Facts) -> list[Problem]:
+def _open_lists(config: Config, rewards: RewardFacts) -> list[Problem]:
     """E366 and W129: lists that may be alternatives or parts of one answer, while `gold_lists` is not set."""
-    if facts.rewards.golds is None or config.gold_lists is not None:
+    if rewards.golds is None or config.gold_lists is not None:
         return []
-    return [_lists(found) for found in facts.rewards.golds.open_lists]
+    return [_lists(found) for found in rewards.golds.open_lists]
 
 
 def _lists(found: OpenLists) -> Problem:
@@ -186,9 +190,9 @@ def _where(found: OpenLists) -> str:
     return joined("", words)
 
 
-def _no_answers(facts: Facts) -> str:
+def _no_answers(data: DataFacts) -> str:
     """Return why rows have no gold answer: its column holds what no reward gets, or it is another one."""
-    of_bytes = [name for name in GOLD_NAMES if name in facts.data.unread_columns]
+    of_bytes = [name for name in GOLD_NAMES if name in data.unread_columns]
     if of_bytes:
         return tr("The answers in the column {column} are bytes, not text.", column=of_bytes[0])
     return tr("The rows have no answer, or another column holds it.")
@@ -272,11 +276,11 @@ def _blind_form(reward: BlindReward) -> Problem:
     )
 
 
-def _unasked_format(config: Config, facts: Facts) -> list[Problem]:
+def _unasked_format(config: Config, prompts: PromptFacts) -> list[Problem]:
     asking = [name for name in config.reward_funcs if name in _ASKS_FOR_FORMAT]
     # The built-in model was taught the tags of its task.
     is_taught = config.model == "quickstart" and config.dataset == ["quickstart"]
-    if facts.prompts.mention_format is not False or not asking or is_taught:
+    if prompts.mention_format is not False or not asking or is_taught:
         return []
     rewards = joined(tr(" and "), asking)
     fixes = [Fix(text=tr("ask for it in the prompts"))]
@@ -305,16 +309,16 @@ def _unasked_format(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _reads(config: Config, facts: Facts, option: str) -> bool:
+def _reads(config: Config, rewards: RewardFacts, option: str) -> bool:
     """Whether a built-in reward of the run reads the option."""
     names = (name.removeprefix("trl.rewards.") for name in config.reward_funcs)
-    return any(option in facts.rewards.options.get(name, ()) for name in names)
+    return any(option in rewards.options.get(name, ()) for name in names)
 
 
-def _overlong(config: Config, facts: Facts) -> list[Problem]:
+def _overlong(config: Config, rewards: RewardFacts) -> list[Problem]:
     """A penalty for length that every completion gets, or none."""
     longest, zone, limit = config.soft_max_length, config.soft_cache_length, config.max_completion_length
-    if not _reads(config, facts, "soft_max_length") or min(longest, limit) < 1 or zone < 0:
+    if not _reads(config, rewards, "soft_max_length") or min(longest, limit) < 1 or zone < 0:
         return []
     if zone > longest:
         edits: dict[str, Any] = {"soft_cache_length": max(1, longest // 5)}
@@ -357,10 +361,10 @@ def _overlong(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _cosine(config: Config, facts: Facts) -> list[Problem]:
+def _cosine(config: Config, rewards: RewardFacts) -> list[Problem]:
     values = {name: getattr(config, name) for name in _COSINE}
     right, wrong = list(values.values())[:2], list(values.values())[2:]
-    if not _reads(config, facts, "cosine_max_len") or min(right) > max(wrong):
+    if not _reads(config, rewards, "cosine_max_len") or min(right) > max(wrong):
         return []
     return [
         warning(
@@ -378,3 +382,10 @@ def _cosine(config: Config, facts: Facts) -> list[Problem]:
             Fix(text=tr("use the defaults"), edits=dict(zip(_COSINE, (1.0, 0.5, -0.5, 0.0), strict=True))),
         )
     ]
+
+
+CHECK = Check(
+    place=130,
+    judge=lambda config, facts, _: reward_problems(config, facts.data, facts.prompts, facts.rewards),
+)
+STEPS = Check(place=140, judge=lambda config, facts, typed: step_problems(config, facts.rewards, typed or ()))

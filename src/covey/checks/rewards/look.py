@@ -22,7 +22,7 @@ from covey.checks.tasks.look import firsts
 from covey.data.prompts import chosen, fields_of
 from covey.data.rows import PromptTable
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, RewardFacts
 from covey.plan.task_rewards import asked
 from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import JUDGE, built_in_of
@@ -52,8 +52,8 @@ def with_rewards(
     facts = replace(facts, rewards=replace(given, texts=_texts(config, functions)))
     facts = with_code(facts, config, prompts)
     facts = with_reward_models(facts, config, offline=offline)
-    models = usable_models(config, facts)
-    refused = _refused(facts, config, models)
+    models = usable_models(config, facts.prompts, facts.rewards)
+    refused = _refused(facts.rewards, config, models)
     entries = [name for name in dict.fromkeys(config.rewards) if name not in refused]
     columns = facts.data.columns or ()
     first = prompts.entries[0] if prompts is not None and prompts.entries else None
@@ -65,7 +65,7 @@ def with_rewards(
     if JUDGE in config.reward_funcs and JUDGE in rewards.apart:
         # A plugin's reward of this name takes its place.
         facts = with_judge(facts, config)
-        refused |= set() if is_judge_usable(config, facts) else {JUDGE}
+        refused |= set() if is_judge_usable(config, facts.data, facts.rewards, facts.machine) else {JUDGE}
     faults = list(rewards.faults)
     if not faults and facts.data.columns is not None:
         faults = rewards.missing(_given_columns(columns))
@@ -154,10 +154,10 @@ def _reads_steps(rewards: RewardSet, of_steps: Sequence[str] | None) -> bool | N
     return None if of_steps is None else False
 
 
-def _refused(facts: Facts, config: Config, models: Mapping[str, ModelEntry]) -> set[str]:
+def _refused(rewards: RewardFacts, config: Config, models: Mapping[str, ModelEntry]) -> set[str]:
     """The rewards that are refused with a word of their own; their workers would say the same once more."""
-    refused = {m.entry for m in facts.rewards.models if m.entry not in models}
-    if facts.rewards.sandbox is not None and facts.rewards.sandbox.lacks and not config.unsafe_exec:
+    refused = {m.entry for m in rewards.models if m.entry not in models}
+    if rewards.sandbox is not None and rewards.sandbox.lacks and not config.unsafe_exec:
         refused.add(CODE_REWARD)
     return refused
 

@@ -15,7 +15,15 @@ from covey.errors import ConfigError
 from covey.models.adapter_shapes import read_shapes
 from covey.models.fit import CLASSIFIER, fit_of
 from covey.options.schema import Config
-from covey.plan.facts import Facts, JudgeFacts, RewardFacts, RewardModelFacts
+from covey.plan.facts import (
+    DataFacts,
+    Facts,
+    JudgeFacts,
+    MachineFacts,
+    PromptFacts,
+    RewardFacts,
+    RewardModelFacts,
+)
 from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import IN_WORKERS, JUDGE, built_in_name
 from covey.rewards.judge_text import BadPattern, placeholders, reward_pattern, template_text
@@ -53,20 +61,18 @@ def with_judge(facts: Facts, config: Config) -> Facts:
     )
 
 
-def usable_models(config: Config, facts: Facts) -> dict[str, ModelEntry]:
+def usable_models(config: Config, prompts: PromptFacts, rewards: RewardFacts) -> dict[str, ModelEntry]:
     """The reward models that nothing is wrong with, by what was typed."""
-    if reward_model_problems(config, facts):
+    if reward_model_problems(config, prompts, rewards):
         return {}
-    return {
-        m.entry: ModelEntry(entry=m.entry, name=m.name, directory=m.directory) for m in facts.rewards.models
-    }
+    return {m.entry: ModelEntry(entry=m.entry, name=m.name, directory=m.directory) for m in rewards.models}
 
 
-def is_judge_usable(config: Config, facts: Facts) -> bool:
+def is_judge_usable(config: Config, data: DataFacts, rewards: RewardFacts, machine: MachineFacts) -> bool:
     """Whether nothing is wrong with what the judge is told."""
     numbers = config.judge_concurrency >= 1 and config.judge_retries >= 0 and config.judge_timeout_s > 0
-    is_there = ("reward_funcs", "openai") not in facts.machine.missing_packages
-    return numbers and is_there and not judge_problems(config, facts)
+    is_there = ("reward_funcs", "openai") not in machine.missing_packages
+    return numbers and is_there and not judge_problems(config, data, rewards)
 
 
 def fetch_reward_models(config: Config) -> None:
@@ -77,9 +83,8 @@ def fetch_reward_models(config: Config) -> None:
         except ModelError as error:
             name = model_name(entry)
             lost = RewardModelFacts(entry=entry, name=name, problem=str(error), fault="hub")
-            raise ConfigError(
-                reward_model_problems(config, Facts(rewards=RewardFacts(models=(lost,))))
-            ) from error
+            rewards = RewardFacts(models=(lost,))
+            raise ConfigError(reward_model_problems(config, PromptFacts(), rewards)) from error
 
 
 def _entries(config: Config) -> list[tuple[str, str | None]]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.checks.check import Check
 from covey.checks.objects.judge import (
     SAME_OBJECTS,
     changed_functions,
@@ -18,7 +19,15 @@ from covey.checks.start import foreign_resume
 from covey.options.schema import FACTS, Config
 from covey.plan.batch import plan_of
 from covey.plan.disk import disk_plan, size
-from covey.plan.facts import Facts, ResumeFacts
+from covey.plan.facts import (
+    Facts,
+    LaunchFacts,
+    MachineFacts,
+    OutputFacts,
+    PromptFacts,
+    ResumeFacts,
+    RewardFacts,
+)
 from covey.plan.problem import START_ANYWAY, problem, warning
 from covey.plan.shape import faults, shape_of
 from covey.texts import counted, has_value, joined, tr
@@ -34,12 +43,12 @@ _CUT = (*_STEP, "num_iterations")
 def run_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what the facts about the machine and the directories say against the configuration."""
     return [
-        *_no_step(config, facts),
-        *_processes(config, facts),
-        *output_dir_problems(config, facts),
+        *_no_step(config, facts.prompts, facts.launch),
+        *_processes(config, facts.launch, facts.machine),
+        *output_dir_problems(config, facts.output),
         *_resume(config, facts.output.resume, facts.rewards.available),
-        *_changed_rewards(facts),
-        *_replay(config, facts),
+        *_changed_rewards(facts.rewards, facts.output),
+        *_replay(config, facts.output),
         *_disk(config, facts),
         *_switched_off(config),
     ]
@@ -54,11 +63,11 @@ def _switched_off(config: Config) -> list[Problem]:
     return [warning("W153", name, seen[name], "", on[name]) for name in seen if not getattr(config, name)]
 
 
-def _no_step(config: Config, facts: Facts) -> list[Problem]:
-    shape = shape_of(config, facts.launch.num_processes)
-    if config.num_train_epochs <= 0 or not facts.prompts.num_used or faults(shape, facts.prompts.num_used):
+def _no_step(config: Config, prompts: PromptFacts, launch: LaunchFacts) -> list[Problem]:
+    shape = shape_of(config, launch.num_processes)
+    if config.num_train_epochs <= 0 or not prompts.num_used or faults(shape, prompts.num_used):
         return []
-    plan = plan_of(shape, facts.prompts.num_used, config.num_train_epochs, config.max_steps)
+    plan = plan_of(shape, prompts.num_used, config.num_train_epochs, config.max_steps)
     if plan.total_steps:
         return [*_long_warmup(config, plan.total_steps), *_no_sync(config, plan.total_steps)]
     return [
@@ -69,7 +78,7 @@ def _no_step(config: Config, facts: Facts) -> list[Problem]:
                 "num_train_epochs {num_train_epochs:g} of {prompts} is less than one rollout, "
                 "which takes {needed}.",
                 num_train_epochs=config.num_train_epochs,
-                prompts=counted(facts.prompts.num_used, "prompt"),
+                prompts=counted(prompts.num_used, "prompt"),
                 needed=counted(plan.prompts_per_rollout, "prompt"),
             ),
             "",
@@ -126,11 +135,11 @@ def _no_sync(config: Config, total_steps: int) -> list[Problem]:
     ]
 
 
-def _processes(config: Config, facts: Facts) -> list[Problem]:
-    asked, available = facts.launch.num_processes_here or config.nproc_per_node, facts.machine.nproc_available
-    if available is None or asked <= available or facts.machine.cuda is None:
+def _processes(config: Config, launch: LaunchFacts, machine: MachineFacts) -> list[Problem]:
+    asked, available = launch.num_processes_here or config.nproc_per_node, machine.nproc_available
+    if available is None or asked <= available or machine.cuda is None:
         return []
-    if facts.launch.is_rank and facts.machine.cuda and available == 1:
+    if launch.is_rank and machine.cuda and available == 1:
         # A launcher may show each process a GPU of its own; the ranks compare theirs when they meet.
         return []
     fewer = (
@@ -139,10 +148,10 @@ def _processes(config: Config, facts: Facts) -> list[Problem]:
         else ()
     )
     cause = tr("The command was written for a machine with more devices, or CUDA_VISIBLE_DEVICES hides some.")
-    if facts.machine.cuda:
+    if machine.cuda:
         shown = counted(available, "GPU")
         seen = tr("nproc_per_node is {asked}, but this machine has {shown}.", asked=asked, shown=shown)
-        if facts.launch.num_processes_here is not None:
+        if launch.num_processes_here is not None:
             seen = tr(
                 "The run has {asked} processes on this machine, but only {shown} are visible.",
                 asked=asked,
@@ -205,17 +214,17 @@ def _resume(
     return [*passed, problem("E405", "resume_from_checkpoint", seen, cause, *fixes)]
 
 
-def _changed_rewards(facts: Facts) -> list[Problem]:
+def _changed_rewards(rewards: RewardFacts, output: OutputFacts) -> list[Problem]:
     """A warning where the code of a reward function is not what the stopped run had."""
-    before = dict(facts.output.resume.reward_texts) if facts.output.resume is not None else {}
-    changed = [name for name, text in facts.rewards.texts if before.get(name, text) != text]
+    before = dict(output.resume.reward_texts) if output.resume is not None else {}
+    changed = [name for name, text in rewards.texts if before.get(name, text) != text]
     if not changed:
         return []
-    assert facts.output.resume is not None
+    assert output.resume is not None
     seen = tr(
         "The code of {names} has changed since {path} was saved.",
         names=joined(", ", changed),
-        path=facts.output.resume.path,
+        path=output.resume.path,
     )
     fix = Fix(text=tr("no action is needed if you changed it on purpose"))
     return [warning("W163", "reward_funcs", seen, "", fix)]
@@ -329,14 +338,14 @@ def _shown(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _replay(config: Config, facts: Facts) -> list[Problem]:
-    if config.replay_rollouts is None or facts.output.replay_problem is None:
+def _replay(config: Config, output: OutputFacts) -> list[Problem]:
+    if config.replay_rollouts is None or output.replay_problem is None:
         return []
     return [
         problem(
             "E406",
             "replay_rollouts",
-            facts.output.replay_problem,
+            output.replay_problem,
             "",
             Fix(
                 text=tr(
@@ -382,3 +391,6 @@ def _fits(config: Config, facts: Facts, edits: Mapping[str, Any]) -> bool:
     peak = disk_plan(changed, facts).peak_bytes
     differs = all(getattr(config, name) != value for name, value in edits.items())
     return differs and peak is not None and peak <= (facts.output.free_bytes or 0)
+
+
+CHECK = Check(place=240, judge=lambda config, facts, _: run_problems(config, facts))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from covey.checks.check import Check
 from covey.checks.servers.vllm_serve import open_routes, vllm_serve_problems
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
-from covey.plan.facts import Facts, ServerFacts
+from covey.plan.facts import Facts, PromptFacts, ServerFacts, ServersFacts
 from covey.plan.layout import computes_low
 from covey.plan.problem import problem, warning
 from covey.plan.publish import is_here, takes_group
@@ -30,7 +31,7 @@ def server_problems(config: Config, facts: Facts) -> list[Problem]:
         server.vllm is not None or server.fault == "other" for server in servers
     )
     if has_no_token or facts.servers.token_problem is not None:
-        return [*problems, _no_token(config, facts)]
+        return [*problems, _no_token(config, facts.servers)]
     if quantization_of(config) is not None:
         problems.append(_quantized())
     for server in servers:
@@ -90,13 +91,13 @@ def _quantized() -> Problem:
     return problem("E422", _OPTION, seen, "", whole, _HERE)
 
 
-def _no_token(config: Config, facts: Facts) -> Problem:
+def _no_token(config: Config, servers: ServersFacts) -> Problem:
     if config.rollout_token_file is None:
         seen, cause = tr("rollout_servers is set, but rollout_token_file is not."), ""
     else:
         seen = tr(
             "rollout_token_file cannot be used: {token_problem}.",
-            token_problem=facts.servers.token_problem,
+            token_problem=servers.token_problem,
         )
         cause = tr("A server on another machine writes the file there; copy it to this machine.")
     path = Fix(
@@ -162,7 +163,7 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
         return [problem("E424", _OPTION, seen, "", wait)]
     if server.vllm is not None and (problems := vllm_serve_problems(config, facts, server, server.vllm)):
         return problems
-    return [*_other_model(config, facts, server), *_too_long(config, facts, server)]
+    return [*_other_model(config, facts, server), *_too_long(config, facts.prompts, server)]
 
 
 def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
@@ -188,10 +189,10 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
     return [problem("E422", _OPTION, seen, tr("The server was started for another run."), start)]
 
 
-def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
-    if not server.max_len or facts.prompts.longest is None:
+def _too_long(config: Config, prompts: PromptFacts, server: ServerFacts) -> list[Problem]:
+    if not server.max_len or prompts.longest is None:
         return []
-    longest = facts.prompts.longest + config.max_completion_length
+    longest = prompts.longest + config.max_completion_length
     if longest <= server.max_len:
         return []
     seen = tr(
@@ -199,11 +200,14 @@ def _too_long(config: Config, facts: Facts, server: ServerFacts) -> list[Problem
         "completion of {max_completion_length} is {longest}.",
         address=server.address,
         tokens=counted(server.max_len, "token"),
-        longest_prompt=facts.prompts.longest,
+        longest_prompt=prompts.longest,
         max_completion_length=config.max_completion_length,
         longest=longest,
     )
-    fits = server.max_len - facts.prompts.longest
+    fits = server.max_len - prompts.longest
     shorter = Fix(text=tr("allow only shorter completions"), edits={"max_completion_length": fits})
     other = Fix(text=tr("a server whose model has a longer context"))
     return [problem("E423", _OPTION, seen, "", *([shorter] if fits > 0 else []), other)]
+
+
+CHECK = Check(place=110, judge=lambda config, facts, _: server_problems(config, facts))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.checks.check import Check
 from covey.config.names import nearest
 from covey.options.schema import Config
-from covey.plan.facts import Facts
+from covey.plan.facts import DataFacts, Facts, PromptFacts, RewardFacts, TaskFacts
 from covey.plan.problem import problem, warning
 from covey.plan.task_rewards import called
 from covey.texts import counted, joined, tr
@@ -24,7 +25,11 @@ def task_problems(config: Config, facts: Facts) -> list[Problem]:
         return [] if config.task_rewards is None else [_without_column()]
     if config.streaming:
         return [_streamed(config)]
-    return [*_rows(config, facts), *_rewards(config, facts), *_emptied(facts)]
+    return [
+        *_rows(config, facts.data, facts.tasks),
+        *_rewards(config, facts.tasks, facts.rewards),
+        *_emptied(facts.prompts, facts.tasks),
+    ]
 
 
 def _without_column() -> Problem:
@@ -56,20 +61,20 @@ def _streamed(config: Config) -> Problem:
     )
 
 
-def _rows(config: Config, facts: Facts) -> list[Problem]:
+def _rows(config: Config, data: DataFacts, tasks: TaskFacts) -> list[Problem]:
     """A column that is not there, rows without a task, and a column that is none of tasks."""
     column = str(config.task_column)
-    columns = [c for c in facts.data.columns or () if c != column]
-    near = facts.tasks.column_guess
+    columns = [c for c in data.columns or () if c != column]
+    near = tasks.column_guess
     rename = (
         [Fix(text=tr("use the column with the nearest name"), edits={"task_column": near})] if near else []
     )
-    if len(facts.tasks.num_rows) > MOST_TASKS:
-        shown = ", ".join(list(facts.tasks.num_rows)[:3])
+    if len(tasks.num_rows) > MOST_TASKS:
+        shown = ", ".join(list(tasks.num_rows)[:3])
         seen = tr(
             "The column {column} names {num_tasks:,} tasks, more than {most_tasks}: {shown} ...",
             column=column,
-            num_tasks=len(facts.tasks.num_rows),
+            num_tasks=len(tasks.num_rows),
             most_tasks=MOST_TASKS,
             shown=shown,
         )
@@ -79,7 +84,7 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
                 "E346", "task_column", seen, cause, Fix(text=tr("use another column: --task_column NAME"))
             )
         ]
-    if not facts.tasks.num_rows and facts.tasks.without:
+    if not tasks.num_rows and tasks.without:
         seen = tr(
             "No row has a task in the column {column}. The columns are: {columns}.",
             column=column,
@@ -96,7 +101,7 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
                 numbers=joined(", ", map(str, rows.rows)),
                 more=" ..." if rows.count > len(rows.rows) else "",
             )
-            for rows in facts.tasks.without
+            for rows in tasks.without
         ],
     )
     if not shown:
@@ -108,13 +113,13 @@ def _rows(config: Config, facts: Facts) -> list[Problem]:
     ]
 
 
-def _rewards(config: Config, facts: Facts) -> list[Problem]:
+def _rewards(config: Config, tasks: TaskFacts, rewards: RewardFacts) -> list[Problem]:
     """Names in task_rewards that stand for nothing, and tasks and rewards that are not in it."""
     by_task = config.task_rewards
     if by_task is None:
         return []
-    there = sorted({*facts.tasks.num_rows, *facts.tasks.evaluated})
-    known = called(config.rewards, facts.rewards.names)
+    there = sorted({*tasks.num_rows, *tasks.evaluated})
+    known = called(config.rewards, rewards.names)
     problems = [
         *(_unknown_reward(by_task, task, name, config) for task in by_task for name in by_task[task]
           if name not in known),
@@ -193,10 +198,10 @@ def _idle(by_task: Mapping[str, Sequence[str]], idle: Sequence[str]) -> Problem:
     )
 
 
-def _emptied(facts: Facts) -> list[Problem]:
+def _emptied(prompts: PromptFacts, tasks: TaskFacts) -> list[Problem]:
     """Tasks that no row is left of once pass rates are applied."""
-    gone = [task for task, count in facts.tasks.num_rows.items() if not count]
-    if not gone or not facts.prompts.num_used:
+    gone = [task for task, count in tasks.num_rows.items() if not count]
+    if not gone or not prompts.num_used:
         return []
     return [
         warning(
@@ -212,3 +217,6 @@ def _emptied(facts: Facts) -> list[Problem]:
             Fix(text=tr("leave its rows out of the data")),
         )
     ]
+
+
+CHECK = Check(place=160, judge=lambda config, facts, _: task_problems(config, facts))
