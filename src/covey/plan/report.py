@@ -16,7 +16,6 @@ from covey.plan.check_start import reference_words
 from covey.plan.check_vllm import UNTRIED
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
-from covey.plan.ladder import Ladder
 from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
 from covey.plan.levers import OFFLOADS
 from covey.plan.memory import MemoryPlan, memory_plan
@@ -43,7 +42,6 @@ def report_lines(
     batch: BatchPlan,
     *,
     brief: bool = False,
-    ladder: Ladder | None = None,
     works: Works | None = None,
 ) -> list[str]:
     """Return the plan as texts of a line, each behind a word of at most ten letters; `brief` leaves out the
@@ -68,7 +66,6 @@ def report_lines(
         tr("publish"): [] if publish is None else publish.in_words(),
         tr("layout"): [*_layout(config, facts, forecast), *_step(config, facts.layout)],
         tr("memory"): [*(memory[-1:] if brief else memory), *engine],
-        tr("ladder"): [] if ladder is None else ladder.in_words(),
         tr("works"): [] if works is None else works.in_words(),
         tr("disk"): disk_plan(config, facts).in_words(),
         tr("prompt 0"): [Text(repr(facts.first_prompt))] if facts.first_prompt is not None else [],
@@ -85,18 +82,17 @@ def report_json(
     facts: Facts,
     batch: BatchPlan,
     notes: Sequence[Problem] = (),
-    ladder: Ladder | None = None,
     works: Works | None = None,
 ) -> dict[str, Any]:
     """Return the plan as `covey plan --json` prints it and plan.json holds it."""
-    parts = {"ladder": ladder, "works": works, "publish": publish_plan(config, facts)}
+    parts = {"works": works, "publish": publish_plan(config, facts)}
     return {name: part.as_dict() for name, part in parts.items() if part is not None} | {
         "options": config.model_dump(),
         "batch": batch.as_dict(),
         "in_words": batch.in_words(),
         "memory": memory_plan(config, facts).as_dict(),
         "disk": disk_plan(config, facts).as_dict(),
-        "lines": report_lines(config, facts, batch, ladder=ladder, works=works),
+        "lines": report_lines(config, facts, batch, works=works),
         "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in notes],
         "facts": asdict(facts),
     }
