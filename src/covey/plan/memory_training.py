@@ -53,8 +53,9 @@ def weights_of(model: ModelSizes, how: Training) -> Weights:
 def held_parts(
     config: Config, model: ModelSizes, how: Training, weights: Weights, layout: Layout
 ) -> dict[str, int]:
-    """What stays from the load to the end, but for the moments."""
+    """Return what stays to the end, by part, from the load on; the moments from the first step on."""
     held = {"weights": layout.on_gpu(weight_bytes(model, how), "weights")}
+    held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
     trained = FLOAT * weights.trained
     if not how.full:
         adapters = FLOAT * model.adapter_parameters + how.element * model.saved_parameters
@@ -117,7 +118,7 @@ def host_bytes_of(config: Config, facts: Facts, how: Training) -> int:
     if layout.is_offloaded("gradients"):
         num_bytes += FLOAT * weights.trained
     if layout.is_offloaded("optimizer"):
-        num_bytes += moment_bytes(config, weights.trained) + held.get("masters", 0)
+        num_bytes += held["moments"] + held.get("masters", 0)
     parked = lever_bytes(config, model, how, layout) if how.cuda else 0
     return num_bytes + max(1, facts.num_processes) * parked
 
@@ -137,7 +138,6 @@ def lever_bytes(config: Config, model: ModelSizes, how: Training, layout: Layout
     """What a process keeps in the machine's memory for `offload_optimizer` and its kin."""
     weights = weights_of(model, how)
     held = held_parts(config, model, how, weights, layout)
-    held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
     away = parts_away(config, layout, "rollout")
     return sum(num_bytes for name, num_bytes in held.items() if name in away)
 

@@ -10,15 +10,17 @@ from covey.config.filters import filters_of, in_words
 from covey.config.quantization import quantization_of
 from covey.config.resolve import not_built_yet
 from covey.options.schema import FACTS, Config
+from covey.plan.activations import key_bytes
 from covey.plan.batch import BatchPlan
 from covey.plan.check_filters import engine_problems
 from covey.plan.check_start import reference_words
 from covey.plan.check_vllm import UNTRIED
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
-from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
+from covey.plan.layout import HOST_MARGIN, Layout, deepspeed_word, state_bytes
 from covey.plan.levers import OFFLOADS
-from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.memory import MemoryPlan, memory_plan, recompute_of, training_of
+from covey.plan.memory_vllm import weight_bytes
 from covey.plan.publish import publish_plan
 from covey.plan.report_data import (
     data_lines,
@@ -260,10 +262,11 @@ def _engine(config: Config, facts: Facts) -> list[str]:
             engine_share=layout.engine_share,
         )
     )
-    weights = WEIGHT_BYTES * model.parameters // spans
+    how = training_of(config, facts, recompute_of(config, facts))
+    weights = weight_bytes(model, how, layout)
     cache = max(0, layout.engine_bytes - weights)
     shares = min(spans, model.kv_heads)
-    tokens = cache * shares // (2 * WEIGHT_BYTES * model.layers * model.kv_heads * model.head_width)
+    tokens = cache * shares // key_bytes(model, how.element)
     return [
         tr(
             "vLLM's {size} of each GPU: {weights} of weights and {cache} of KV cache, about "
