@@ -114,13 +114,13 @@ class Works:
         return lines
 
     def agreed(self, problem: Problem) -> Problem:
-        """A problem of the forecast with these layouts as its first fixes, in the same words and numbers; of
-        its own fixes the others stay, where it names the same one first."""
+        """Return a problem of the forecast with these layouts as its fixes, unless it names the first of them
+        first itself."""
         answers = [layout.fix() for layout in self.layouts.values()]
         if not answers or problem.code not in ("E211", "W114", "W150"):
             return problem
         if problem.fixes[0].edits == answers[0].edits:
-            return replace(problem, fixes=(answers[0], *problem.fixes[1:]))
+            return problem
         kept = [fix for fix in problem.fixes if "ignore_memory_forecast" in fix.edits]
         return replace(problem, fixes=(*answers, *kept))
 
