@@ -89,14 +89,12 @@ def test_the_main_order_is_untouched(run: tuple[Path, list[dict[str, Any]]], tmp
         assert found["step"] == found["rollout"] + 1
 
 
-def test_too_few_draws_are_said_once(tmp_path: Path) -> None:
+def test_too_few_draws_leave_groups_without_signal(tmp_path: Path) -> None:
     output = tmp_path / "run"
     metrics = train_and_watch(opts(output, 6, dynamic_sample=True, max_resample_times=1)).metrics
     assert all(m["select/without_signal"] > 0 and m["select/attempts"] == 1 for m in metrics)
     assert [m["frac_reward_zero_std"] for m in metrics] == [m["select/without_signal"] / 8 for m in metrics]
     assert [len(records) for records in rollouts(output)] == [32] * 3
-    (said,) = [e for e in events(output, "finding") if e["code"] == "F220"]
-    assert f"{metrics[0]['select/without_signal']} of 8 groups still have no signal" in said["seen"]
 
 
 @pytest.mark.slow
