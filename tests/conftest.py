@@ -16,8 +16,7 @@ import torch
 from support.needs import need
 from support.quick import QUICK
 
-# Nothing that is imported and collected is garbage; looking for some takes a fifth of the time until the first
-# test.
+# Nothing that is imported and collected is garbage; looking for some takes a fifth of that time.
 gc.disable()
 
 # Where these are set, pytest explains in full why two values differ, by difflib: for two lists of numbers

@@ -207,7 +207,7 @@ def test_settings_of_the_model_that_sampling_does_not_follow(tmp_path: Path) -> 
     file = model / "generation_config.json"
     own = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.0, "do_sample": True}
     file.write_text(json.dumps({**json.loads(file.read_text()), **own}))
-    options = small("quickstart", "run", model=str(model))
+    options = small("quickstart#64", "run", model=str(model))
     lines = plan_of(*flags(options))["lines"]
     (line,) = [line for line in lines if line.startswith("sampling")]
     assert lines[lines.index(line) + 1].strip() == (
