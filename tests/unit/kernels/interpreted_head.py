@@ -59,7 +59,7 @@ def results(kernels, dtype, spec, on_logprob, on_entropy, has_sets=False):
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("losses", [(1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("losses", [(1, 0), (1, 1)])
 @pytest.mark.parametrize("has_sets", [False, True])
 def test_in_float32_it_is_the_blocks_in_torch(has_sets, block, losses, monkeypatch, assert_close_guarded):
     monkeypatch.setattr(protocol, "_BLOCK", {"cpu": block})
