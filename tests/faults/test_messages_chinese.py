@@ -1,4 +1,5 @@
-"""Every refusal in Chinese: no part is English but names, what is typed, and words of other software."""
+"""A refusal of each code in Chinese: no part is English but names, what is typed, and words of other
+software. That no text lacks its Chinese is what `support.translations` says."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 
 from covey.cli.main import main
 from faults.case import Case
-from faults.test_messages import case
+from faults.test_messages import CASES, MESSAGES, case
 
 __all__ = ["case"]
 
@@ -24,6 +25,20 @@ _NAMES = re.compile(r"`[^`]*`|\[[^\]]*\]|'[^']*'|\"[^\"]*\"|\S*[/_.=<>|{}()\[\]]
 _ENGLISH = re.compile(r"[A-Za-z][a-z']+(?: [a-z][a-z']*){2,}")
 
 
+def one_of_each_code() -> list[Case]:
+    """Return the cases that have a code which none before them has."""
+    seen: set[str] = set()
+    found = []
+    for each in CASES:
+        said = (MESSAGES / f"{each.name}.txt").read_text(encoding="utf-8")
+        codes = set(re.findall(r"^([A-Z]\d{3}) ", said, re.MULTILINE))
+        if codes - seen:
+            found.append(each)
+        seen |= codes
+    return found
+
+
+@pytest.mark.parametrize("case", one_of_each_code(), ids=lambda case: case.name, indirect=True)
 def test_message_is_chinese(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*shlex.split(case.words), "--lang", "zh"]) == 2
     said = capsys.readouterr().err.replace(str(tmp_path), "HERE")

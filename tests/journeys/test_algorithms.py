@@ -93,6 +93,7 @@ def rewritten(replay: Path, target: Path, rewards: dict[tuple[int, int], float])
 @pytest.mark.parametrize(
     "changes",
     [
+        {},
         # The only good completion was cut, and leaves the loss: nothing is left to tell apart.
         {"loss_type": "real"},
         # What sampled the replayed tokens is nothing like this model: every completion is masked.
@@ -106,9 +107,8 @@ def test_a_step_that_masks_leave_nothing_of_is_no_fault(
 ) -> None:
     given = rewritten(replay, tmp_path / "replay", {(1, 2): 1.0})
     result = train_and_watch(options(model, tmp_path / "run", given, max_steps=2, **changes))
-    assert [line["grad_norm"] for line in result.metrics] == [0.0, 0.0]
-    plain = train_and_watch(options(model, tmp_path / "plain", given, max_steps=2))
-    assert all(line["grad_norm"] > 0 for line in plain.metrics)
+    # Without these options there is something to learn.
+    assert [line["grad_norm"] != 0.0 for line in result.metrics] == [not changes] * 2
 
 
 def test_temperature_falls_over_the_run(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -33,7 +32,6 @@ from journeys.helpers import (
 )
 from support.engines import CopyEngine
 from support.models import save_padded
-from support.servers import processes
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +140,6 @@ def test_noise_of_its_own_and_the_same_each_time(tmp_path: Path) -> None:
 
 KINDS: dict[str, dict[str, Any]] = {
     "full": {},
-    "full, bfloat16": {"torch_dtype": "bfloat16"},
     "lora": {"tuner_type": "lora"},
     "dora, bfloat16": {"tuner_type": "lora", "use_dora": True, "torch_dtype": "bfloat16"},
 }
@@ -342,22 +339,11 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_sample
         package.evaluate("quickstart", output_dir="file", **given)
 
 
-@contextmanager
-def sampled_by(engine: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """The options with which an engine samples from the model `padded` of a folder."""
-    if engine != "server":
-        yield {"engine": engine}
-        return
-    with processes(folder, model=str(folder / "padded")) as (server,):
-        yield {"rollout_servers": [server.address], "rollout_token_file": str(server.token_file)}
-
-
-@pytest.mark.parametrize("engine", ["native", "generate", "server"])
+@pytest.mark.parametrize("engine", ["native", "generate"])
 def test_ids_that_the_tokenizer_does_not_have_are_said(engine: str, tmp_path: Path) -> None:
     save_padded(tmp_path / "padded")
-    with sampled_by(engine, tmp_path) as how:
-        options = {**small("train.jsonl", "run"), "model": "padded", "max_steps": 1}
-        done = succeed("train", *flags({**options, **how, "val_dataset": ["held.jsonl"]}))
+    options = {**small("train.jsonl", "run"), "engine": engine, "max_steps": 1}
+    done = succeed("train", *flags({**options, "model": "padded", "val_dataset": ["held.jsonl"]}))
     name = "completions/unknown_ids_ratio"
     ids = [i for lines in rollouts(Path("run")) for line in lines for i in line["completion_ids"]]
     (step,) = metrics(Path("run"))
@@ -366,7 +352,5 @@ def test_ids_that_the_tokenizer_does_not_have_are_said(engine: str, tmp_path: Pa
     assert "F233" in done.err + done.out
     report = covey("doctor", "run")
     assert "F233" in report.out and "ids that the tokenizer does not have" in " ".join(report.out.split())
-    own = {} if engine == "server" else how
-    healthy = {**options, **own, "model": "quickstart", "output_dir": "other"}
-    done = succeed("train", *flags(healthy))
+    done = succeed("train", *flags({**options, "output_dir": "other"}))
     assert metrics(Path("other"))[0][name] == 0.0 and "F233" not in done.err + done.out

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,23 +167,11 @@ def test_an_object_of_a_program() -> None:
     assert_only_the_typed(Path("run/checkpoint-1"))
 
 
-@pytest.mark.multi
-@pytest.mark.parametrize(
-    ("tuner", "layout"), [("full", {"fsdp": "full_shard"}), ("lora", {"deepspeed": "zero3"})]
-)
-def test_two_processes_that_hold_parts_of_the_model(tuner: str, layout: dict[str, str]) -> None:
-    two = options(
-        chat_template="mine.jinja",
-        tuner_type=tuner,
-        nproc_per_node=2,
-        per_device_train_batch_size=4,
-        **layout,
-    )
-    words = [sys.executable, "-m", "covey", "train", *flags(two)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert_hands_on(Path("run/checkpoint-1"))
-    assert_only_the_typed(Path("run/checkpoint-1"))
+@pytest.mark.parametrize("tuner", ["full", "lora"])
+def test_a_sharded_model(tuner: str) -> None:
+    checkpoint = train(chat_template="mine.jinja", tuner_type=tuner, fsdp="full_shard")
+    assert_hands_on(checkpoint)
+    assert_only_the_typed(checkpoint)
 
 
 @pytest.mark.parametrize("tuner", ["full", "lora"])

@@ -58,8 +58,8 @@ def test_minutes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"use_dora": True}, {"torch_dtype": "bfloat16"}, {"num_iterations": 2, "beta": 0.04}],
-    ids=["plain", "dora", "bfloat16", "in the middle of a rollout"],
+    [{"use_dora": True}, {"num_iterations": 2, "beta": 0.04}],
+    ids=["dora", "in the middle of a rollout"],
 )
 def test_lora_resumes_to_the_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     """Two steps, a save, two more: the four steps of one run. Under a decaying learning rate too."""

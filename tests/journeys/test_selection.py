@@ -53,10 +53,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
     return output, train_and_watch(opts(output, **DYNAMIC)).metrics
 
 
-def test_without_it_half_of_the_groups_are_flat(tmp_path: Path) -> None:
-    result = train_and_watch(opts(tmp_path / "run"))
-    assert sum(m["frac_reward_zero_std"] for m in result.metrics) >= 1.0
-    assert not [name for m in result.metrics for name in m if name.startswith(("select/", "sampled/"))]
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    output = tmp_path_factory.mktemp("plain") / "run"
+    return output, train_and_watch(opts(output)).metrics
+
+
+def test_without_it_half_of_the_groups_are_flat(plain: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, metrics = plain
+    assert sum(m["frac_reward_zero_std"] for m in metrics) >= 1.0
+    assert not [name for m in metrics for name in m if name.startswith(("select/", "sampled/"))]
 
 
 def test_every_group_has_signal_and_steps_are_whole(run: tuple[Path, list[dict[str, Any]]]) -> None:
@@ -76,11 +82,11 @@ def test_every_group_has_signal_and_steps_are_whole(run: tuple[Path, list[dict[s
         assert sampled - 8 == m["select/dropped_equal"] > 0
 
 
-def test_the_main_order_is_untouched(run: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+def test_the_main_order_is_untouched(
+    run: tuple[Path, list[dict[str, Any]]], plain: tuple[Path, list[dict[str, Any]]]
+) -> None:
     """What the first draw of each rollout took is what a run without the option takes."""
-    plain = tmp_path / "run"
-    train_and_watch(opts(plain))
-    for found, usual in zip(events(run[0], "groups_selected"), rollouts(plain), strict=True):
+    for found, usual in zip(events(run[0], "groups_selected"), rollouts(plain[0]), strict=True):
         first = {r["prompt_id"] for r in usual}
         records = rollouts(run[0])[found["rollout"]]
         kept = {r["prompt_id"] for r in records if r["attempt"] == 0}

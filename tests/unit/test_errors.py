@@ -67,5 +67,5 @@ def test_a_guard_says_what_was_saved() -> None:
 def test_it_speaks_the_language_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COVEY_LANG", "zh")
     with pytest.raises(ConfigError) as failed:
-        plan(model="quickstart", dataset="quickstart", reward_funcs="accuracy", temperature=0)
+        plan(model="quickstart", dataset="quickstart#64", reward_funcs="accuracy", temperature=0)
     assert "改为" in str(failed.value) and "temperature=1.0" in str(failed.value)

@@ -110,37 +110,47 @@ def prompt_table(
     Where 1,000 rows or more come from files, the prompts lie in a file that the processes of this machine
     share: one of them makes it, and calls `progress`. Otherwise the table holds them.
     """
-    builder = _TableBuilder(codec, max_length, options, first_id)
+    make = functools.partial(_TableBuilder, codec, max_length, options, first_id)
     if len(rows) >= _SHARED_ROWS and (of_rows := identity_of(rows)) is not None:
         asked = [_made_by(), of_rows, codec.identity(), max_length, asdict(options), first_id]
         name = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
-        table = _shared(f"{name}.arrow", builder, rows, progress)
+        table = _shared(f"{name}.arrow", make, rows, progress)
         if table is not None:
             return table
-        builder = _TableBuilder(codec, max_length, options, first_id)
+    builder = make()
     entries = [prompt for chunk in builder.chunks(rows, progress) for prompt in chunk]
     return PromptTable(entries=tuple(entries), **builder.facts())
 
 
 def _shared(
     name: str,
-    builder: _TableBuilder,
+    make: Callable[[], _TableBuilder],
     rows: Sequence[Mapping[str, Any]],
     progress: Callable[[int, int], None] | None,
 ) -> PromptTable | None:
-    """The table of a file that the processes of this machine share; None where there can be none."""
+    """Return the table of a file that the processes of this machine share; None where there can be none.
+
+    A damaged file is removed and written again.
+    """
 
     def write(path: Path) -> None:
+        builder = make()
         write_prompts(path, builder.chunks(rows, progress), lambda: _packed(builder.facts()))
 
     try:
-        path = shared_file(name, write)
-        if path is None:
-            return None
-        entries, facts = read_prompts(path)
+        for _ in range(2):
+            path = shared_file(name, write)
+            if path is None:
+                break
+            try:
+                entries, facts = read_prompts(path)
+            except ValueError:
+                path.unlink(missing_ok=True)
+            else:
+                return PromptTable(entries=entries, **_unpacked(facts))
     except (NotJson, OSError):
-        return None
-    return PromptTable(entries=entries, **_unpacked(facts))
+        pass
+    return None
 
 
 @functools.cache

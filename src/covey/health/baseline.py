@@ -154,18 +154,17 @@ def _largest(h: History, name: str, sign: float) -> Change | None:
     sizes = [int(limit(n)) for n in (("now_few", "now_values") if groups > 1 else ("now_values_log",))]
     num_best = int(limit("best_values"))
     spreads = _spreads(h, name)
-    change = partial(
-        _change, name, spreads=spreads, groups=groups, sign=sign, levels=[v.value for v in values]
-    )
+    levels = [v.value for v in values]
+    change = partial(_change, name, spreads=spreads, groups=groups, sign=sign, levels=levels)
     found = []
     for size in sizes:
         earlier, now = values[:-size], values[max(1, len(values) - size) :]
         if len(now) >= limit("now_least"):
             found.append(change(values[:1], now, least=limit("first_errors")))
         if len(earlier) >= num_best and size == sizes[-1]:
-            windows = [earlier[i : i + num_best] for i in range(len(earlier) - num_best + 1)]
-            best = max(windows, key=lambda w: -sign * fmean(v.value for v in w))
-            found.append(change(best, now, least=limit("best_errors")))
+            starts = range(len(earlier) - num_best + 1)
+            best = max(starts, key=lambda i: -sign * fmean(levels[i : i + num_best]))
+            found.append(change(earlier[best : best + num_best], now, least=limit("best_errors")))
     return max((c for c in found if c is not None), key=lambda c: c.badness, default=None)
 
 

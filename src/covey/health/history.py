@@ -53,12 +53,15 @@ class Window:
         size = len(self)
         if not -size <= index < size:
             raise IndexError(index)
-        at = 3 * ((self._taken - size + index % size) % _KEPT)
-        step, value, count = self._packed[at : at + 3]
-        return Value(step=int(step), value=value, count=int(count))
+        return self._taken_as(self._taken - size + index % size)
 
     def __iter__(self) -> Iterator[Value]:
-        return (self[i] for i in range(len(self)))
+        return map(self._taken_as, range(self._taken - len(self), self._taken))
+
+    def _taken_as(self, number: int) -> Value:
+        at = 3 * (number % _KEPT)
+        step, value, count = self._packed[at : at + 3]
+        return Value(step=int(step), value=value, count=int(count))
 
     def append(self, value: Value) -> None:
         """Take a value in, in the place of the oldest one where there are 200."""

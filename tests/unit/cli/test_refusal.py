@@ -79,7 +79,7 @@ def test_json_is_asked_for_whatever_else_is_wrong() -> None:
 
 
 # A value stands last on the line. An output directory may have a hostile name: only a long one is refused.
-_PLAN = "plan --reward_funcs accuracy --dataset quickstart"
+_PLAN = "plan --reward_funcs accuracy --dataset quickstart#64"
 _BEFORE_A_VALUE = (
     *(f"{RUN_LINE} --{name}" for name in ("beta", "loss_type", "columns", "report_to")),
     *(f"{_PLAN} --{name}" for name in ("model", "seed")),

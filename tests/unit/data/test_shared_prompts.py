@@ -140,6 +140,17 @@ def test_another_row_option_or_template_is_another_table(
     assert told == [2, 2, 2, 2]
 
 
+def test_a_damaged_file_is_made_again(tmp_path: Path, codec: TextCodec) -> None:
+    made = prompt_table(lines(tmp_path / "r.jsonl", ROWS), codec, max_length=None)
+    (file,) = files(tmp_path)
+    whole, prompts = file.read_bytes(), [*made.entries]
+    file.unlink()
+    file.write_bytes(whole[: len(whole) // 2])
+    found = prompt_table(lines(tmp_path / "r.jsonl", ROWS), codec, max_length=None)
+    assert isinstance(found.entries, LazyPrompts) and [*found.entries] == prompts
+    assert fields_but_entries(found) == fields_but_entries(made) and file.read_bytes() == whole
+
+
 def test_what_json_does_not_hold_is_held(tmp_path: Path, codec: TextCodec) -> None:
     """Text of a Python list may hold a tuple, which JSON would make a list."""
     turns = "[{'role': 'user', 'content': 'Q?', 'marks': (1, 2)}]"

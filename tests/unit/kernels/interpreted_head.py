@@ -60,7 +60,7 @@ def results(kernels, dtype, spec, on_logprob, on_entropy, has_sets=False):
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("losses", [(1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("losses", [(1, 0), (1, 1)])
 @pytest.mark.parametrize("has_sets, banned", [(False, ()), (True, ()), (False, (0, *range(10, 15), 36))])
 def test_in_float32_it_is_the_blocks_in_torch(
     has_sets, banned, block, losses, monkeypatch, assert_close_guarded

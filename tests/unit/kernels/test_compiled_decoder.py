@@ -93,8 +93,9 @@ def test_a_row_does_not_depend_on_what_it_is_batched_with(library, dtype):
     assert torch.equal(alone, whole)
 
 
-@pytest.mark.parametrize("vocab", [VOCAB, 512, 516, 2404])
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize(
+    ("temperature", "vocab"), [(0.3, VOCAB), (1.0, VOCAB), (1.7, VOCAB), (0.3, 512), (1.0, 516), (1.7, 2404)]
+)
 def test_draws_are_those_of_the_noise_in_torch(library, temperature, vocab):
     # 516 has a block of four tokens, and 2,404 a last one that is no whole number of vectors.
     policy = policy_of("llama", vocab_size=vocab)

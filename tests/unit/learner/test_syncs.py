@@ -82,9 +82,11 @@ def syncs_of(backend, rollout, loss, *, max_tokens, old=False):
     return len(batch.micro_batches), syncs.found
 
 
-@pytest.mark.parametrize("stream", ["prefix", "packed", "padded"])
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+_KEPT = ("none", "selective", "full")
+_STEPS = [(stream, kept, torch.bfloat16) for stream in ("prefix", "packed", "padded") for kept in _KEPT]
+
+
+@pytest.mark.parametrize(("stream", "recompute", "dtype"), [*_STEPS, ("prefix", "none", torch.float32)])
 def test_a_step_waits_at_its_end(stream, recompute, dtype, backend_of, random_rollout):
     loss = LossConfig(loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
     numbers = []

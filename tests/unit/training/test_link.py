@@ -99,6 +99,7 @@ def two(
 ) -> Iterator[tuple[Machines, Machines]]:
     """Two machines with a rank each, which have met."""
     monkeypatch.setattr(machines, "_EVERY_S", 0.05)
+    monkeypatch.setattr(machines, "_ANSWER_S", 0.2)
     found = at_once(*(comes(rank, agent, world=2) for rank in range(2)))
     both = []
     for rank, met in enumerate(found):

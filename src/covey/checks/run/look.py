@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -121,6 +122,7 @@ def _ray(config: Config) -> RayFacts | None:
     return find_ray(os.environ) if config.launcher == "ray" and not is_launched(os.environ) else None
 
 
+@functools.cache
 def _versions() -> tuple[tuple[str, str], ...]:
     """Version of each package that something is known of; those that are not installed are left out."""
     found = []
