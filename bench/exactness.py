@@ -23,14 +23,13 @@ from covey.batching.pack import pack
 from covey.comm import LocalComm
 from covey.learner.backends.single import SingleBackend
 from covey.learner.update import accumulate
+from covey.selftest.compare import far
 from covey.types import TrainSample
+from support.exactness import update_gap, worst
 from support.models import LEAKING_FAMILIES, STREAM_FAMILIES, save_model
 from support.runs import (
     Result,
-    difference,
     options,
-    relative_difference,
-    total_norm,
     train_and_watch,
     train_in_processes,
     write_rollouts,
@@ -53,11 +52,10 @@ BUDGET = {"max_completion_length": 8}
 
 def row(name: str, actual: Result, expected: Result) -> None:
     """One line of the table."""
-    overall, worst = relative_difference(actual.gradients[0], expected.gradients[0])
-    moved = total_norm(difference(expected.after, expected.before))
-    update = total_norm(difference(actual.after, expected.after)) / moved
+    got, due = actual.gradients[0], expected.gradients[0]
     passes = f"{expected.forwards[0]} -> {actual.forwards[0]}"
-    sys.stdout.write(f"{name:<48} {passes:>8} {overall:9.1e} {worst:9.1e} {update:9.1e}\n")
+    figures = far(got, due), worst(got, due), update_gap(actual, expected)
+    sys.stdout.write(f"{name:<48} {passes:>8} " + " ".join(f"{figure:9.1e}" for figure in figures) + "\n")
     sys.stdout.flush()
 
 

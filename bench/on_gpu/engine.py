@@ -11,6 +11,7 @@ import torch
 
 from covey.models.policy import Policy
 from covey.rollout.generate import GenerateEngine
+from covey.selftest.bounds import BOUNDS
 from covey.selftest.checks import Measured, checks
 from covey.selftest.subject import subject, write_random_model
 from covey.types import Completion
@@ -32,7 +33,9 @@ PROMPTS = {"flat": (5, 12, 30, 17), "prefix": (70, 123, 96, 150)}
 LENGTHS = (40, 20, 9, 1)
 # In float32 the tokens are the same and logprobs differ by the order of sums. In bfloat16 a token near the
 # border of two may be drawn differently, and what follows it is not comparable; but most rows agree.
-MAX_FLOAT32, MEAN_BFLOAT16, SHARE_BFLOAT16 = 1e-4, 0.05, 0.3
+MAX_FLOAT32 = BOUNDS["sampler, float32: largest difference"].other
+MEAN_BFLOAT16 = BOUNDS["sampler, bfloat16: mean difference"].other
+SHARE_BFLOAT16 = 0.3
 
 
 def run(lines: Lines) -> None:

@@ -14,6 +14,7 @@ from covey.models.layouts import AttentionKind
 from covey.models.liger import use_liger, wants_liger
 from covey.models.policy import Policy
 from covey.plan.recompute import Recompute
+from covey.selftest.bounds import BOUNDS
 from covey.selftest.compare import Result, by_plain_logits, by_policy, relative
 from covey.token_streams import Row, StreamKind
 from on_gpu.lines import Found, Lines
@@ -21,7 +22,7 @@ from on_gpu.machine import device
 
 VOCABULARY = 512
 # In float32 only the order of sums differs; in bfloat16 the limit follows from what padded rows lose.
-FLOAT32_LIMITS = (2e-5, 2e-5)
+FLOAT32_LIMITS = tuple(BOUNDS[f"head in blocks: {what}"].other for what in ("logprobs", "gradient"))
 BFLOAT16_FACTOR = 2.0
 MOST_LOST = (0.02, 0.1)
 # Seconds that a case may take which compiles a kernel.

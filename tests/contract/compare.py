@@ -15,21 +15,19 @@ from torch import Tensor
 
 from contract.cells import LEARNING_RATE, MAX_GRAD_NORM, STEPS, Cell
 from contract.worker import Left
+from covey.selftest.compare import far
+from support.exactness import GRADIENT, LOSS, TENSOR, norm, worst
 
 Tensors = Mapping[str, Tensor]
 
 SLACK = 3.0
 
 
-# The largest gaps in float32: of the gradient of the first step, of one tensor of it, of the later ones, of
-# how far weights have moved, of norms and of other metrics as parts of what they are; of a loss, whose terms
-# have the size of advantages; of a weight in learning rates.
-GRADIENT = 1e-5
-TENSOR = 1e-4
+# The largest gaps in float32, beside those of `support.exactness`: of later gradients, of how far weights
+# have moved, of norms and other metrics relative to what they are, and of a weight in learning rates.
 LATER = 1e-5
 MOVEMENT = 3e-5
 METRIC = 1e-4
-LOSS = 1e-6
 WEIGHT = 1e-3
 
 
@@ -93,16 +91,6 @@ def widened(found: Sequence[Gap], rounded: Mapping[str, float]) -> list[Gap]:
     return [replace(gap, bound=bound(gap)) for gap in found if not gap.what.startswith("weight after")]
 
 
-def distance(actual: Tensors, expected: Tensors) -> float:
-    """|actual - expected| / |expected| over all tensors."""
-    return norm({n: actual[n].double() - e for n, e in expected.items()}) / norm(expected)
-
-
-def norm(tensors: Tensors) -> float:
-    """The norm over all tensors, in float64."""
-    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors.values()))
-
-
 def _num_others(actual: Left, expected: Left) -> int:
     shapes = [[(n, tuple(left.gradients[0][n].shape)) for n in left.names] for left in (actual, expected)]
     return sum(one != two for one, two in zip(*shapes, strict=False)) + abs(len(shapes[0]) - len(shapes[1]))
@@ -110,12 +98,9 @@ def _num_others(actual: Left, expected: Left) -> int:
 
 def _gradient_gaps(actual: Left, expected: Left) -> Iterator[Gap]:
     first, oracle = actual.gradients[0], expected.gradients[0]
-    whole = norm(oracle)
-    yield Gap("gradient", distance(first, oracle), GRADIENT)
+    yield Gap("gradient", far(first, oracle), GRADIENT)
     # A tensor with next to no gradient is rounding alone.
-    sized = {n: t for n, t in oracle.items() if norm({n: t}) > 1e-4 * whole}
-    worst = max(distance({n: first[n]}, {n: t}) for n, t in sized.items())
-    yield Gap("gradient of a tensor", worst, TENSOR)
+    yield Gap("gradient of a tensor", worst(first, oracle, 1e-4), TENSOR)
 
 
 def _norm_gaps(actual: Left, expected: Left) -> Iterator[Gap]:
@@ -135,10 +120,10 @@ def _furthest(actual: Sequence[float], expected: Sequence[float]) -> float:
 def _step_gaps(actual: Left, expected: Left) -> Iterator[Gap]:
     for step in (1, STEPS):
         moved, oracle = (_moved(left, step) for left in (actual, expected))
-        yield Gap(f"movement after step {step}", distance(moved, oracle), MOVEMENT)
+        yield Gap(f"movement after step {step}", far(moved, oracle), MOVEMENT)
         apart = max(float((moved[n] - change).abs().max()) for n, change in oracle.items())
         yield Gap(f"weight after step {step}, in learning rates", apart / LEARNING_RATE, WEIGHT)
-    later = [distance(a, e) for a, e in zip(actual.gradients[1:], expected.gradients[1:], strict=True)]
+    later = [far(a, e) for a, e in zip(actual.gradients[1:], expected.gradients[1:], strict=True)]
     yield Gap("gradient of steps 2 to 5", max(later), LATER)
     yield Gap("no weight moves", float(norm(_moved(actual, STEPS)) == 0.0), 0.0)
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from contract import cells, rollouts
 from contract.backends import Kind
 from contract.cells import SAVED, Cell, Problem
-from contract.compare import Gap, broken, distance, gaps, widened
+from contract.compare import Gap, broken, gaps, widened
 from contract.faults import CONTRACT, Fault
 from contract.worker import Left, Run, run_all
+from covey.selftest.compare import far
 from support.models import save_model
 
 _TWO_LAYERS: Mapping[str, Mapping[str, Any]] = {
@@ -205,7 +206,7 @@ def other_layout_gaps(resumed: Left, stopped: Left, whole: Left, cell: Cell) -> 
         Gap(
             "weights after loading", float(_num_different(resumed.weights[SAVED], whole.weights[SAVED])), 0.0
         ),
-        Gap("next gradient", distance(resumed.gradients[0], whole.gradients[SAVED]), bound),
+        Gap("next gradient", far(resumed.gradients[0], whole.gradients[SAVED]), bound),
     ]
 
 

@@ -21,13 +21,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from covey.learner.backends.ddp import DDPBackend
+from covey.selftest.compare import far
 from covey.training.process import ranks
+from support.exactness import GRADIENT
 from support.processes import run_in_processes
 from support.steps import (
     CASES,
     OPTIMIZER,
     alone,
-    distance,
     gradient,
     plan_of,
     policy,
@@ -63,7 +64,7 @@ def whole(given):
 def assert_same(actual, expected) -> None:
     (loss, found), (expected_loss, wanted) = actual, expected
     assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
-    assert distance(found, wanted) <= 1e-5
+    assert far(found, wanted) <= GRADIENT
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERY)
@@ -81,7 +82,7 @@ def test_one_process(kind, name, given, whole):
 def test_steps_are_another_gradient_than_their_mean(whole):
     flat = stepped_rows(flat=True)
     for name in ("dapo, token", "grpo, sequence_token"):
-        assert distance(alone(flat, CASES[name])[1], whole["steps", name][1]) > 0.05
+        assert far(alone(flat, CASES[name])[1], whole["steps", name][1]) > 0.05
 
 
 def test_cases_differ(whole):
@@ -98,7 +99,7 @@ def test_cases_differ(whole):
     same = {
         frozenset(pair)
         for pair in itertools.combinations(CASES, 2)
-        if distance(*(whole["completions", name][1] for name in pair)) < 1e-4
+        if far(*(whole["completions", name][1] for name in pair)) < 1e-4
     }
     pairs = itertools.combinations(CASES, 2)
     assert same == {frozenset(pair) for pair in pairs if same_as(pair[0]) == same_as(pair[1])}

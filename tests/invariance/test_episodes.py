@@ -27,6 +27,7 @@ from covey.learner.annotate import annotate
 from covey.learner.backends.ddp import DDPBackend
 from covey.learner.backends.single import SingleBackend
 from covey.learner.update import accumulate
+from covey.selftest.compare import far
 from covey.training.process import ranks
 from covey.types import TrainSample
 from support.episodes import Episode, Row, loop_loss, within
@@ -38,7 +39,6 @@ from support.steps import (
     SIBLINGS,
     Case,
     alone,
-    distance,
     episode_rows,
     gradient,
     plan_of,
@@ -117,7 +117,7 @@ def assert_same(actual, wanted) -> None:
     (loss, found), (expected_loss, slow) = actual, wanted
     assert loss == pytest.approx(expected_loss, rel=2e-5, abs=2e-6)
     assert found.keys() == slow.keys()
-    assert distance(found, slow) <= 3e-5
+    assert far(found, slow) <= 3e-5
 
 
 def added_up(given: Sequence[TrainSample], case: Case, world: int) -> tuple[float, dict[str, Tensor]]:
@@ -153,7 +153,7 @@ def test_within_kept_sets_too(name, filtered, given):
         assert_same(alone(filtered, CASES[name], **changes), expected)
     found = added_up(filtered, CASES[name], 2)
     assert_same(found, expected)
-    assert distance(found[1], alone(given, CASES[name])[1]) > 0.1
+    assert far(found[1], alone(given, CASES[name])[1]) > 0.1
     for factor in (0.0, -1.0, 2.0):
         with pytest.raises(AssertionError):
             assert_same((found[0], {n: factor * g for n, g in found[1].items()}), expected)

@@ -14,13 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from covey.selftest.compare import far
+from support.exactness import TENSOR, assert_same_steps, moved, norm
 from support.models import save_model
 from support.runs import (
     Result,
-    difference,
     options,
-    relative_difference,
-    total_norm,
     train_and_watch,
     train_in_processes,
     write_rollouts,
@@ -66,13 +65,8 @@ def whole(model: Path, replay: Path, tmp_path_factory: pytest.TempPathFactory) -
 def assert_same(actual: Result, expected: Result) -> None:
     """Equal gradients at the first step, equal updates after five, and a KL that starts at exactly zero."""
     # The first gradient is that of B alone; the second has A's too.
-    for step, limit in ((0, 1e-4), (1, 1e-3)):
-        overall, worst = relative_difference(actual.gradients[step], expected.gradients[step])
-        assert overall <= 1e-5, f"the gradient of step {step} differs by {overall:.2e}"
-        assert worst <= limit, f"a tensor's gradient of step {step} differs by {worst:.2e}"
-    moved = total_norm(difference(expected.after, expected.before))
-    assert moved > 0
-    assert total_norm(difference(actual.after, expected.after)) <= 1e-3 * moved
+    assert_same_steps(actual, expected, (TENSOR, 1e-3))
+    assert norm(moved(expected)) > 0
     assert actual.metrics[0]["kl"] == expected.metrics[0]["kl"] == 0.0
     assert actual.metrics[-1]["kl"] == pytest.approx(expected.metrics[-1]["kl"], rel=1e-3)
     assert len(actual.metrics) == len(expected.metrics) == 5
@@ -130,8 +124,7 @@ def test_only_the_adapter_is_trained(whole: dict[str, Result]) -> None:
 
 def test_kinds_differ(whole: dict[str, Result]) -> None:
     """The comparison is not blind: scaling by rsLoRA is another gradient."""
-    overall, _ = relative_difference(whole["rslora"].gradients[0], whole["lora"].gradients[0])
-    assert overall > 0.1
+    assert far(whole["rslora"].gradients[0], whole["lora"].gradients[0]) > 0.1
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "whole"])

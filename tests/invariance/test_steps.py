@@ -15,9 +15,11 @@ import torch
 
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError, GuardStop
+from covey.selftest.compare import far
 from covey.telemetry.rollouts import read_rollouts
 from covey.training.run import train
-from support.runs import difference, options, total_norm, train_and_watch, train_in_processes
+from support.exactness import GRADIENT, moved, norm
+from support.runs import options, train_and_watch, train_in_processes
 
 PRM = """
 def prm(completion_steps):
@@ -84,7 +86,7 @@ def test_a_replay_is_the_same_run(changes: dict[str, Any], tmp_path: Path) -> No
     again = train_and_watch(opts(tmp_path / "again", replay_rollouts=rollouts, **changes))
     assert records(tmp_path / "again") == records(tmp_path / "sampled")
     assert same_weights(again, sampled)
-    assert total_norm(difference(sampled.after, sampled.before)) > 0
+    assert norm(moved(sampled)) > 0
     # Steps end where their text does, and there are several of them.
     rows = completions(tmp_path / "sampled")
     steps = [part["steps"] for row in rows for part in row["parts"] if part["name"] == "prm"]
@@ -118,8 +120,7 @@ def test_two_processes_sample_and_learn_the_same(tmp_path: Path) -> None:
     ours, theirs = completions(tmp_path / "one"), completions(tmp_path / "two")
     for a, b in zip(ours, theirs, strict=True):
         assert (a["completion_ids"], a["parts"], a["steps"]) == (b["completion_ids"], b["parts"], b["steps"])
-    gap = total_norm(difference(two.gradients[0], one.gradients[0]))
-    assert gap <= 1e-5 * total_norm(one.gradients[0])
+    assert far(two.gradients[0], one.gradients[0]) <= GRADIENT
 
 
 def test_one_step_is_the_run_with_the_outcome_to_the_bit(tmp_path: Path) -> None:

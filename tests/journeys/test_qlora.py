@@ -17,10 +17,11 @@ from covey.checks.survey import survey
 from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.quickstart import task
+from covey.selftest.compare import far
 from covey.training.build import build_job
 from covey.training.loop import run as run_job
 from journeys.helpers import flags, plan_of, succeed
-from support.runs import options, relative_difference, train_and_watch, train_in_processes, write_rollouts
+from support.runs import options, train_and_watch, train_in_processes, write_rollouts
 
 PACKED: dict[str, Any] = {
     "mask_truncated_completions": False,
@@ -113,8 +114,8 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
     for n, (case, two) in enumerate(zip(runs, train_in_processes(split, tmp_path / "work"), strict=True)):
         one = train_and_watch(options(MODEL, tmp_path / f"one{n}", replay, **case))
         for expected, got in zip(one.gradients, two.gradients, strict=True):
-            assert relative_difference(got, expected)[0] < 1e-5
-        assert relative_difference(two.after, one.after)[0] < 1e-5
+            assert far(got, expected) < 1e-5
+        assert far(two.after, one.after) < 1e-5
         assert one.metrics[0]["kl"] == two.metrics[0]["kl"] == 0.0
 
 

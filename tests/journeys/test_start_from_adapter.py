@@ -17,12 +17,13 @@ from covey.comm import LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.models.probe import micro_of
+from covey.selftest.compare import far
 from covey.token_streams import Row
 from covey.training.build import build_job
 from journeys.helpers import flags, plan_of
 from support.adapters import add_trainer_state, make_adapter, peft_logits
 from support.models import save_model
-from support.runs import options, relative_difference, train_and_watch, train_in_processes, write_rollouts
+from support.runs import options, train_and_watch, train_in_processes, write_rollouts
 
 KL: dict[str, Any] = {"beta": 0.1}
 
@@ -229,7 +230,7 @@ def test_two_ranks_are_one(model: Path, adapter: Path, replay: Path, tmp_path: P
     halves = options(model, tmp_path / "two", replay, **asked, per_device_train_batch_size=4)
     (two,) = train_in_processes([halves], tmp_path / "work")
     one = train_and_watch(options(model, tmp_path / "one", replay, **asked))
-    assert relative_difference(two.after, one.after)[0] < 1e-4
+    assert far(two.after, one.after) < 1e-4
     both = [metric(tmp_path / name, "kl") for name in ("one", "two")]
     assert both[0][0] == both[1][0] == 0.0
     assert both[1] == pytest.approx(both[0], rel=1e-3, abs=1e-7)

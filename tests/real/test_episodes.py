@@ -23,6 +23,7 @@ from covey.learner.backends.single import SingleBackend
 from covey.learner.update import accumulate
 from covey.models.policy import Policy
 from covey.rollout.native.engine import NativeEngine
+from covey.selftest.compare import far
 from covey.types import (
     Completion,
     Episode,
@@ -41,7 +42,7 @@ from covey.types import (
 from covey.types.arrays import bools, floats, ints, joined_runs
 from support.options import credit
 from support.real import real
-from support.steps import OPTIMIZER, distance, plan_of
+from support.steps import OPTIMIZER, plan_of
 
 GROUPS, SIBLINGS, VERSION = 2, 4, 3
 WORDS = ("</think>", "<|im_end|>", " yes", " no", " maybe", " seven", " three", " ten", " sure", " why")
@@ -234,6 +235,6 @@ def test_they_train_as_the_loop_says(loss_type, groups, model):
         # What the engine said of its tokens is what the learner says, whatever came before the turn.
         assert sums.agreement()[1] < 1e-3
         found = backend.masters.gradients()
-        assert distance(found, expected) <= 3e-4
+        assert far(found, expected) <= 3e-4
         for factor in (0.0, -1.0, 2.0):
-            assert distance({n: factor * g for n, g in found.items()}, expected) > 0.5
+            assert far({n: factor * g for n, g in found.items()}, expected) > 0.5

@@ -18,13 +18,14 @@ from covey.checks.survey import survey
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
+from covey.selftest.compare import far
 from covey.telemetry.rollouts import read_rollouts
 from covey.training.build import build_job
 from covey.training.loop import run
 from covey.training.process import ranks
 from covey.training.run import train
 from support.processes import run_in_processes
-from support.runs import options, relative_difference
+from support.runs import options
 
 ROWS = 16
 """Completions of an optimizer step, whatever the number of processes."""
@@ -103,7 +104,7 @@ def test_another_number_of_processes(
         loaded = part(kept, "loaded")
         assert loaded.keys() == saved.keys() and len(loaded) > 100
         assert [n for n in saved if not torch.equal(saved[n], loaded[n])] == []
-        together, _ = relative_difference(part(kept, "gradient"), part(whole, "gradient"))
+        together = far(part(kept, "gradient"), part(whole, "gradient"))
         assert together < bound
     steps = [json.loads(line)["step"] for line in (tmp_path / "cut/metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4]

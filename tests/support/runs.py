@@ -234,27 +234,6 @@ def train_in_processes(
     ]
 
 
-def total_norm(tensors: Mapping[str, Tensor]) -> float:
-    """The norm over all tensors."""
-    return float(torch.sqrt(sum(t.double().square().sum() for t in tensors.values())))
-
-
-def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """a - b, tensor by tensor; the names must agree."""
-    assert a.keys() == b.keys()
-    return {k: a[k] - b[k] for k in a}
-
-
-def relative_difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[float, float]:
-    """‖a − b‖/‖b‖ over all tensors, and the worst single tensor among those above 1e-6 of the total norm."""
-    total = total_norm(b)
-    gap = difference(a, b)
-    worst = max(
-        (float(gap[k].norm() / b[k].norm()) for k in b if float(b[k].norm()) > 1e-6 * total), default=0.0
-    )
-    return total_norm(gap) / total, worst
-
-
 def _main(work: Path) -> None:
     torch.set_num_threads(1)
     with ranks(int(os.environ["WORLD_SIZE"])) as comm:

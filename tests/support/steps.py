@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -308,10 +307,3 @@ def alone(given: Sequence[TrainSample], case: Case, **changes: object) -> tuple[
     """The same in this process."""
     plan = plan_of(**changes)
     return gradient(given, case, plan, SingleBackend(policy(plan.stream), OPTIMIZER), LocalComm())
-
-
-def distance(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
-    """|one - two| / |two| over all tensors."""
-    size = math.sqrt(sum(float(g.double().square().sum()) for g in two.values()))
-    gap = math.sqrt(sum(float((one[n] - g).double().square().sum()) for n, g in two.items()))
-    return gap / size

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -68,14 +68,14 @@ def command(verb: str, argv: Sequence[str], start: Start) -> list[str]:
     return [*torchrun, *rendezvous, "-m", "covey", verb, *argv]
 
 
-def launch(verb: str, argv: Sequence[str], start: Start) -> int:
+def launch(verb: str, argv: Sequence[str], start: Start, handed: Mapping[str, str]) -> int:
     """Run the verb in several processes and return the exit code of the run; SIGINT and SIGTERM are passed
-    on, and the ranks have the time that they need to save."""
+    on, and the ranks have the time that they need to save. `handed` is added to their environment."""
     ending = Ending(Path(start.output_dir))
     with tempfile.TemporaryDirectory(prefix="covey-") as directory, _PassedOn(ending) as passed_on:
         path = os.path.join(directory, "exit")
         own = {EXIT_FILE: path, OUTPUT_DIR: start.output_dir, LAUNCHER: launcher_words()}
-        environment = {**os.environ, **own}
+        environment = {**os.environ, **own, **handed}
         # With Ray the cores of each machine are counted there.
         if start.launcher == "torchrun":
             threads = max(1, (os.cpu_count() or 1) // start.num_processes)

@@ -34,7 +34,6 @@ class Planned:
 
     words: tuple[str, ...]
     machine: Machine | None = None
-    ladder: bool = False
     as_json: bool = False
     problems: tuple[Problem, ...] = ()
 
@@ -47,14 +46,13 @@ def take_machine(argv: Sequence[str]) -> Planned:
     return Planned(
         words=tuple(rest),
         machine=_machine(own, given, problems),
-        ladder=given.get("ladder", False),
         as_json=given.get("json", False),
         problems=tuple(problems),
     )
 
 
 def _machine(own: Layer, given: dict[str, Any], problems: list[Problem]) -> Machine | None:
-    named = [name for name in PLAN_WORDS if name in own.named and name != "ladder"]
+    named = [name for name in PLAN_WORDS if name in own.named]
     if not named:
         return None
     if "plan_gpus" not in own.named:

@@ -13,7 +13,7 @@ from covey.cli.options import read
 from covey.config.resolve import Resolved, not_built_yet, to_run
 from covey.errors import ConfigError
 from covey.plan.facts import Facts
-from covey.plan.ladder import ladder
+from covey.plan.fitting import MOST
 from covey.plan.layout import Machine
 from covey.plan.memory import memory_plan
 from covey.plan.report import report_json, report_lines
@@ -56,7 +56,7 @@ def plan(argv: Sequence[str]) -> int:
 def _machine(planned: Planned, resolved: Resolved) -> Machine | None:
     """The machine that facts are gathered for: one of which nothing is known where its words stand in a
     file."""
-    words = {problem.option for problem in resolved.problems if problem.code == "E212"} - {"ladder"}
+    words = {problem.option for problem in resolved.problems if problem.code == "E212"}
     return Machine(num_gpus=0) if words and planned.machine is None else planned.machine
 
 
@@ -84,27 +84,28 @@ def _print(
     """Print the plan; return what is left to print with the problems of one that is refused."""
     config = resolved.config
     batch = batch_plan(config, facts.launch.num_processes, facts.prompts.num_used)
-    rungs = ladder(config, facts, resolved.typed_names) if planned.ladder else None
     if planned.as_json:
-        content = report_json(config, facts, batch, said, rungs, tried)
+        content = report_json(config, facts, batch, said, tried)
         if is_refused:
             return content
         say_json(content)
         return {}
-    lines = report_lines(config, facts, batch, ladder=rungs, works=tried)
+    lines = report_lines(config, facts, batch, works=tried)
     for problem in said:
-        lines += note_lines(problem)
+        # Where no whole command is shown, all changes that fit are.
+        is_memory = tried is None and problem.code in ("W114", "W150")
+        lines += note_lines(problem, num_fixes=MOST if is_memory else 1)
     say("\n".join(map(spoken, lines)))
     return {}
 
 
 def _is_of_layout(error: ConfigError, planned: Planned, resolved: Resolved) -> bool:
-    """Whether the forecast is at fault, and a layout or a ladder was asked for; beside it what is not built
-    yet, options of other tools, filters on an engine that does not record what they keep, and servers that do
-    not answer, under which a forecast stands all the same."""
+    """Whether the forecast of a machine that is planned is at fault; beside it what is not built yet, options
+    of other tools, filters on an engine that does not record what they keep, and servers that do not answer,
+    under which a forecast stands all the same."""
     later = not_built_yet(resolved.config)
     faults = [problem for problem in error.problems if problem.severity is Severity.ERROR]
     codes = {p.code for p in faults if p.code != "E102" or p.option not in later}
-    if planned.machine is not None:
-        return codes <= {"E102", "E120", "E211", *OF_SERVERS}
-    return codes <= ({"E211"} if planned.ladder else set())
+    if planned.machine is None:
+        return not codes
+    return codes <= {"E102", "E120", "E211", *OF_SERVERS}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from covey.checks.judge import refuse_faults
 from covey.checks.launch import asked_machines, processes_here
+from covey.checks.rewards.handed import handed
 from covey.cli.launch import Start, launch
 from covey.cli.options import read, under_torchrun
 from covey.config.resolve import Resolved
@@ -51,7 +52,7 @@ def start(verb: str, argv: Sequence[str], run: Run) -> int:
             refuse_faults(resolved, surveyed.facts)
             fetch_model(resolved.config)
             start = start_of(resolved.config, num_processes)
-            if start is not None:
-                surveyed.close()
-                return launch(verb, argv, start)
-            return run(resolved, surveyed, others)
+            if start is None:
+                return run(resolved, surveyed, others)
+            surveyed.close()
+            return launch(verb, argv, start, handed(resolved.config, surveyed.facts.rewards))

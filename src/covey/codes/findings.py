@@ -183,4 +183,9 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "This loss gives each completion one score, the mean over its tokens in one row. A completion of "
         "several rows would have several scores and count more often than others in its group.",
     ),
+    (
+        "F215",
+        "Reward does not rise",
+        "The run still takes time, but its last model is no better than an earlier one.",
+    ),
 )

@@ -218,6 +218,7 @@ REFUSED: Mapping[str, str] = {
     ),
     "plan_zero_stage": _PLANNED,
     "plan_offload": _PLANNED,
+    "ladder": tr("`covey plan` says by itself which changes fit if a run is too large."),
     "val_dataset_shuffle": tr("All prompts of --val_dataset are evaluated, so their order does not matter."),
 }
 """Names that this version has nothing for, each with what it does instead."""

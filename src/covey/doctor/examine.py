@@ -80,7 +80,7 @@ def examine(log: Log, now: float) -> Report:
             Sighting(finding=finding, num_records=rules.counts[code], holds=code in holding),
         )
     trend = reward_trend(log)
-    said = ("F215", "F221", "F222", "F207")
+    said = ("F221", "F222", "F207")
     if trend is not None and trend.way < 0 and not any(code in first for code in said):
         sightings.append(Sighting(finding=_falling(trend, rules.history)))
     sightings.sort(key=_rank)

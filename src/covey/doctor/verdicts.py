@@ -21,7 +21,7 @@ _BY_CODE = (
     (tr("unhealthy"), ("F202", "F203", "F205", "F208", "F210")),
     (tr("getting worse"), ("F222",)),
     (tr("not learning"), ("F216", "F213", "F217", "F219", "F226", "F211", "F215")),
-    (tr("unhealthy"), ("F225", "F228", "F212", "F214", "F220", "F233")),
+    (tr("unhealthy"), ("F225", "F228", "F212", "F214", "F233")),
 )
 
 NAMED = ("F227",)

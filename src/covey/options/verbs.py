@@ -172,11 +172,6 @@ class PlanOptions(VerbOptions):
         "Number of GPUs of the machine to plan for; deepspeed and fsdp say how the run is placed on them.",
     )
     plan_gpu_memory: str | None = option(None, "Memory of each GPU, with its unit: 96GiB, 80GB.")
-    ladder: bool = option(
-        False,
-        "List the layouts that differ by one change, with the memory of each, and name the cheapest one "
-        "that fits.",
-    )
 
 
 PLAN_WORDS: tuple[str, ...] = tuple(name for name in PlanOptions.model_fields if not name.endswith("_"))

@@ -91,8 +91,7 @@ def kept_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     """Return what the device holds for the backward pass when the head has been computed."""
     read = size.trained * model.hidden * training.element
     # Keys and values, and the sum of their gradients so far.
-    kv = 2 * model.kv_heads * model.head_width
-    read += model.layers * size.shared * kv * (training.element + FLOAT)
+    read += size.shared * key_bytes(model, training.element + FLOAT)
     if training.offload:
         return read
     layers = model.layers * kept_of_layer(model, size, training)
@@ -167,6 +166,16 @@ def working_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     attention = size.tokens * (2 * model.hidden + 4 * query + 4 * key) * e
     # Each product dequantizes its weight.
     return max(mlp, attention) + (model.hidden * model.intermediate * e if training.packed_bits else 0)
+
+
+def key_bytes(model: ModelSizes, element: int) -> int:
+    """Return the bytes of the keys and values of a token in all layers."""
+    return 2 * model.layers * model.kv_heads * model.head_width * element
+
+
+def outer_parameters(model: ModelSizes) -> int:
+    """Return the weights of the embedding, and of the head where it has its own."""
+    return model.vocabulary * model.hidden * (1 if model.tied else 2)
 
 
 def weight_bytes(model: ModelSizes, training: Training) -> int:

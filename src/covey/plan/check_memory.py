@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from typing import Any
 
 from covey.options.schema import Config
 from covey.plan.check_layout import layout_problems
 from covey.plan.disk import size
-from covey.plan.engine_share import with_engine_share
 from covey.plan.facts import Facts
-from covey.plan.ladder import ladder_fixes, typed_as
+from covey.plan.fitting import changed_run, fitting_fixes
 from covey.plan.memory import PARTS, MemoryPlan, memory_plan, processes_sharing
 from covey.plan.problem import START_ANYWAY, problem, warning
+from covey.plan.recompute import TYPED
 from covey.plan.server_line import holding_line
 from covey.plan.shape import faults, shape_of
 from covey.texts import counted, joined, tr
@@ -20,8 +20,6 @@ from covey.types import Fix, Problem
 
 # Of what a run takes that did not fit: the most that is proposed for it.
 _LESS = 0.85
-# Parts of a rollout that no offloading takes away.
-_BESIDE_STATES = ("communication", "KV cache", "sampling", "engine")
 
 
 def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None = None) -> list[Problem]:
@@ -37,9 +35,10 @@ def memory_problems(config: Config, facts: Facts, typed: Collection[str] | None 
     plan = memory_plan(config, facts)
     if not plan.phases or plan.fits or plan.free_bytes is None or plan.limit_bytes is None:
         return []
-    fixes = ladder_fixes(config, facts, typed, plan.limit_bytes)
+    fixes = fitting_fixes(config, facts, typed, plan.limit_bytes)
     if not fixes:
-        fixes = (*_other_engines(config, facts, plan), _less_or_more(plan, facts))
+        smaller = Fix(text=tr("use a smaller model, or a machine with more memory"))
+        fixes = (*_other_engines(config, facts, plan), smaller)
     if _states_bytes(plan, facts) <= plan.free_bytes:
         return [warning("W114", "per_device_train_batch_size", _seen(plan, facts), _cause(plan), *fixes)]
     seen, cause = _seen_states(plan, facts), _cause_of_states(plan, facts)
@@ -55,32 +54,29 @@ def less_memory_fixes(config: Config, facts: Facts, typed: Collection[str] | Non
     if not plan.phases or not _is_planned(config):
         return ()
     if config.gradient_checkpointing == "auto":
-        config = config.model_copy(update={"gradient_checkpointing": typed_as(plan.recompute)})
-    return ladder_fixes(config, facts, typed, int(_LESS * plan.needed_bytes))
+        config = config.model_copy(update={"gradient_checkpointing": TYPED[plan.recompute]})
+    return fitting_fixes(config, facts, typed, int(_LESS * plan.needed_bytes))
 
 
 def _other_engines(config: Config, facts: Facts, plan: MemoryPlan) -> list[Fix]:
     """Servers, and vLLM over as few of this machine's GPUs as fit, where the copy that the native engine
     samples with is what is too much. Of a machine that is planned `covey.plan.works` finds them."""
-    layout = facts.layout
-    if not layout.is_here or not facts.machine.cuda or not _is_of_copy(plan, facts):
+    if not facts.layout.is_here or not facts.machine.cuda or not _is_of_copy(plan, facts):
         return []
     fixes = []
-    served = config.model_copy(update={"use_vllm": True, "vllm_mode": "server"})
-    there = memory_plan(served, replace(facts, layout=replace(layout, engine="server")))
-    if there.fits:
+    edits: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server"}
+    served, there = changed_run(config, facts, edits)
+    if memory_plan(served, there).fits:
         text = tr(
             "start a server with `{line}`, and add to this command: --rollout_servers "
             "http://127.0.0.1:8000 --rollout_token_file rollout-8000.token",
             line=holding_line(served, facts, "http://127.0.0.1:8000"),
         )
-        fixes.append(Fix(text=text, edits={"use_vllm": True, "vllm_mode": "server"}))
+        fixes.append(Fix(text=text, edits=edits))
     here = facts.launch.num_processes_here or facts.launch.num_processes
     for span in (n for n in range(2, here + 1) if here % n == 0):
         edits = {"use_vllm": True, "vllm_tensor_parallel_size": span, "vllm_enable_sleep_mode": True}
-        changed = config.model_copy(update=edits | {"vllm_mode": "colocate"})
-        spread = replace(layout, engine="colocate", engine_parallel=span, engine_sleeps=True)
-        given = with_engine_share(replace(facts, layout=spread), changed)
+        changed, given = changed_run(config, facts, edits | {"vllm_mode": "colocate"})
         found = memory_plan(changed, given)
         if found.fits and not layout_problems(changed, given):
             text = tr("{size} in {name}", size=size(found.needed_bytes), name=found.binding.name)
@@ -90,31 +86,6 @@ def _other_engines(config: Config, facts: Facts, plan: MemoryPlan) -> list[Fix]:
 
 def _is_planned(config: Config) -> bool:
     return config.max_completion_length >= 1 and config.torch_dtype != "float16"
-
-
-def _less_or_more(plan: MemoryPlan, facts: Facts) -> Fix:
-    """What is left where no change of the run fits: a model that is small enough to be sampled whole, or as
-    much memory as this one takes."""
-    rollout = next((phase.parts for phase in plan.phases if phase.name == "rollout"), {})
-    whole = sum(rollout.get(name, 0) for name in ("weights", "gathered weights"))
-    is_sampling = plan.binding.name == "rollout" and facts.layout.engine == "own"
-    if not is_sampling or not whole or not facts.model.num_parameters or not plan.limit_bytes:
-        return Fix(text=tr("use a smaller model, or a machine with more memory"))
-    # What is offloaded at most is everything else that grows with the model.
-    others = plan.needed_bytes - plan.binding.num_bytes
-    others += sum(num_bytes for name, num_bytes in rollout.items() if name in _BESIDE_STATES)
-    most = (plan.limit_bytes - others) * facts.model.num_parameters / whole / 1e9
-    needed = size(round(plan.needed_bytes * (plan.free_bytes or 0) / plan.limit_bytes))
-    if most <= 0:
-        return Fix(text=tr("provide {needed} of free memory per process", needed=needed))
-    return Fix(
-        text=tr(
-            "use a model of at most about {most:.2g} B parameters and offload its states, or provide "
-            "{needed} of free memory per process",
-            most=most,
-            needed=needed,
-        )
-    )
 
 
 def _states_bytes(plan: MemoryPlan, facts: Facts) -> int:

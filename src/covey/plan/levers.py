@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from covey.options.schema import Config
-from covey.plan.activations import FLOAT
+from covey.plan.activations import FLOAT, outer_parameters
 from covey.plan.facts import ModelSizes
 from covey.plan.layout import Layout
 
@@ -71,6 +71,5 @@ def group_share(config: Config, model: ModelSizes, *, full: bool) -> float:
     of_layers = math.ceil(model.layers / groups) / model.layers
     if not full:
         return of_layers
-    ends = model.vocabulary * model.hidden
-    layers = model.parameters - ends * (1 if model.tied else 2)
-    return max(ends, of_layers * layers) / model.parameters
+    layers = model.parameters - outer_parameters(model)
+    return max(model.vocabulary * model.hidden, of_layers * layers) / model.parameters

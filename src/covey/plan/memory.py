@@ -17,7 +17,7 @@ from covey.plan.activations import FLOAT, Training, fullest_pass
 from covey.plan.disk import size
 from covey.plan.facts import Facts, RewardModelFacts
 from covey.plan.layout import computes_low
-from covey.plan.levers import REFERENCE, moment_bytes, parts_away
+from covey.plan.levers import REFERENCE, parts_away
 from covey.plan.memory_gathered import (
     LOW,
     bucket_parts,
@@ -324,6 +324,7 @@ def _phases(
     beside = _beside(facts)
     held = held_parts(config, model, how, weights, layout) | away | beside
     gathering = gathering_of(config, facts, model, how, layout)
+    moments = held.pop("moments")
     loaded = loading_parts(gathering, how, held, weights.trained, FLOAT * model.parameters)
     if not facts.layout.is_here and facts.launch.num_processes > 1:
         held["communication"] = _COMMUNICATION
@@ -332,7 +333,7 @@ def _phases(
         # vLLM starts once the layout of rows is proven.
         loaded = max(loaded, held | rollout, key=lambda parts: sum(parts.values()))
     phases = [Phase(name="load", parts=loaded)]
-    held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
+    held["moments"] = moments
     copies = 0 if how.cuda else lever_bytes(config, model, how, layout)
     if copies:
         held["copies in CPU memory"] = held.get("copies in CPU memory", 0) + copies
@@ -361,7 +362,7 @@ def _phases(
     add("update", gathered, buckets, sets, update)
     add("step", step_parts(config, model, how, held, layout))
     if layout.engine != "own" or not facts.layout.is_here:
-        add("publish", publish_parts(gathering, model))
+        add("publish", publish_parts(gathering, model, how))
     return tuple(phases)
 
 

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from covey.options.schema import Config
-from covey.plan.activations import FLOAT, Training
+from covey.plan.activations import FLOAT, Training, outer_parameters
 from covey.plan.deepspeed import ZERO, engine_settings
 from covey.plan.facts import Facts, ModelSizes
 from covey.plan.layout import Layout
+from covey.plan.memory_vllm import weight_bytes
 
 LOW = 2
 """Bytes of a number of lower precision."""
@@ -61,7 +62,7 @@ class Gathering:
 def gathering_of(config: Config, facts: Facts, model: ModelSizes, how: Training, layout: Layout) -> Gathering:
     """Return what is gathered under a layout."""
     tensor = model.vocabulary * model.hidden
-    inner = (model.parameters - tensor * (1 if model.tied else 2)) // model.layers
+    inner = (model.parameters - outer_parameters(model)) // model.layers
     zero = engine_settings(config, facts)[ZERO] if layout.by_deepspeed else {}
     return Gathering(
         layout=layout,
@@ -104,7 +105,7 @@ def bucket_parts(gathering: Gathering, how: Training, trained: int) -> dict[str,
     return {"reduce buckets": how.element * (g.bucket + in_bucket)}
 
 
-def publish_parts(gathering: Gathering, model: ModelSizes) -> dict[str, int]:
+def publish_parts(gathering: Gathering, model: ModelSizes, how: Training) -> dict[str, int]:
     """What brings new weights to the engine, one tensor after the other: vLLM is awake for it."""
     g, layout = gathering, gathering.layout
     if layout.engine == "own":
@@ -114,7 +115,7 @@ def publish_parts(gathering: Gathering, model: ModelSizes) -> dict[str, int]:
         numbers += g.parameters
     parts = {"gathered tensor": g.element * numbers}
     if layout.engine_sleeps:
-        parts["engine"] = LOW * model.parameters // layout.engine_parallel
+        parts["engine"] = weight_bytes(model, how, layout)
     return parts
 
 

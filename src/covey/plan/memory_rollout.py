@@ -14,6 +14,7 @@ from covey.plan.activations import (
     PREFILL_TOKENS,
     PassSize,
     Training,
+    key_bytes,
     weight_bytes,
     working_bytes,
 )
@@ -50,7 +51,6 @@ def rollout_parts(
     missing = whole - (0 if layout.fsdp else layout.on_gpu(whole, "weights"))
     held += missing
     row = row_bytes(config, how, model, prompt)
-    key = row // (prompt + config.max_completion_length)
     rows, slots = min(max(r for r, _ in asked), MAX_ROWS), max(s for _, s in asked)
     if facts.machine.free_memory_bytes is not None and config.engine == "native":
         # Moments are made by the first step, after the cache.
@@ -59,7 +59,7 @@ def rollout_parts(
         )
     slots = min(slots, rows) if config.engine == "native" else rows
     own = config.max_completion_length + (prompt if prompt <= FLAT_PROMPT else 0)
-    cache = {"KV cache": key * (rows * own + slots * prompt)}
+    cache = {"KV cache": key_bytes(model, how.element) * (rows * own + slots * prompt)}
     prefill = min(slots * prompt, max(PREFILL_TOKENS, prompt))
     alone = PassSize(tokens=prefill, trained=0, cells=0, later=False)
     work = {"sampling": max(rows * model.vocabulary * _SAMPLING_BYTES, working_bytes(model, alone, how))}
@@ -93,8 +93,7 @@ def least_parts(
 
 def row_bytes(config: Config, how: Training, model: ModelSizes, prompt: int) -> int:
     """Return the keys and values of the longest prompt with its completion."""
-    key = 2 * model.layers * model.kv_heads * model.head_width * how.element
-    return key * (prompt + config.max_completion_length)
+    return key_bytes(model, how.element) * (prompt + config.max_completion_length)
 
 
 def requests_of(config: Config, facts: Facts) -> list[tuple[int, int]]:

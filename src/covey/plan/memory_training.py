@@ -50,11 +50,17 @@ def weights_of(model: ModelSizes, how: Training) -> Weights:
     return Weights(0, low + full) if how.element == FLOAT else Weights(low, full)
 
 
+def gradient_bytes(weights: Weights, layout: Layout) -> int:
+    """Return the bytes of the gradients that a process sums between two steps, in float32."""
+    return layout.on_gpu(FLOAT * weights.trained, "gradients")
+
+
 def held_parts(
     config: Config, model: ModelSizes, how: Training, weights: Weights, layout: Layout
 ) -> dict[str, int]:
-    """What stays from the load to the end, but for the moments."""
+    """Return what stays to the end, by part, from the load on; the moments from the first step on."""
     held = {"weights": layout.on_gpu(weight_bytes(model, how), "weights")}
+    held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
     trained = FLOAT * weights.trained
     if not how.full:
         adapters = FLOAT * model.adapter_parameters + how.element * model.saved_parameters
@@ -64,7 +70,7 @@ def held_parts(
         held["masters"] = layout.on_gpu(trained if layout.by_deepspeed else FLOAT * weights.low, "optimizer")
     if layout.by_deepspeed and layout.zero_stage == 3:
         # It keeps the memory of the gradients from one step to the next.
-        held["gradients"] = layout.on_gpu(trained, "gradients")
+        held["gradients"] = gradient_bytes(weights, layout)
     if layout.num_gpus > 1 and not layout.zero_stage:
         held["DDP buckets"] = how.element * weights.low + FLOAT * weights.single
     if layout.fsdp and how.full and weights.low:
@@ -84,7 +90,7 @@ def copies_of_deepspeed(model: ModelSizes, how: Training, weights: Weights, layo
     their sums, and in stage 2 two buffers of the largest tensor. Empty if it offloads nothing."""
     if not layout.by_deepspeed or layout.offload == "none":
         return {}
-    gradients = replace(layout, offload="none").on_gpu(FLOAT * weights.trained, "gradients")
+    gradients = gradient_bytes(weights, replace(layout, offload="none"))
     moving = 2 * how.element * model.vocabulary * model.hidden if layout.zero_stage == 2 and how.full else 0
     return {"gradients": gradients, "copies in CPU memory": gradients + moving}
 
@@ -117,7 +123,7 @@ def host_bytes_of(config: Config, facts: Facts, how: Training) -> int:
     if layout.is_offloaded("gradients"):
         num_bytes += FLOAT * weights.trained
     if layout.is_offloaded("optimizer"):
-        num_bytes += moment_bytes(config, weights.trained) + held.get("masters", 0)
+        num_bytes += held["moments"] + held.get("masters", 0)
     parked = lever_bytes(config, model, how, layout) if how.cuda else 0
     return num_bytes + max(1, facts.launch.num_processes) * parked
 
@@ -137,7 +143,6 @@ def lever_bytes(config: Config, model: ModelSizes, how: Training, layout: Layout
     """What a process keeps in the machine's memory for `offload_optimizer` and its kin."""
     weights = weights_of(model, how)
     held = held_parts(config, model, how, weights, layout)
-    held["moments"] = layout.on_gpu(moment_bytes(config, weights.trained), "optimizer")
     away = parts_away(config, layout, "rollout")
     return sum(num_bytes for name, num_bytes in held.items() if name in away)
 
@@ -147,7 +152,7 @@ def step_parts(
 ) -> dict[str, int]:
     """What a step holds: the gradients, and of state that is offloaded some layers at a time."""
     weights = weights_of(model, how)
-    parts = {"gradients": layout.on_gpu(FLOAT * weights.trained, "gradients")}
+    parts = {"gradients": gradient_bytes(weights, layout)}
     state = sum(held.get(name, 0) for name in optimizer_parts(layout))
     share = group_share(config, model, full=how.full)
     return parts | ({"optimizer state of some layers": round(share * state)} if share else {})
@@ -170,8 +175,7 @@ def update_parts(
 ) -> dict[str, int]:
     """The fuller end of a backward pass: at its start all activations are held, at its end all gradients, of
     which FSDP `adds_up` whole ones until the last pass has reduced them."""
-    whole = FLOAT * weights.trained
-    before = (whole if adds_up else layout.on_gpu(whole, "gradients")) if size.later else 0
+    before = (FLOAT * weights.trained if adds_up else gradient_bytes(weights, layout)) if size.later else 0
     layer = working_bytes(model, size, how)
     if how.recompute != "none":
         layer += layer_bytes(model, size, how)
@@ -190,7 +194,7 @@ def _gradients(how: Training, weights: Weights, layout: Layout) -> int:
     """What is held of gradients at the end of a backward pass: float32 sums, and those of lower precision
     that come to them, unless these go at once: in one process, and from stage 2 on when they are reduced."""
     lower = how.element * weights.low if layout.zero_stage < 2 and not how.absorbs else 0
-    return layout.on_gpu(FLOAT * weights.trained, "gradients") + lower
+    return gradient_bytes(weights, layout) + lower
 
 
 def _of_head(model: ModelSizes, how: Training) -> int:

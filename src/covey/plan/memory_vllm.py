@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from covey.options.schema import Config
-from covey.plan.activations import Training
+from covey.plan.activations import Training, key_bytes
 from covey.plan.facts import ModelSizes
 from covey.plan.layout import Layout
 
@@ -52,7 +52,7 @@ def cache_bytes(
 
 def completion_bytes(model: ModelSizes, element: int, tokens: int) -> int:
     """Return the bytes of the cache that one completion of so many tokens, with its prompt, takes at most."""
-    return (tokens + _BLOCK) * 2 * model.layers * model.kv_heads * model.head_width * element
+    return (tokens + _BLOCK) * key_bytes(model, element)
 
 
 def weight_bytes(model: ModelSizes, how: Training, layout: Layout) -> int:

@@ -19,7 +19,10 @@ IN_WORDS: Mapping[Recompute, str] = {
     "full": tr("activations are recomputed, layer by layer"),
 }
 
-_ASKED: Mapping[str, Recompute] = {"true": "full", "false": "none", "selective": "selective"}
+TYPED: Mapping[Recompute, str] = {"none": "false", "selective": "selective", "full": "true"}
+"""How each is typed as `gradient_checkpointing`."""
+
+_ASKED: Mapping[str, Recompute] = {word: kind for kind, word in TYPED.items()}
 
 
 def choose_recompute(

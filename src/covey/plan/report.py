@@ -10,15 +10,16 @@ from covey.config.quantization import quantization_of
 from covey.config.resolve import not_built_yet
 from covey.config.start import BASE, START
 from covey.options.schema import FACTS, Config
+from covey.plan.activations import key_bytes
 from covey.plan.batch import BatchPlan
 from covey.plan.check_filters import engine_problems
 from covey.plan.disk import disk_plan, size
 from covey.plan.facts import Facts
-from covey.plan.ladder import Ladder
-from covey.plan.layout import HOST_MARGIN, WEIGHT_BYTES, Layout, deepspeed_word, state_bytes
+from covey.plan.layout import HOST_MARGIN, Layout, deepspeed_word, state_bytes
 from covey.plan.levers import OFFLOADS
-from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.memory import MemoryPlan, memory_plan, recompute_of, training_of
 from covey.plan.memory_training import has_kl
+from covey.plan.memory_vllm import weight_bytes
 from covey.plan.publish import publish_plan
 from covey.plan.report_data import (
     data_lines,
@@ -44,7 +45,6 @@ def report_lines(
     batch: BatchPlan,
     *,
     brief: bool = False,
-    ladder: Ladder | None = None,
     works: Works | None = None,
 ) -> list[str]:
     """Return the plan as texts of a line, each behind a word of at most ten letters; `brief` leaves out the
@@ -69,7 +69,6 @@ def report_lines(
         tr("publish"): [] if publish is None else publish.in_words(),
         tr("layout"): [*_layout(config, facts, forecast), *_step(config, facts.layout)],
         tr("memory"): [*(memory[-1:] if brief else memory), *engine],
-        tr("ladder"): [] if ladder is None else ladder.in_words(),
         tr("works"): [] if works is None else works.in_words(),
         tr("disk"): disk_plan(config, facts).in_words(),
         tr("prompt 0"): [Text(repr(facts.prompts.first))] if facts.prompts.first is not None else [],
@@ -86,18 +85,17 @@ def report_json(
     facts: Facts,
     batch: BatchPlan,
     notes: Sequence[Problem] = (),
-    ladder: Ladder | None = None,
     works: Works | None = None,
 ) -> dict[str, Any]:
     """Return the plan as `covey plan --json` prints it and plan.json holds it."""
-    parts = {"ladder": ladder, "works": works, "publish": publish_plan(config, facts)}
+    parts = {"works": works, "publish": publish_plan(config, facts)}
     return {name: part.as_dict() for name, part in parts.items() if part is not None} | {
         "options": config.model_dump(),
         "batch": batch.as_dict(),
         "in_words": batch.in_words(),
         "memory": memory_plan(config, facts).as_dict(),
         "disk": disk_plan(config, facts).as_dict(),
-        "lines": report_lines(config, facts, batch, ladder=ladder, works=works),
+        "lines": report_lines(config, facts, batch, works=works),
         "notes": [{"code": p.code, "option": p.option, "seen": p.seen, "why": p.why} for p in notes],
         "facts": facts_json(facts),
     }
@@ -265,10 +263,11 @@ def _engine(config: Config, facts: Facts) -> list[str]:
             engine_share=layout.engine_share,
         )
     )
-    weights = WEIGHT_BYTES * model.parameters // spans
+    how = training_of(config, facts, recompute_of(config, facts))
+    weights = weight_bytes(model, how, layout)
     cache = max(0, layout.engine_bytes - weights)
     shares = min(spans, model.kv_heads)
-    tokens = cache * shares // (2 * WEIGHT_BYTES * model.layers * model.kv_heads * model.head_width)
+    tokens = cache * shares // key_bytes(model, how.element)
     return [
         tr(
             "vLLM's {size} of each GPU: {weights} of weights and {cache} of KV cache, about "

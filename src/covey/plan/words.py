@@ -74,11 +74,11 @@ def coded(code: str, text: str) -> list[str]:
     return [f"{spoken(padded(code, _NOTE))}{first.lstrip()}", *others]
 
 
-def note_lines(problem: Problem) -> list[str]:
-    """Return a warning or a note as a few lines in the language of this process: code, what was seen, and the
-    first way out."""
+def note_lines(problem: Problem, num_fixes: int = 1) -> list[str]:
+    """Return a warning or a note as a few lines in the language of this process: code, what was seen, and its
+    first fixes."""
     lines = coded(problem.code, joined(" ", [sentence(problem.seen), tr(problem.why)]))
-    for fix in problem.fixes[:1]:
+    for fix in problem.fixes[:num_fixes]:
         words = tr("{typed}: {text}", typed=flags(fix.edits), text=fix.text) if fix.edits else fix.text
         lines += wrapped(spoken(words), " " * _NOTE).splitlines()
     return lines

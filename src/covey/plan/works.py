@@ -1,14 +1,13 @@
 """Layouts that work where the planned one does not, each tried by the checks of a run and typed as a command.
 
-What is typed stays where it can, the engine above all: servers stay servers. The first that is tried is the
-least costly change (`covey.plan.ladder`), which E211 and W114 name as well; then where the states lie, by the
+What is typed stays where it can, the engine above all: servers stay servers. The least costly changes
+(`covey.plan.fitting`), which E211 and W114 name as well, are tried first; then where the states lie, by the
 tool that was typed first; then smaller forward passes; last LoRA, which is another run. Other engines are
 looked for where none of these fits with the typed one.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,23 +18,19 @@ from covey.config.resolve import not_built_yet
 from covey.options.schema import FACTS, OPTIONS, Config, default_of, group_of
 from covey.plan.check_filters import engine_problems
 from covey.plan.check_layout import layout_problems
-from covey.plan.deepspeed import states_of
-from covey.plan.deepspeed_file import from_content
-from covey.plan.disk import size
-from covey.plan.engine_share import with_engine_share
 from covey.plan.facts import Facts
-from covey.plan.ladder import Edits, ladder_fixes, smaller_passes
-from covey.plan.layout import Engine, Layout, States, layout_of
+from covey.plan.fitting import WHOLE, changed_run, fitting_changes, peak_in_words, smaller_passes
+from covey.plan.layout import Engine, Layout
 from covey.plan.memory import MemoryPlan, limit_of, memory_plan
 from covey.plan.server_line import holding_line
 from covey.plan.words import flags
 from covey.texts import Text, tr
 from covey.types import Fix, Problem, Severity
 
+Edits = dict[str, Any]
 Checks = Callable[[Config, Facts, Collection[str]], list[Problem]]
 """The checks of a run, as `covey.checks.judge` has them."""
 
-_WHOLE: Edits = {"deepspeed": None, "fsdp": None, "fsdp_offload": False, "fsdp_config": None}
 _ZERO: tuple[Edits, ...] = tuple(
     {"deepspeed": word} for word in ("zero2", "zero3", "zero2_offload", "zero3_offload")
 )
@@ -52,14 +47,14 @@ OF_SERVERS = ("E420", "E421", "E422", "E423", "E424", "E427", "E428")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingLayout:
-    """A layout that fits: the options that change, the whole command, its forecast, the line that starts a
-    server for it, where it has servers and none was named, and the machines on which the command is typed."""
+    """A layout that fits: the options that change, the whole command, its forecast, and the line that starts
+    a server for it, where it has servers and none was named."""
 
     edits: Edits
     command: str
     plan: MemoryPlan
+    layout: Layout
     server: str = ""
-    machines: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return the layout as `covey plan --json` prints it."""
@@ -68,13 +63,7 @@ class FittingLayout:
 
     def in_words(self) -> str:
         """Return the peak of a GPU, and what lies in the memory of a machine."""
-        host = (
-            tr("; {size} of a machine's memory", size=size(self.plan.host_bytes // self.machines))
-            if self.plan.host_bytes
-            else ""
-        )
-        peak = tr("{size} in {name}", size=size(self.plan.needed_bytes), name=self.plan.binding.name)
-        return tr("{peak}, {share:.0%} of a GPU{host}", peak=peak, share=self.plan.share, host=host)
+        return peak_in_words(self.plan, self.layout)
 
     def fix(self) -> Fix:
         """Return the layout as what to type."""
@@ -110,11 +99,11 @@ class Works:
                 "server": tr("`covey train` can run this with servers on other GPUs: {words}", words=words),
             }
             lines += [by[engine], layout.command]
-            if layout.machines > 1:
+            if layout.layout.num_machines > 1:
                 line = tr(
                     "on each of {machines} machines, behind NNODES={machines} NODE_RANK=R "
                     "MASTER_ADDR=HOST MASTER_PORT=29500",
-                    machines=layout.machines,
+                    machines=layout.layout.num_machines,
                 )
                 lines.append(line)
             if layout.server:
@@ -127,13 +116,13 @@ class Works:
         return lines
 
     def agreed(self, problem: Problem) -> Problem:
-        """A problem of the forecast with these layouts as its first fixes, in the same words and numbers; of
-        its own fixes the others stay, where it names the same one first."""
+        """Return a problem of the forecast with these layouts as its fixes, unless it names the first of them
+        first itself."""
         answers = [layout.fix() for layout in self.layouts.values()]
         if not answers or problem.code not in ("E211", "W114", "W150"):
             return problem
         if problem.fixes[0].edits == answers[0].edits:
-            return replace(problem, fixes=(answers[0], *problem.fixes[1:]))
+            return problem
         kept = [fix for fix in problem.fixes if "ignore_memory_forecast" in fix.edits]
         return replace(problem, fixes=(*answers, *kept))
 
@@ -168,31 +157,20 @@ class _Search:
         vllm: Edits = {} if is_typed else {"use_vllm": True, "vllm_mode": engine, "rollout_servers": []}
         if engine_problems(self.config.model_copy(update=vllm), self.facts):
             base |= filters_off(self.config)
-        if is_typed:
-            found = self._try(base, {}, {}) or self._least_change(base)
-            if found is not None:
-                return found
         passes: list[tuple[Edits, Edits]] = [({}, {})]
         tuners: list[Edits] = [{}]
         if is_typed:
-            passes += smaller_passes(self.config, self.facts, self.typed)
+            limit = limit_of(self.facts) or 0
+            less = fitting_changes(self.config, self.facts, self.typed, limit)
+            for typed, options in [({}, {}), *((change.typed, change.options) for change in less)]:
+                found = self._try(base, typed, options)
+                if found is not None:
+                    return found
+            passes += [(c.typed, c.options) for c in smaller_passes(self.config, self.facts, self.typed)]
             tuners += [] if self.config.tuner_type == "lora" else [{"tuner_type": "lora"}]
         engines = list(self._engines(engine))
-        for tuner, (words, counts), states, how in product(tuners, passes, self._states(), engines):
-            found = self._try(base | states | how | tuner, words, counts)
-            if found is not None:
-                return found
-        return None
-
-    def _least_change(self, base: Edits) -> FittingLayout | None:
-        """The first of the least costly changes that passes the checks."""
-        counts = list(smaller_passes(self.config, self.facts, self.typed))
-        limit = limit_of(self.facts) or 0
-        for fix in ladder_fixes(self.config, self.facts, self.typed, limit):
-            follows = next((more for words, more in counts if words.items() <= fix.edits.items()), {})
-            if "quant_bits" in fix.edits:
-                follows = follows | {"quant_method": "bnb"}
-            found = self._try({**base, **fix.edits}, {}, follows)
+        for tuner, (typed, options), states, how in product(tuners, passes, self._states(), engines):
+            found = self._try(base | states | how | tuner, typed, options)
             if found is not None:
                 return found
         return None
@@ -224,40 +202,12 @@ class _Search:
     def _states(self) -> list[Edits]:
         """Where the states may be: as typed, then by the tool that was typed, then by the other one."""
         ways = (*_FSDP, *_ZERO) if self.config.deepspeed is None else (*_ZERO, *_FSDP)
-        return [{}, *(_WHOLE | way for way in ways)]
+        return [{}, *(WHOLE | way for way in ways)]
 
-    def _laid_out(self, config: Config, edits: Edits) -> Facts:
-        """The facts with the layout of a changed configuration."""
-        now = self.facts.layout
-        states = States(
-            stage=now.zero_stage,
-            offload=now.offload,
-            file=now.file,
-            fsdp=now.fsdp,
-            is_hybrid=now.shard_gpus > 0,
-        )
-        problems: tuple[Problem, ...] = ()
-        if edits.keys() & _WHOLE.keys():
-            word = config.deepspeed or ""
-            file = from_content(json.loads(word), word) if word.startswith("{") else None
-            states, problems = states_of(config, file, cuda=bool(self.facts.machine.cuda))
-        layout = layout_of(
-            config,
-            now.num_gpus,
-            now.gpu_bytes,
-            states,
-            is_here=False,
-            gpus_of_a_machine=now.machine_gpus or now.shard_gpus,
-        )
-        return with_engine_share(
-            replace(self.facts, layout=layout, launch=replace(self.facts.launch, layout_problems=problems)),
-            config,
-        )
-
-    def _try(self, edits: Edits, words: Edits, counts: Edits) -> FittingLayout | None:
-        """The layout of the changed configuration, where it fits and the checks find no fault."""
-        config = self.config.model_copy(update=edits | counts)
-        facts = self._laid_out(config, edits)
+    def _try(self, edits: Edits, typed: Edits, options: Edits) -> FittingLayout | None:
+        """Return the layout with some edits, and `typed`, of which `options` follow, where it fits and the
+        checks find no fault."""
+        config, facts = changed_run(self.config, self.facts, edits | options)
         if layout_problems(config, facts):
             return None
         plan = memory_plan(config, facts)
@@ -266,14 +216,14 @@ class _Search:
         faults = [p for p in self.checks(config, facts, self.typed) if p.severity is Severity.ERROR]
         if any(p.code not in OF_SERVERS for p in faults):
             return None
-        changed = {n: v for n, v in edits.items() if getattr(self.config, n) != v} | words
+        changed = {n: v for n, v in edits.items() if getattr(self.config, n) != v} | typed
         is_unnamed = facts.layout.engine == "server" and not config.rollout_servers
         return FittingLayout(
             edits=changed,
             command=self._command(changed, facts.layout),
             plan=plan,
+            layout=facts.layout,
             server=holding_line(config, facts) if is_unnamed else "",
-            machines=facts.layout.num_machines,
         )
 
     def _command(self, edits: Edits, layout: Layout) -> str:
@@ -281,7 +231,7 @@ class _Search:
         values = {n: getattr(self.config, n) for n in OPTIONS if n in self.typed} | edits
         values["nproc_per_node"] = layout.num_gpus // layout.num_machines
         for name in edits:
-            is_layout = name in _WHOLE or bool(FACTS[name].not_built) or group_of(name) == "vllm"
+            is_layout = name in WHOLE or bool(FACTS[name].not_built) or group_of(name) == "vllm"
             if is_layout and edits[name] in (None, False, default_of(name)):
                 del values[name]
         return tr("covey {verb} {flags}", verb=self.verb, flags=flags(values))

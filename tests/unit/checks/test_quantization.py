@@ -1,4 +1,4 @@
-"""What is refused of quantization, what its weights take, and where the ladder proposes it."""
+"""What is refused of quantization, what its weights take, and where it is proposed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from covey.config.quantization import Quantization, options_of, quantization_of
 from covey.config.resolve import from_dict
 from covey.plan.activations import Training, weight_bytes
-from covey.plan.ladder import ladder
+from covey.plan.fitting import fitting_fixes
 from covey.plan.layout import THIS_MACHINE
-from covey.plan.memory import memory_plan
+from covey.plan.memory import limit_of, memory_plan
 from covey.types import Severity
 from support.checks import BASE, SIZES, config, facts, found
 
@@ -131,7 +131,7 @@ def test_what_packed_weights_take() -> None:
     assert weight_bytes(SEVEN, replace(how, packed_bits=8.0)) == pytest.approx(8.7e9, rel=0.01)
 
 
-def test_the_plan_and_its_ladder() -> None:
+def test_where_it_is_proposed() -> None:
     """On a card of 12 GB a model of 7 B fits in no other way."""
     card = facts(model={"sizes": SEVEN}, machine={"free_memory_bytes": 12 * 10**9}, prompts={"longest": 200})
     small = {"max_completion_length": 128, "num_generations": 2, "per_device_train_batch_size": 2}
@@ -140,12 +140,14 @@ def test_the_plan_and_its_ladder() -> None:
         for bits, given in {"": {}, "4": {"quant_bits": "4"}, "8": {"quant_bits": "8"}}.items()
     }
     assert weights["4"] < weights["8"] < weights[""]
+    limit = limit_of(card)
+    assert limit is not None
     for tuner in ("full", "lora"):
-        rungs = ladder(config(tuner_type=tuner, **small), card, set(small))
-        assert rungs is not None and not rungs.here.fits and rungs.smallest is not None
-        assert rungs.smallest.typed.items() >= {"quant_bits": "4"}.items()
-        run = config(**{**small, "tuner_type": tuner, **rungs.smallest.typed})
-        assert memory_plan(run, card).needed_bytes == rungs.smallest.peak_bytes
+        options = {"tuner_type": tuner, **small}
+        assert memory_plan(config(**options), card).needed_bytes > limit
+        edits = dict(fitting_fixes(config(**options), card, set(small), limit)[0].edits)
+        assert edits.items() >= {"quant_bits": "4"}.items()
+        assert memory_plan(config(**options | edits), card).needed_bytes <= limit
     split = replace(card, layout=replace(THIS_MACHINE, fsdp=True, zero_stage=3))
-    rungs = ladder(config(tuner_type="lora", **small), split, set(small))
-    assert rungs is not None and all("quant_bits" not in rung.typed for rung in rungs.down)
+    fixes = fitting_fixes(config(tuner_type="lora", **small), split, set(small), limit)
+    assert all("quant_bits" not in fix.edits for fix in fixes)

@@ -38,7 +38,7 @@ OWN: dict[str, type[VerbOptions]] = {
 OF_A_RUN = [("--save_steps", "5"), ("--run_name", "-a"), ("--save_only_model", "false")]
 TYPED: dict[str, list[tuple[str, str]]] = {
     "train": OF_A_RUN,
-    "plan": [("--plan_gpus", "8"), ("--plan_gpu_memory", "8GB"), ("--ladder", "false"), *OF_A_RUN],
+    "plan": [("--plan_gpus", "8"), ("--plan_gpu_memory", "8GB"), *OF_A_RUN],
     "doctor": [("--live", "7"), ("--json", "false")],
     "export": [("--output_dir", "-o"), ("--base", "--- b"), ("--merge_lora", "false")],
     "selftest": [("--device", "cpu"), ("--model", "-m"), ("--ignore_memory_forecast", "false")],
@@ -53,7 +53,7 @@ def read(verb: str, words: Sequence[str]) -> Any:
     planned = take_machine(words if verb == "plan" else [])
     parsed = parse(planned.words if verb == "plan" else words)
     assert (*planned.problems, *parsed.problems) == ()
-    return planned.machine, planned.ladder, {name: typed.value for name, typed in parsed.typed.items()}
+    return planned.machine, {name: typed.value for name, typed in parsed.typed.items()}
 
 
 @pytest.mark.parametrize("verb", TYPED)
@@ -95,7 +95,7 @@ def test_spellings_of_the_same(verb: str) -> None:
          ["E104", "E103", "E103", "E101"], "device is tpu"),
         ("export c --merge=x --base", ["E103", "E103"], "merge takes true or false"),
         ("export c --merge --merge_lora false", ["E106"], "merge"),
-        ("plan --json=x --ladder=y", ["E103", "E103"], "json takes true or false"),
+        ("plan --json=x --plan_gpus=y", ["E103", "E103"], "json takes true or false"),
     ],
 )  # fmt: skip
 def test_faults_are_said_together(

@@ -196,7 +196,7 @@ def test_a_warning_is_shown_with_the_plan(capsys: pytest.CaptureFixture[str], mo
 def test_what_is_offered_can_be_typed_behind_it(
     capsys: pytest.CaptureFixture[str], model: Path, numbers: dict[str, int]
 ) -> None:
-    """The ladder's words and those of E211 and E213: none contradicts the file."""
+    """The fixes of E211 and E213: none contradicts the file."""
     run = [*RUN, "--max_completion_length", "4096"]
     for content in (zero(stage=2), zero(stage=2, offload_param=CPU), zero(stage=0, offload_optimizer=CPU)):
         words = ["plan", "--model", str(model), *run, *GPUS, "--deepspeed", write({**content, **numbers})]

@@ -3,6 +3,7 @@
 import pytest
 
 from covey.checks.launch import Machines
+from covey.checks.rewards.handed import TRIAL
 from covey.cli import launch
 from covey.cli.launch import Start
 from covey.cli.main import main
@@ -44,7 +45,9 @@ def test_several_processes_are_checked_then_launched(run: Run, monkeypatch: pyte
     launched = Launched(monkeypatch, run.order)
     words = [*WORDS, "--nproc_per_node", "2"]
     assert main(["train", *words]) == 3
-    assert launched.calls == [("train", words, Start(num_processes=2, output_dir="runs/m-d-001"))]
+    ((*call, handed),) = launched.calls
+    assert call == ["train", words, Start(num_processes=2, output_dir="runs/m-d-001")]
+    assert [*handed] == [TRIAL]
     assert run.gathered == [2]
     # The rewards' processes of this one end before those of the run begin.
     assert run.order[:4] == ["facts", "fetch", "close", "launch"]
@@ -73,7 +76,7 @@ def test_this_machine_s_part_of_several_is_launched(run: Run, monkeypatch: pytes
     for name, value in {**asked, "WORLD_SIZE": "2", "RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     assert main(["train", *WORDS]) == 3
-    (_, _, start) = launched.calls[0]
+    (_, _, start, _) = launched.calls[0]
     assert (start.num_processes, start.machines) == (4, Machines(count=2, number=1, address="node1"))
     assert run.gathered == [8]
 

@@ -135,7 +135,7 @@ def launched_program(monkeypatch: pytest.MonkeyPatch, program: str) -> int:
         return [sys.executable, "-c", "import os, sys, signal, time\n" + program]
 
     monkeypatch.setattr(launch, "command", command)
-    return launch.launch("train", [], launch.Start(num_processes=2, output_dir="o"))
+    return launch.launch("train", [], launch.Start(num_processes=2, output_dir="o"), {})
 
 
 LEAVE = "open(os.environ['COVEY_EXIT_FILE'], 'w').write('{0}'); sys.exit({1})"

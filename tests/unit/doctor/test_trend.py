@@ -130,6 +130,15 @@ def test_a_fall_is_seen_at_every_offset(offset: float) -> None:
         assert 0.3 < float(before.split()[0]) - float(after.split()[0]) < 0.8
 
 
+@pytest.mark.parametrize(("last", "codes"), [(0.6, ["F215"]), (0.7, [])])
+def test_a_slow_fall_is_named_where_no_rule_speaks(last: float, codes: list[str]) -> None:
+    """0.7 to 0.6 is less than the quarter that F222 asks for."""
+    for seed in range(3):
+        found = report(history(seed, 200, rises(0.7, last, 100, 10), group=8, prompts=16))
+        assert [s.finding.code for s in found.sightings] == codes
+        assert (found.verdict, found.exit_code) == (("not learning", 3) if codes else ("healthy", 0))
+
+
 def test_a_level_reward_with_an_offset_has_not_fallen() -> None:
     for offset in (3.0, 1000.0):
         for seed in range(4):

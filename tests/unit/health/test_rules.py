@@ -167,11 +167,12 @@ CASES: list[tuple[str, dict[str, Curve | float], int, dict[str, Curve | float]]]
         {"completions/clipped_ratio": lambda s: 1.0 if s < 3 else 0.9},
     ),
     (
-        "F220",
-        {"select/without_signal": after(40, 2.0, 0.0), "select/attempts": 3.0, "select/replayed": 0.0},
-        41,
-        {"select/without_signal": 2.0, "select/attempts": 0.0, "select/replayed": 0.0},
+        "F224",
+        {"completions/most_common_ratio": after(40, 0.97, 0.1)},
+        49,
+        {"completions/most_common_ratio": after(40, 0.88, 0.1)},
     ),
+    ("F225", {"sampling/ess": after(40, 0.45, 0.99)}, 43, {"sampling/ess": after(40, 0.55, 0.99)}),
 ]
 
 
@@ -367,15 +368,6 @@ def test_held_out_reward_that_falls_while_training_rises() -> None:
     assert said(100, both) == [("F222", 84)]
 
 
-def test_a_run_that_stands_still() -> None:
-    """F215 at the hundredth value; a reward that moves, or steps with a gradient, are no standstill."""
-    still: dict[str, Curve | float] = {"update_ratio": 0.0}
-    assert said(100, still) == [("F215", 100)]
-    assert said(99, still) == []
-    assert said(130, {**still, "reward": lambda s: 0.3 + 0.002 * s}) == []
-    assert said(130, {"update_ratio": after(90, 1e-6, 0.0)}) == []
-
-
 def test_a_run_without_signal_is_told_why() -> None:
     rules = Rules(OPTIONS)
     flat = {**HEALTHY, "frac_reward_zero_std": 1.0, "reward_std": 0.0}
@@ -443,7 +435,7 @@ SAME: dict[str, Curve | float] = {"completions/identical_groups": lambda s: 0.8 
 KEPT = [(c, change, step) for c, change, step, _ in CASES if c != "F214"]
 KEPT += [("F221", {**BROKEN, "entropy": after(1, 3.0, 0.5)}, 10), ("F222", BROKEN, 12)]
 KEPT += [("F224", {"completions/most_common_ratio": after(5, 0.97, 0.1)}, 20)]
-KEPT += [("F208", HELD_OUT, 100), ("F215", {"update_ratio": 0.0}, 100), ("F212", SAME, 3)]
+KEPT += [("F208", HELD_OUT, 100), ("F212", SAME, 3)]
 
 
 @pytest.mark.parametrize(("code", "change", "step"), KEPT, ids=[c[0] for c in KEPT])
@@ -506,7 +498,8 @@ def test_edits_follow_from_the_options() -> None:
 def test_every_rule_has_a_code_and_every_threshold_a_source() -> None:
     codes = [rule.code for rule in RULES]
     assert len(set(codes)) == len(codes) and set(codes) <= CODES.keys()
-    assert set(codes) == {code for code in CODES if code.startswith("F2")}
+    # F215 is the doctor's, who sees the trend of a whole run.
+    assert {*codes, "F215"} == {code for code in CODES if code.startswith("F2")}
     assert all(t.source and len(t.date) == 7 for t in THRESHOLDS.values())
 
 

@@ -21,6 +21,7 @@ from covey.errors import GuardStop
 from covey.learner.annotate import annotate_and_credit
 from covey.learner.backends.single import SingleBackend
 from covey.learner.update import update
+from covey.selftest.compare import far
 from covey.types import Score
 from support.groups import episode, scored
 from support.options import algorithm, credit, learner
@@ -76,12 +77,6 @@ def loss_function(batch, config):
     return loss
 
 
-def distance(one, two):
-    size = math.sqrt(sum(float(g.double().square().sum()) for g in two.values()))
-    gap = math.sqrt(sum(float((one[n] - g).double().square().sum()) for n, g in two.items()))
-    return gap / size
-
-
 def test_rows_that_skip_the_forward_pass_would_not_have_changed_it(tiny_policy, random_rollout):
     backend = backend_of(tiny_policy)
     gradients = []
@@ -102,7 +97,7 @@ def test_rows_that_skip_the_forward_pass_would_not_have_changed_it(tiny_policy, 
         for micro in batch.micro_batches:
             backend.backward(micro, loss_function(batch, LOSS), last=True)
         gradients.append(backend.masters.gradients())
-    assert distance(*gradients) <= 1e-6
+    assert far(*gradients) <= 1e-6
 
 
 @pytest.mark.parametrize("stream", ["padded", "packed", "prefix"])

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from covey.learner.optimizer import Masters, NonFiniteGradient
+from covey.selftest.compare import relative
 from support.options import learner
 
 CONFIG = learner(max_grad_norm=0.0)
@@ -33,10 +34,6 @@ def random_gradients(seed: int, width: int = 24) -> tuple[torch.Tensor, torch.Te
     g = torch.Generator().manual_seed(seed)
     # Around 1, so that accumulators grow and later gradients lose bits against them.
     return 1.0 + torch.randn(width, 8, generator=g), 1.0 + torch.randn(width, generator=g)
-
-
-def relative(actual: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((actual.double() - exact).norm() / exact.norm())
 
 
 def test_thirty_two_bfloat16_gradients_are_summed_in_float32(assert_close_guarded):

@@ -26,6 +26,7 @@ from covey.models.load import choose_stream, load_adapted, load_policy, save_pol
 from covey.models.lora import adapter_off, merge_into_base, merged, plain_weights
 from covey.models.probe import micro_of, widest_stream
 from covey.models.quantized import coarsest_dtype, is_packed
+from covey.selftest.compare import relative
 from support.models import random_model
 from support.options import learner
 from support.rows import random_rows
@@ -94,10 +95,6 @@ def logprobs_and_gradients(policy, stream="prefix"):
     return stats.logprob_N.detach(), torch.cat([grads[n].flatten() for n in sorted(grads)])
 
 
-def distance(one, two):
-    return float((one - two).norm() / two.norm())
-
-
 KINDS = {
     "nf4": ("qwen2", NF4, LORA),
     "nf4-single": ("llama", replace(NF4, is_nested=False), LORA),
@@ -121,11 +118,11 @@ def test_values_and_gradients_are_those_of_the_unpacked_numbers(bases, tmp_path,
     ]
     values, gradient = logprobs_and_gradients(policy)
     expected, expected_gradient = logprobs_and_gradients(oracle)
-    assert distance(values, expected) < CLOSE and distance(gradient, expected_gradient) < CLOSE
-    assert distance(2 * gradient, expected_gradient) > 0.5 and float(expected_gradient.norm()) > 1e-3
+    assert relative(values, expected) < CLOSE and relative(gradient, expected_gradient) < CLOSE
+    assert relative(2 * gradient, expected_gradient) > 0.5 and float(expected_gradient.norm()) > 1e-3
     # The bits are few enough to be seen: the model before it was packed is another one.
     before, _ = logprobs_and_gradients(adapted(bases(family), None, settings))
-    assert distance(values, before) > (0.01 if quantization.bits == 4 else 3e-4)
+    assert relative(values, before) > (0.01 if quantization.bits == 4 else 3e-4)
 
 
 def test_what_is_packed_and_what_is_not(bases):
@@ -188,8 +185,8 @@ def test_a_token_is_what_it_is_in_any_batch_and_mode(bases, quantization):
     x = torch.randn(5, layer.in_features, generator=generator)
     loud = torch.cat([x, 50 * torch.randn(3, layer.in_features, generator=generator)])
     alone = layer(x)
-    assert distance(layer(loud)[:5], alone) < 1e-6
-    assert distance(layer.eval()(x), alone) < 1e-6
+    assert relative(layer(loud)[:5], alone) < 1e-6
+    assert relative(layer.eval()(x), alone) < 1e-6
     assert type(layer).__mro__[1].__module__.startswith("bitsandbytes")
 
 
@@ -204,7 +201,7 @@ def test_the_probe_finds_the_same_layout(bases, family, quantization):
     shared, gradient = logprobs_and_gradients(policy, "prefix")
     for stream in ("packed", "padded"):
         other, other_gradient = logprobs_and_gradients(policy, stream)
-        assert distance(other, shared) < CLOSE and distance(other_gradient, gradient) < CLOSE
+        assert relative(other, shared) < CLOSE and relative(other_gradient, gradient) < CLOSE
 
 
 def test_the_reference_is_the_packed_model(bases):
@@ -267,7 +264,7 @@ def test_a_checkpoint_is_an_adapter_that_says_how_its_base_was_packed(bases, tmp
         bases("llama"), replace(NF4, is_nested=False), adapter=tmp_path / "adapter", moved=False, seed=9
     )
     with torch.no_grad():
-        assert distance(again.model(tokens).logits, theirs(tokens).logits) < CLOSE
+        assert relative(again.model(tokens).logits, theirs(tokens).logits) < CLOSE
         assert torch.equal(again.model(tokens).logits, policy.model(tokens).logits)
 
 

@@ -10,8 +10,10 @@ from covey.checks.batch import batch_plan
 from covey.checks.model.checkpoint_sizes import checkpoint_sizes
 from covey.models.adapter_shapes import LoraSettings, facts_of
 from covey.models.config_shapes import shapes_of_config
+from covey.plan.disk import size
 from covey.plan.layout import THIS_MACHINE, Layout, state_bytes
 from covey.plan.memory import MemoryPlan, memory_plan
+from covey.plan.publish import publish_plan
 from covey.plan.report import report_lines
 from support.checks import config
 from support.layouts import EIGHT, GIB, HIDDEN, MODEL, OFFLOADED, SHARDED, SHORT, WORDS, P, elsewhere
@@ -90,6 +92,21 @@ def test_stage_3_gathers_what_it_works_with() -> None:
     assert parts(SHARDED, "load")["gathered layers"] == 2 * (live + WORDS * HIDDEN)
     assert "gathered weights" not in parts(replace(EIGHT, zero_stage=2), "rollout")
     assert "gathered layers" not in parts(replace(EIGHT, zero_stage=2), "update")
+
+
+@pytest.mark.parametrize(("dtype", "element"), [("bfloat16", 2), ("float32", 4)])
+def test_an_engine_has_one_size_of_weights(dtype: str, element: int) -> None:
+    """In the forecast, in what is published, and in words: those of the dtype that the run computes in."""
+    layout = replace(SHARDED, engine="colocate", engine_share=0.9, engine_parallel=4, engine_sleeps=True)
+    run = config(**SHORT, steps_per_generation=1, torch_dtype=dtype)
+    given, weights = elsewhere(layout), element * P // 4
+    published = publish_plan(run, given)
+    assert published is not None and published.weight_bytes == weights
+    assert parts(layout, "publish", torch_dtype=dtype)["engine"] == weights
+    lines = report_lines(run, given, batch_plan(run, 8, 512))
+    assert any(
+        f"vLLM's {size(layout.engine_bytes)} of each GPU: {size(weights)} of" in line for line in lines
+    )
 
 
 def test_a_colocated_engine_holds_its_share_until_it_sleeps() -> None:

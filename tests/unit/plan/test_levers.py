@@ -10,7 +10,7 @@ import pytest
 from covey.checks.judge import checks
 from covey.plan.check_memory import memory_problems
 from covey.plan.facts import Facts
-from covey.plan.ladder import ladder
+from covey.plan.fitting import fitting_fixes
 from covey.plan.layout import Layout
 from covey.plan.levers import group_share
 from covey.plan.memory import memory_plan
@@ -101,21 +101,17 @@ def test_a_run_that_is_too_large_is_told_what_to_offload() -> None:
             assert memory_plan(options.model_copy(update=dict(fix.edits)), tight).share <= 0.9
 
 
-def test_the_ladder_has_the_levers_that_help() -> None:
-    planned = Layout(num_gpus=1, gpu_bytes=16 * 10**9)
-    tight = changed(GPU, layout=planned, machine={"free_memory_bytes": 16 * 10**9})
-    rungs = ladder(config(**RUN, beta=0.1), tight)
-    assert rungs is not None
-    typed = [dict(rung.typed) for rung in rungs.down]
-    expected = {"offload_reference": True, "offload_optimizer": True, "optim": "adamw_8bit"}
-    order = [typed.index({name: value}) for name, value in {**expected, "tuner_type": "lora"}.items()]
-    assert order == sorted(order)
-    # The rollout does not bind, so giving it memory is no rung.
-    assert {"offload_model": True} not in typed
-    assert rungs.smallest is not None and rungs.smallest.fits
+def test_levers_are_proposed_in_the_order_of_their_cost() -> None:
+    """Where each is enough. The rollout does not bind, so giving it memory is not proposed."""
+    run = {**RUN, "beta": 0.1, "gradient_checkpointing": "true", "per_device_train_batch_size": 1}
+    limit = memory_plan(config(**run), GPU).needed_bytes - 1
+    fixes = fitting_fixes(config(**run), GPU, None, limit)
+    assert [[*fix.edits] for fix in fixes] == [["offload_reference"], ["offload_optimizer"], ["optim"]]
     # What has no reference has none to offload.
-    without = ladder(config(**RUN), tight)
-    assert without is not None and {"offload_reference": True} not in [dict(r.typed) for r in without.down]
+    run["beta"] = 0.0
+    limit = memory_plan(config(**run), GPU).needed_bytes - 1
+    others = fitting_fixes(config(**run), GPU, None, limit)
+    assert [[*fix.edits] for fix in others] == [["offload_optimizer"], ["optim"], ["tuner_type"]]
 
 
 SHARDED = Layout(num_gpus=2, gpu_bytes=80 * 10**9, is_here=True, zero_stage=3, fsdp=True)

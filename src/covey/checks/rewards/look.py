@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from covey.checks.code.look import CODE_REWARD, with_code
 from covey.checks.rewards.golds import gold_text
+from covey.checks.rewards.handed import taken
 from covey.checks.rewards.models import (
     is_judge_usable,
     usable_models,
@@ -71,27 +72,22 @@ def with_rewards(
         if facts.data.missing_columns:
             # The columns of built-in rewards are among them already.
             faults = [f for f in faults if built_in_of(f.reward) is None]
-    unseen: tuple[BlindReward, ...] = ()
-    of_steps: tuple[str, ...] | None = None
-    if not faults and prompts is not None and prompts.entries and _is_tried(config):
+    names = () if refused else rewards.names
+    seen = replace(facts.rewards, names=names, notes=(*facts.rewards.notes, *rewards.notes))
+    told = taken(config, seen, os.environ)
+    if told is None and not faults and prompts is not None and prompts.entries and _is_tried(config):
         untried = _untried(facts, rewards, offline=offline)
         rows = [row for p in firsts(config, prompts.entries) for row in _trial_rows(p, config)]
         tried = trial(rewards.without([*untried, *refused]), rows)
-        of_steps = tried.of_steps
         faults = _with_form(tried.faults, config, rewards, found, rows, prompt_is_messages=is_messages)
         # Every further question costs money, and without all parts there is no total.
         is_whole = not untried and not refused and facts.rewards.judge is None
-        if is_whole and not faults:
-            unseen, faults = _unseen(rewards, config, prompts)
-    seen = replace(
-        facts.rewards,
-        faulty=tuple(replace(f, reward=_typed(f.reward, config)) for f in faults),
-        blind=unseen,
-        process=tuple(_typed(name, config) for name in of_steps or ()),
-        reads_steps=_reads_steps(rewards, of_steps),
-        names=() if refused else rewards.names,
-        notes=(*facts.rewards.notes, *rewards.notes),
-    )
+        unseen, faults = _unseen(rewards, config, prompts) if is_whole and not faults else ((), faults)
+        process = tuple(_typed(name, config) for name in tried.of_steps or ())
+        seen = replace(seen, blind=unseen, process=process, reads_steps=_reads_steps(rewards, tried.of_steps))
+    elif told is None:
+        seen = replace(seen, reads_steps=_reads_steps(rewards, None))
+    seen = replace(told or seen, faulty=tuple(replace(f, reward=_typed(f.reward, config)) for f in faults))
     facts = replace(facts, rewards=seen)
     if faults or refused:
         rewards.close()

@@ -1,5 +1,5 @@
 """Rules on the signal of groups: rewards that do not differ within them, or are not there, teach nothing
-(F211, F212, F220, F228)."""
+(F211, F212, F228)."""
 
 from __future__ import annotations
 
@@ -252,33 +252,6 @@ def little_signal(h: History) -> Sign | None:
     )
 
 
-def short_of_signal(h: History) -> Sign | None:
-    """F220: groups without signal are left, after every further draw and what was held of earlier
-    rollouts."""
-    left, tried = h.value("select/without_signal"), h.value("select/attempts")
-    if not left or not tried or h.record is None:
-        return None
-    replayed, groups = h.value("select/replayed") or 0.0, h.record.metrics["select/replayed"].count
-    fixes = [other_prompts(), h.larger_groups()]
-    times = h.option("max_resample_times")
-    if times and tried >= times:
-        text = tr("allow more draws; each takes the time of its sampling")
-        fixes.append(Fix(text=text, edits={"max_resample_times": int(2 * times)}))
-    return Sign(
-        seen=tr(
-            "{left:.0f} of {groups} groups still have no signal after {tried:.0f} further draws "
-            "and {replayed:.0f} replayed groups",
-            left=left,
-            groups=groups,
-            tried=tried,
-            replayed=replayed,
-        ),
-        cause=tr("Many prompts are always solved or never, or the reward has few values."),
-        fixes=tuple(fixes),
-        badness=left / groups,
-    )
-
-
 def unscored(h: History) -> Sign | None:
     """F228: many completions have no reward at all."""
     series = h.get(INVALID)
@@ -325,16 +298,6 @@ F212 = Rule(
     when=f"{pct('little_signal')} of the groups of {num('little_signal_rollouts')} rollouts have no "
     f"spread, {100 * limit('little_signal_excess'):g} points more than p^G + (1-p)^G; or the completions "
     "of a prompt are the same text from the start",
-)
-
-
-F220 = Rule(
-    code="F220",
-    title="Groups without signal stay in the batch",
-    why="Groups whose completions all have the same reward teach nothing, so the step learns from fewer "
-    "prompts than planned.",
-    check=short_of_signal,
-    when="groups without signal remain in the batch after all further draws of `dynamic_sample`",
 )
 
 

@@ -1,18 +1,17 @@
-"""Signs of numbers that do not move as they should: KL, gradients, rates, memory (F209 to F219)."""
+"""Signs of numbers that do not move as they should: KL, gradients, rates, memory (F209 to F218)."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
-from statistics import fmean, median, stdev
+from statistics import median
 
-from covey.health.baseline import is_solved
 from covey.health.history import History
 from covey.health.names import NO_SPREAD
-from covey.health.rule import Rule, num, pct
+from covey.health.rule import Rule, num
 from covey.health.saved import BACK
 from covey.health.sign import Sign
-from covey.health.signs.groups import has_no_signal, other_prompts, why_equal
+from covey.health.signs.groups import has_no_signal
 from covey.health.thresholds import limit
 from covey.texts import joined, tr
 from covey.types import Fix
@@ -134,57 +133,6 @@ def memory_grows(h: History) -> Sign | None:
             badness=end.value / (limit("memory_growth") * first.value),
         )
     return None
-
-
-def stopped_learning(h: History) -> Sign | None:
-    """F215: over a long window the reward does not move, and next to no step had anything to learn from."""
-    reward = h.get("reward")
-    if reward is None or is_solved(h):
-        return None
-    stride = reward.last[-1].step - reward.last[-2].step if len(reward.last) > 1 else 1
-    window = int(limit("stopped_window" if stride == 1 else "stopped_window_log"))
-    if len(reward.last) < window:
-        return None
-    values = reward.last.numbers(window)
-    half = window // 2
-    noise = max(stdev(values), 1e-12)
-    if abs(fmean(values[half:]) - fmean(values[:half])) > 2 * noise / math.sqrt(half):
-        return None
-    idle, share = _idle(h, window)
-    if share < limit("stopped_share"):
-        return None
-    return Sign(
-        seen=tr(
-            "the reward stays at {mean:.4g} over {window} values; in {share:.0%} of them {idle}",
-            window=window,
-            mean=fmean(values),
-            share=share,
-            idle=idle,
-        ),
-        cause=why_equal(h),
-        fixes=(
-            Fix(text=tr("end the run here if this reward is enough")),
-            other_prompts(),
-        ),
-        badness=1.0,
-    )
-
-
-def _idle(h: History, window: int) -> tuple[str, float]:
-    """Of the ways to learn nothing the most frequent one of the window, and its share."""
-    ways = (
-        (tr("all rewards within each group are equal"), NO_SPREAD, 1.0),
-        (tr("the spread within groups is 0"), "reward_std", 0.0),
-        (tr("the gradient is 0"), "grad_norm", 0.0),
-        (tr("no weight changes"), "update_ratio", 0.0),
-    )
-    found = []
-    for words, name, value in ways if h.compares_siblings else ways[2:]:
-        last = h.series[name].last.numbers(window) if name in h.series else ()
-        if len(last) == window:
-            found.append((sum(v == value for v in last) / window, words))
-    share, words = max(found, default=(0.0, ""))
-    return words, share
 
 
 def dead_gradient(h: History) -> Sign | None:
@@ -309,16 +257,6 @@ F214 = Rule(
     each="step",
     when=f"memory grows in each quarter of {num('memory_window')} steps, to {num('memory_growth')} times "
     f"and by {num('memory_growth_gib')} GiB",
-)
-
-
-F215 = Rule(
-    code="F215",
-    title="Reward does not rise",
-    why="The run still takes time, but its last model is no better than an earlier one.",
-    check=stopped_learning,
-    when=f"the reward is level over {num('stopped_window')} values, {pct('stopped_share')} of which had no "
-    "signal, gradient or update; not where the task is solved",
 )
 
 
