@@ -19,11 +19,12 @@ import torch
 
 from covey.activity import Activity
 from covey.checkpoint import write
+from covey.checks import survey as surveys
 from covey.checks.survey import Survey
 from covey.cli.main import main
 from covey.rollout import collect
 from covey.telemetry.rollout_log import RolloutLog
-from covey.training import agreement, build, facts, process, together
+from covey.training import agreement, build, process, together
 from support.checks import changed
 
 VISIT = 3
@@ -85,13 +86,13 @@ def other_version() -> None:
 
 def refuse_data() -> None:
     """This rank alone cannot read the data."""
-    real = facts.survey
+    real = surveys.survey
 
     def survey(*args: Any, **kwargs: Any) -> Survey:
         found = real(*args, **kwargs)
         return replace(found, facts=changed(found.facts, data={"missing_paths": ("d.jsonl",)}))
 
-    facts.survey = survey
+    surveys.survey = survey
 
 
 def plant(fault: str, phase: str) -> None:

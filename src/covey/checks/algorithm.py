@@ -7,6 +7,7 @@ from collections.abc import Collection
 from covey.algorithm.loss_types.registry import loss_named
 from covey.checks.check import Check
 from covey.checks.effect import unread
+from covey.codes import Code
 from covey.options.schema import Config, default_of
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import OF_BOTH, start_line
@@ -333,7 +334,30 @@ def _unusual(option: str, seen: str, *fixes: Fix) -> Problem:
     return warning("W122", option, seen, "", *fixes)
 
 
+_CODES = (
+    Code(
+        code="E331",
+        title="Options of the algorithm that exclude each other",
+        why="Together the options have no meaning, or one of them would be ignored, so the run would "
+        "differ from the one that the command describes.",
+    ),
+    Code(
+        code="E333",
+        title="Selection of groups by a spread that has no effect",
+        why="Groups with equal rewards are left out because they teach nothing. If they do teach "
+        "something, or if nothing can replace them, leaving them out would train something else "
+        "than you asked for.",
+    ),
+    Code(
+        code="W122",
+        title="Unusual pair of options",
+        why="The two options come from different methods. Their combination is well defined, but the "
+        "authors did not test it.",
+    ),
+)
+
 CHECK = Check(
     place=220,
     judge=lambda config, facts, typed: algorithm_problems(config, facts.launch.num_processes, typed or ()),
+    codes=_CODES,
 )

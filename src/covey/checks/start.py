@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from covey.checks.check import Check
+from covey.codes import Code
 from covey.config.quantization import quantization_of
 from covey.config.start import BASE, START
 from covey.options.schema import Config
@@ -183,7 +184,35 @@ def _resumed(config: Config, lora: LoraFacts, output: OutputFacts) -> list[Probl
     ]
 
 
+_CODES = (
+    Code(
+        code="E383",
+        title="Adapter that does not match the model",
+        why="The model lacks some of the layers that the adapter changes, so the run would not start "
+        "from the model that was trained.",
+    ),
+    Code(
+        code="E418",
+        title="Checkpoint of another trainer",
+        why="The state of its optimizer is a pickled file, which can execute code when it is loaded, "
+        "so covey cannot use it. A new run can start from its weights.",
+    ),
+    Code(
+        code="E419",
+        title="Reference model differs from that of the stopped run",
+        why="The KL term would compare with another model than before the stop, so the steps after it "
+        "would differ from those of the stopped run.",
+    ),
+    Code(
+        code="W152",
+        title="Adapter of another base model",
+        why="An adapter is trained on one base model. On another base model it gives a model that "
+        "nobody trained, even if every tensor has the right shape.",
+    ),
+)
+
 CHECK = Check(
     place=30,
     judge=lambda config, facts, typed: start_problems(config, facts.lora, facts.output, typed or ()),
+    codes=_CODES,
 )

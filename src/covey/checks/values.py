@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from covey.checks.check import Check
+from covey.codes import Code
 from covey.config.derive import RULES
 from covey.options.declare import Bounds
 from covey.options.schema import FACTS, Config, default_of
@@ -239,4 +240,19 @@ def _sources(config: Config) -> list[Problem]:
 _SUM_TOLERANCE = 1e-6
 
 
-CHECK = Check(place=200, judge=lambda config, _, __: value_problems(config))
+_CODES = (
+    Code(
+        code="W104",
+        title="Bound of the ratio within the clipping range",
+        why="If delta is below 1 + epsilon_high, it also limits ratios inside the clipping range, "
+        "which two-sided clipping is not meant to do.",
+    ),
+    Code(
+        code="W106",
+        title="Many optimizer steps per rollout",
+        why="The later steps train on samples from a policy that is many updates old; clipping then "
+        "discards many of them.",
+    ),
+)
+
+CHECK = Check(place=200, judge=lambda config, _, __: value_problems(config), codes=_CODES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covey.checks.check import Check
+from covey.codes import Code
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts, LaunchFacts, MachineFacts, ModelFacts, PromptFacts
@@ -194,4 +195,31 @@ def _packed(config: Config) -> list[Problem]:
     return [problem("E430", "use_vllm", seen, "", _OWN_ENGINE, whole)]
 
 
-CHECK = Check(place=80, judge=lambda config, facts, _: vllm_problems(config, facts))
+_CODES = (
+    Code(
+        code="E430",
+        title="Setup in which vLLM cannot run",
+        why="In this setup vLLM cannot be reached, does not start, hangs, or samples with other "
+        "weights than those in training.",
+    ),
+    Code(
+        code="E432",
+        title="Temperature outside vLLM's range",
+        why="vLLM refuses a temperature above its maximum, and replaces one below its minimum without "
+        "a message: the loss would divide the logits by another temperature than the one used for "
+        "sampling.",
+    ),
+    Code(
+        code="E433",
+        title="Completions longer than vLLM's maximum length",
+        why="vLLM refuses a prompt that is too long, and cuts off a completion at its maximum length.",
+    ),
+    Code(
+        code="W190",
+        title="vLLM on a GPU: we have not tested this yet",
+        why="covey's tests use vLLM's build for CPUs. The features that only GPUs have (sleep mode, "
+        "several GPUs, GPU memory) follow vLLM's documentation.",
+    ),
+)
+
+CHECK = Check(place=80, judge=lambda config, facts, _: vllm_problems(config, facts), codes=_CODES)

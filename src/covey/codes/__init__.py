@@ -18,8 +18,6 @@ from covey.codes.findings import FINDINGS
 from covey.codes.hangs import HANGS
 from covey.codes.inputs import INPUTS
 from covey.codes.publishing import PUBLISHING
-from covey.codes.rewards import REWARDS
-from covey.codes.rows import ROWS
 from covey.codes.servers import SERVERS
 from covey.codes.start import START
 from covey.codes.vllm import VLLM
@@ -44,7 +42,7 @@ BESIDE = (
 """Packages whose files declare codes beside their checks; they import this module, so it names them."""
 
 _TABLE = (
-    *(*CONFIGURATION, *INPUTS, *WARNINGS, *START, *SERVERS, *REWARDS, *ROWS),
+    *(*CONFIGURATION, *INPUTS, *WARNINGS, *START, *SERVERS),
     *(*FINDINGS, *PUBLISHING, *HANGS, *DIRECTORY, *VLLM),
 )
 
@@ -56,22 +54,26 @@ class _Codes(Mapping[str, Code]):
     def __init__(self) -> None:
         self._known = {code: Code(code=code, title=title, why=why) for code, title, why in _TABLE}
         assert len(self._known) == len(_TABLE), "a code is declared twice"
-        self._is_complete = False
+        self._unread = list(BESIDE)
+
+    def _read_next(self) -> None:
+        module, _, name = self._unread.pop(0).partition(":")
+        for entry in getattr(import_module(module), name):
+            assert entry.code not in self._known, f"{entry.code} is declared twice"
+            self._known[entry.code] = Code(code=entry.code, title=entry.title, why=entry.why)
+        if not self._unread:
+            ordered = sorted(self._known.items(), key=lambda item: ("EWF".index(item[0][0]), item[0]))
+            self._known = dict(ordered)
 
     def _all(self) -> dict[str, Code]:
-        if not self._is_complete:
-            known = {**self._known}
-            for place in BESIDE:
-                module, _, name = place.partition(":")
-                for entry in getattr(import_module(module), name):
-                    assert entry.code not in known, f"{entry.code} is declared twice"
-                    known[entry.code] = Code(code=entry.code, title=entry.title, why=entry.why)
-            self._known = dict(sorted(known.items(), key=lambda item: ("EWF".index(item[0][0]), item[0])))
-            self._is_complete = True
+        while self._unread:
+            self._read_next()
         return self._known
 
     def __getitem__(self, code: str) -> Code:
-        return self._known[code] if code in self._known else self._all()[code]
+        while code not in self._known and self._unread:
+            self._read_next()
+        return self._known[code]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())

@@ -115,7 +115,6 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
         "More processes than GPUs",
         "Two processes on one GPU compete for its memory, and the communication library does not allow it.",
     ),
-    ("E210", "No optimizer step", "The run would end before its first optimizer step."),
     (
         "E211",
         "Memory too small for the model states",
@@ -171,22 +170,10 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     ),
     # -- algorithm
     (
-        "E331",
-        "Options of the algorithm that exclude each other",
-        "Together the options have no meaning, or one of them would be ignored, so the run would differ "
-        "from the one that the command describes.",
-    ),
-    (
         "E332",
         "Cap of cispo at or below 1",
         "cispo multiplies every token by its ratio, limited to epsilon_high. A cap of 1 or below cuts the "
         "weights of almost all tokens to the same value, so the ratio has no effect.",
-    ),
-    (
-        "E333",
-        "Selection of groups by a spread that has no effect",
-        "Groups with equal rewards are left out because they teach nothing. If they do teach something, "
-        "or if nothing can replace them, leaving them out would train something else than you asked for.",
     ),
     # -- output and resume
     (

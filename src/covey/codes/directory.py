@@ -39,18 +39,6 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "directory, no checkpoint is complete.",
     ),
     (
-        "E418",
-        "Checkpoint of another trainer",
-        "The state of its optimizer is a pickled file, which can execute code when it is loaded, so covey "
-        "cannot use it. A new run can start from its weights.",
-    ),
-    (
-        "E419",
-        "Reference model differs from that of the stopped run",
-        "The KL term would compare with another model than before the stop, so the steps after it would "
-        "differ from those of the stopped run.",
-    ),
-    (
         "W164",
         "Records of the stopped run are missing",
         "Training continues unchanged, because its state is in the checkpoint. But plots, the doctor and "
@@ -67,12 +55,6 @@ DIRECTORY: tuple[tuple[str, str, str], ...] = (
         "Run started again",
         "A process of the run was killed or failed, and torchrun restarted all of them. The steps after "
         "the newest checkpoint are computed again.",
-    ),
-    (
-        "W161",
-        "Options of the stopped run unknown",
-        "A resumed run compares its options with those of the stopped run, so that samples, gradients and "
-        "learning rates continue unchanged. Here nothing was compared.",
     ),
     (
         "W160",

@@ -77,19 +77,6 @@ SERVERS: tuple[tuple[str, str, str], ...] = (
         "If none is left, these completions are lost.",
     ),
     (
-        "W181",
-        "vLLM server with open routes",
-        "Anyone who reaches its port can use these routes: sample, stop the server, replace its weights, "
-        "call methods of its workers. The server also does not report which weights it holds: after each "
-        "publish, only the log-probabilities of a few prompts are compared.",
-    ),
-    (
-        "W182",
-        "Weights are sent over the network without encryption or access control",
-        "A process group sends tensors unencrypted and does not require a token. Anyone on that network "
-        "can read the weights or disturb the transfer; checksums verify what arrived.",
-    ),
-    (
         "W183",
         "No process group with a server",
         "The weights of this server are sent over HTTP or through files. That takes longer; the weights "

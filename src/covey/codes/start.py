@@ -16,34 +16,10 @@ START: tuple[tuple[str, str, str], ...] = (
         "loaded: the run would not train the model that was saved.",
     ),
     (
-        "E373",
-        "Model with quantized weights",
-        "covey can train adapters on weights that bitsandbytes has quantized (QLoRA). It cannot compute "
-        "gradients through weights of other methods, such as GPTQ, AWQ or FP8.",
-    ),
-    (
-        "E374",
-        "Token without a row in the embedding",
-        "A token id that is not below the number of embedding rows has no vector: the first text with "
-        "this token would stop the run.",
-    ),
-    (
         "E375",
         "Processes that cannot connect",
         "Before weights are loaded, the processes of a run connect at the address of rank 0. The run "
         "needs all of them.",
-    ),
-    (
-        "E376",
-        "The run used a Python object that the command does not have",
-        "The model or the rows were an object of a Python program. config.yaml contains only its name and "
-        "checksum, so only a program can provide it.",
-    ),
-    (
-        "E377",
-        "Object that cannot be used",
-        "covey trains the object itself. It must be possible to load its checkpoints as the same model, "
-        "with a tokenizer, and to read its rows.",
     ),
     (
         "E379",
@@ -76,29 +52,10 @@ START: tuple[tuple[str, str, str], ...] = (
         "another model.",
     ),
     (
-        "E383",
-        "Adapter that does not match the model",
-        "The model lacks some of the layers that the adapter changes, so the run would not start from the "
-        "model that was trained.",
-    ),
-    (
         "E384",
         "Unsupported reference model",
         "In a run that starts from an adapter, the reference is the same model, with other weights in "
         "that adapter or with the adapter off.",
-    ),
-    (
-        "E385",
-        "Weights in sharded files of another trainer",
-        "Such shards are pickled files, and each holds only part of the weights; covey reads complete "
-        "weights as safetensors.",
-    ),
-    (
-        "E386",
-        "Quantization that covey does not support",
-        "covey quantizes the linear layers of a frozen model to 4 or 8 bits with bitsandbytes, while it "
-        "loads the model's files. It has no other method, and it does not change weights that are already "
-        "quantized.",
     ),
     (
         "E387",
@@ -111,29 +68,6 @@ START: tuple[tuple[str, str, str], ...] = (
         "Ranks that do not agree",
         "Each rank computes part of every step. If their options, data, model files or versions differ, "
         "the parts do not belong together: the ranks would hang, or average gradients of different things.",
-    ),
-    (
-        "E388",
-        "Ray that cannot be used",
-        "With --launcher ray, each rank is started as an actor of Ray. The run cannot start without a Ray "
-        "cluster that accepts these actors.",
-    ),
-    (
-        "E389",
-        "Too few GPUs or CPUs in Ray",
-        "Each rank is one actor and needs its own GPU, or a CPU if Ray has no GPUs. Ray would wait "
-        "forever for the missing ones.",
-    ),
-    (
-        "W152",
-        "Adapter of another base model",
-        "An adapter is trained on one base model. On another base model it gives a model that nobody "
-        "trained, even if every tensor has the right shape.",
-    ),
-    (
-        "W151",
-        "Tensors that are not loaded",
-        "The model that config.json describes does not contain them, so they are not part of the training.",
     ),
     (
         "W153",

@@ -291,7 +291,7 @@ def test_changes_that_fit_this_machine(
     words += ["--per_device_train_batch_size", "64", "--gradient_checkpointing", "false"]
     assert main(words) == 0
     assert "W114" not in capsys.readouterr().out
-    monkeypatch.setattr("covey.training.facts.run.free_memory", lambda **_: 780_000_000)
+    monkeypatch.setattr("covey.checks.run.look.free_memory", lambda **_: 780_000_000)
     assert main(words) == 0
     out = capsys.readouterr().out.split("\nW114 ")[1]
     lines = [line for line in out.splitlines() if line.strip().startswith("--")]

@@ -13,10 +13,14 @@ REPOSITORY = SOURCE.parent.parent
 
 
 def used() -> set[str]:
-    text = "".join(
-        path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py") if path.parent.name != "codes"
-    )
-    return set(re.findall(r"""["']([EWF]\d{3})["']""", text))
+    """Codes that stand in the source but for where a check or the registry declares them."""
+    files = {path: path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")}
+    texts = [
+        re.sub(r'Code\(\s*code="\w+"', "", text) if "checks" in path.parts else text
+        for path, text in files.items()
+        if path.parent.name != "codes"
+    ]
+    return set(re.findall(r"""["']([EWF]\d{3})["']""", "".join(texts)))
 
 
 def test_each_code_that_is_used_is_registered() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covey.checks.check import Check
+from covey.checks.code.codes import CODES
 from covey.options.schema import Config
 from covey.plan.facts import GoldFacts, RewardFacts, SandboxFacts
 from covey.plan.problem import problem, warning
@@ -83,4 +84,4 @@ def _tests(config: Config, tests: GoldFacts | None) -> list[Problem]:
     return [say("E329" if too_many else "W111", "max_bad_gold", seen, cause, *fixes)]
 
 
-CHECK = Check(place=150, judge=lambda config, facts, _: code_problems(config, facts.rewards))
+CHECK = Check(place=150, judge=lambda config, facts, _: code_problems(config, facts.rewards), codes=CODES)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 from covey.checks.check import Check
+from covey.checks.data.codes import CODES
 from covey.checks.data.rows import left_words, row_problems
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, Facts, HubProblem, ModelFacts, PromptFacts, UnreadableFile
@@ -294,4 +295,4 @@ def _left_out(config: Config, model: ModelFacts, data: DataFacts, prompts: Promp
     )
 
 
-CHECK = Check(place=120, judge=lambda config, facts, _: data_problems(config, facts))
+CHECK = Check(place=120, judge=lambda config, facts, _: data_problems(config, facts), codes=CODES)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from covey.checks.check import Check
+from covey.checks.model.codes import CODES
 from covey.checks.model.faults import model_fault_problems
 from covey.checks.model.quantization import quantization_problems
 from covey.checks.model.template import template_problems
@@ -261,5 +262,5 @@ def _small_model(config: Config, model: ModelFacts) -> list[Problem]:
     ]
 
 
-CHECK = Check(place=20, judge=lambda config, facts, _: model_problems(config, facts))
+CHECK = Check(place=20, judge=lambda config, facts, _: model_problems(config, facts), codes=CODES)
 PACKED = Check(place=40, judge=lambda config, facts, _: quantization_problems(config, facts))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.checks.check import Check
+from covey.checks.objects.codes import CODES
 from covey.config.objects import bare_name, is_live, is_stream, live_kind
 from covey.options.schema import Config
 from covey.plan.facts import LaunchFacts
@@ -126,4 +127,4 @@ def same_functions(names: Sequence[str]) -> Fix:
     return Fix(text=text)
 
 
-CHECK = Check(place=10, judge=lambda config, facts, _: object_problems(config, facts.launch))
+CHECK = Check(place=10, judge=lambda config, facts, _: object_problems(config, facts.launch), codes=CODES)

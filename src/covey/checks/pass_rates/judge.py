@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from covey.checks.check import Check
+from covey.checks.pass_rates.codes import CODES
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, OutputFacts, PassRateFacts
 from covey.plan.problem import problem, warning
@@ -221,4 +222,8 @@ def _changed(config: Config, data: DataFacts, output: OutputFacts, rates: PassRa
     ]
 
 
-CHECK = Check(place=170, judge=lambda config, facts, _: pass_rate_problems(config, facts.data, facts.output))
+CHECK = Check(
+    place=170,
+    judge=lambda config, facts, _: pass_rate_problems(config, facts.data, facts.output),
+    codes=CODES,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covey.checks.check import Check
+from covey.checks.ray.codes import CODES
 from covey.options.schema import Config
 from covey.plan.facts import LaunchFacts
 from covey.plan.problem import problem
@@ -60,4 +61,4 @@ def too_few(asked: int, there: int, kind: str, address: str) -> Problem:
     return problem("E389", "nproc_per_node", seen, "", *fewer, more)
 
 
-CHECK = Check(place=100, judge=lambda config, facts, _: ray_problems(config, facts.launch))
+CHECK = Check(place=100, judge=lambda config, facts, _: ray_problems(config, facts.launch), codes=CODES)

@@ -7,6 +7,7 @@ from typing import Any
 
 from covey.checks.check import Check
 from covey.checks.rewards.apart import context_warnings, judge_problems, reward_model_problems
+from covey.checks.rewards.codes import CODES
 from covey.checks.rewards.faults import faulty_reward_problems
 from covey.checks.rewards.steps import step_problems
 from covey.options.schema import Config
@@ -387,5 +388,6 @@ def _cosine(config: Config, rewards: RewardFacts) -> list[Problem]:
 CHECK = Check(
     place=130,
     judge=lambda config, facts, _: reward_problems(config, facts.data, facts.prompts, facts.rewards),
+    codes=CODES,
 )
 STEPS = Check(place=140, judge=lambda config, facts, typed: step_problems(config, facts.rewards, typed or ()))

@@ -15,6 +15,7 @@ from covey.checks.objects.judge import (
     same_functions,
 )
 from covey.checks.output.judge import next_name, output_dir_problems
+from covey.checks.run.codes import CODES
 from covey.checks.start import foreign_resume
 from covey.options.schema import FACTS, Config
 from covey.plan.batch import plan_of
@@ -393,4 +394,4 @@ def _fits(config: Config, facts: Facts, edits: Mapping[str, Any]) -> bool:
     return differs and peak is not None and peak <= (facts.output.free_bytes or 0)
 
 
-CHECK = Check(place=240, judge=lambda config, facts, _: run_problems(config, facts))
+CHECK = Check(place=240, judge=lambda config, facts, _: run_problems(config, facts), codes=CODES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from covey.checks.check import Check
+from covey.checks.servers.codes import CODES
 from covey.checks.servers.vllm_serve import open_routes, vllm_serve_problems
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
@@ -210,4 +211,4 @@ def _too_long(config: Config, prompts: PromptFacts, server: ServerFacts) -> list
     return [problem("E423", _OPTION, seen, "", *([shorter] if fits > 0 else []), other)]
 
 
-CHECK = Check(place=110, judge=lambda config, facts, _: server_problems(config, facts))
+CHECK = Check(place=110, judge=lambda config, facts, _: server_problems(config, facts), codes=CODES)

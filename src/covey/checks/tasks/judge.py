@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.checks.check import Check
+from covey.checks.tasks.codes import CODES
 from covey.config.names import nearest
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, Facts, PromptFacts, RewardFacts, TaskFacts
@@ -219,4 +220,4 @@ def _emptied(prompts: PromptFacts, tasks: TaskFacts) -> list[Problem]:
     ]
 
 
-CHECK = Check(place=160, judge=lambda config, facts, _: task_problems(config, facts))
+CHECK = Check(place=160, judge=lambda config, facts, _: task_problems(config, facts), codes=CODES)
