@@ -16,7 +16,7 @@ from covey.models.policy import Policy
 from covey.plan.recompute import Recompute
 from covey.selftest.bounds import BOUNDS
 from covey.selftest.compare import Result, by_plain_logits, by_policy, relative
-from covey.token_streams import Row, StreamKind
+from covey.token_streams import Row, StreamKind, random_rows
 from on_gpu.lines import Found, Lines
 from on_gpu.machine import device
 
@@ -152,15 +152,7 @@ def _name(dtype: torch.dtype) -> str:
 def _rows(small: bool) -> list[Row]:
     """Two families of siblings; longer than a block of flex attention where that is tried."""
     sizes = ((40, (30, 21, 1)), (11, (50, 9))) if small else ((300, (250, 140, 1)), (140, (400, 33)))
-    generator = torch.Generator().manual_seed(5)
-    rows = []
-    for key, (prompt, lengths) in enumerate(sizes):
-        shared = torch.randint(VOCABULARY, (prompt,), generator=generator).tolist()
-        for length in lengths:
-            own = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
-            trained = [False] * prompt + [True] * length
-            rows.append(Row(token_ids=shared + own, is_trained=trained, prompt_length=prompt, prompt_key=key))
-    return rows
+    return random_rows(sizes, VOCABULARY, seed=5)
 
 
 def random_family(family: str) -> Any:

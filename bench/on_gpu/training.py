@@ -21,7 +21,7 @@ from covey.models.policy import Policy
 from covey.models.probe import micro_of
 from covey.options.schema import LearnerOptions
 from covey.plan.recompute import Recompute
-from covey.token_streams import Row, StreamKind
+from covey.token_streams import Row, StreamKind, random_rows
 from covey.types import MicroBatch, TokenStats
 from on_gpu.lines import Found, Lines
 from on_gpu.machine import (
@@ -240,16 +240,4 @@ def _operations(shape: Shape, micro: MicroBatch) -> float:
 
 
 def _rows(shape: Shape, count: int, plan: Plan) -> list[Row]:
-    generator = torch.Generator().manual_seed(count)
-    shared = torch.randint(shape.vocabulary, (plan.prompt,), generator=generator).tolist()
-    trained = [False] * plan.prompt + [True] * plan.completion
-    return [
-        Row(
-            token_ids=shared
-            + torch.randint(shape.vocabulary, (plan.completion,), generator=generator).tolist(),
-            is_trained=trained,
-            prompt_length=plan.prompt,
-            prompt_key=0,
-        )
-        for _ in range(count)
-    ]
+    return random_rows([(plan.prompt, [plan.completion] * count)], shape.vocabulary, seed=count)

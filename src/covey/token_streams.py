@@ -10,7 +10,7 @@ that predicts nothing that is trained (the last of every row) is left out of the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
@@ -43,6 +43,30 @@ class Row(ByValue):
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", ints(self.token_ids))
         object.__setattr__(self, "is_trained", bools(self.is_trained))
+
+
+def random_rows(
+    families: Iterable[tuple[int, Sequence[int]]], vocab: int, *, seed: int, least: int = 0, same: int = 0
+) -> list[Row]:
+    """Draw rows of random ids in [least, vocab) for comparisons: `[(11, (7, 4)), (6, (9,))]` are two trained
+    completions of 7 and 4 tokens behind a prompt of 11, and one of 9 behind another. Completions of the last
+    prompt begin with `same` equal tokens."""
+    generator, rows = torch.Generator().manual_seed(seed), []
+    given = list(families)
+
+    def drawn(length: int) -> list[int]:
+        return torch.randint(least, vocab, (length,), generator=generator).tolist()
+
+    for key, (prompt, lengths) in enumerate(given):
+        shared, begin = drawn(prompt), list[int]()
+        for length in lengths:
+            own = begin + drawn(length - len(begin))
+            begin = own[:same] if key == len(given) - 1 else []
+            trained = bools([False] * prompt + [True] * length)
+            rows.append(
+                Row(token_ids=ints(shared + own), is_trained=trained, prompt_length=prompt, prompt_key=key)
+            )
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,9 @@ from covey.models.policy import Policy
 from covey.models.prefix import share_prompt
 from covey.models.quantized import coarsest_dtype
 from covey.norms import total_norm
-from covey.token_streams import Row, StreamKind, build_stream
+from covey.token_streams import Row, StreamKind, build_stream, random_rows
 from covey.types import MicroBatch
-from covey.types.arrays import bools, ints
+from covey.types.arrays import bools
 
 # Largest relative difference of a healthy model: 1e-6 is usual in float32, 1e-2 in bfloat16; a leak is above
 # 1e-2 in float32 and near 1 where state is carried over.
@@ -42,24 +42,7 @@ class ProbeResult:
 
 
 def _rows(vocab: int) -> list[Row]:
-    generator = torch.Generator().manual_seed(20)
-    rows = []
-    # A prompt's tokens, those of its completions, and how many of these are the same.
-    for family, (prompt, completions, same) in enumerate(((11, (7, 4), 0), (6, (9, 5), 2))):
-        shared = torch.randint(vocab, (prompt,), generator=generator).tolist()
-        begin: list[int] = []
-        for length in completions:
-            own = begin + torch.randint(vocab, (length - len(begin),), generator=generator).tolist()
-            begin = own[:same]
-            rows.append(
-                Row(
-                    token_ids=ints(shared + own),
-                    is_trained=bools([False] * prompt + [True] * length),
-                    prompt_length=prompt,
-                    prompt_key=family,
-                )
-            )
-    return rows
+    return random_rows(((11, (7, 4)), (6, (9, 5))), vocab, seed=20, same=2)
 
 
 def micro_of(rows: Sequence[Row], kind: StreamKind, device: torch.device) -> MicroBatch:
