@@ -24,9 +24,6 @@ from covey.algorithm.loss_types.registry import LossType, loss_named
 from covey.algorithm.ratios import Level, ratios, sequence_means
 from covey.types import Denominators
 
-SEQUENCE_MEANS: frozenset[str] = frozenset({"vespo/phi_seq_mean"})
-"""Sums of a LossOutput that are over sequences; all others are over tokens."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
@@ -34,7 +31,8 @@ class LossConfig:
 
     `epsilon_high` is the cap itself for cispo. `measures_kl` has the divergence measured where `beta` is 0.
     `tau` is (for A > 0, else) of sapo, `vespo_k` and `vespo_lambda` (for A >= 0, below). `entropy_coef`
-    weighs the entropy bonus. `own` has the options of the loss that are no field here, by name.
+    weighs the entropy bonus. `own` has all options that the loss declares, by name, also those that
+    are fields here.
     """
 
     loss_type: LossType

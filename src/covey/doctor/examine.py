@@ -32,6 +32,7 @@ from covey.health.record import fixes_of, text_of
 from covey.health.rules import Rules
 from covey.health.saved import Saved, checkpoints_of, possible
 from covey.health.signs.unearned import may_be_unearned, steady_words
+from covey.plan.shape import least_group
 from covey.texts import counted, joined, tr, written
 from covey.types import Finding, Fix, Severity, StepRecord
 
@@ -162,7 +163,7 @@ def _of_options(options: Mapping[str, Any]) -> list[Finding]:
     """What the options alone say: with these nothing can be learned."""
     findings = []
     size, heat, rate = (number(options.get(n)) for n in ("num_generations", "temperature", "learning_rate"))
-    if size is not None and size < 2:
+    if size is not None and size < least_group(str(options.get("advantage_estimator"))):
         findings.append(_option("E201", tr("num_generations is {size:g}", size=size), {"num_generations": 8}))
     is_cold = heat is not None and heat <= 0
     if is_cold or number(options.get("top_k")) == 1:

@@ -81,7 +81,7 @@ MEANINGS = (
     ),
     Meaning(
         word=tr("reward hacking"),
-        means="the reward rises for something other than what it is meant to measure",
+        means="a part of the reward is paid for something other than what the reward is meant to measure",
     ),
     Meaning(word=tr("collapsed"), means="completions hardly differ any more"),
     Meaning(

@@ -46,13 +46,14 @@ class Change:
 
 
 def fallen(h: History, name: str) -> Change | None:
-    """How far the mean reward `name` is below its first value, or below its best five, where that is a
+    """Return how far the mean reward `name` is below its first value, or below its best five, if that is a
     quarter of it and more than chance."""
     return _once(h, f"fallen {name}", lambda: _largest(h, name, -1.0))
 
 
 def risen(h: History, name: str) -> Change | None:
-    """The same above its first value, or above its lowest five."""
+    """Return how far the mean reward `name` is above its first value, or above its lowest five, if that is a
+    quarter of it and more than chance."""
     return _once(h, f"risen {name}", lambda: _largest(h, name, 1.0))
 
 

@@ -46,10 +46,11 @@ class Learner(Protocol):
 
 
 def learners_view(learner: Learner, advance: Advance) -> View:
-    """What asks the learner, by the forward passes that train, in evaluation mode.
+    """Return a function that computes the learner's logprobs of sampled tokens, by the forward passes that
+    train, in evaluation mode.
 
-    One pass on every rank, whatever it was given, for the sampled tokens and for the whole vocabulary in
-    place of the first of them. Collective.
+    It makes one pass on every rank, whatever it was given: for the sampled tokens, and for the whole
+    vocabulary in place of the first of them. It is collective.
     """
 
     def view(sampled: Sequence[Sampled]) -> LearnersView:

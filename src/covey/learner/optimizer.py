@@ -124,7 +124,7 @@ class Masters:
         self._master_of = dict(zip(self.params, self.masters, strict=True))
         self._options, self._reduction = options, reduction or LocalReduction()
         self._low = [p is not m for p, m in zip(self.params, self.masters, strict=True)]
-        self._is_saved = [is_low or n in low for n, is_low in zip(self.names, self._low, strict=True)]
+        self._saves_master = [is_low or n in low for n, is_low in zip(self.names, self._low, strict=True)]
         places = [list(range(len(self.masters)))]
         if options.offload_optimizer or options.offload_model:
             own_memory(m for m, low in zip(self.masters, self._low, strict=True) if low)
@@ -318,7 +318,7 @@ class Masters:
                 name, master = self.names[i], self.masters[i]
                 for key, value in group.adam.state(master).items():
                     out[f"{key}/{name}"] = group.offloaded.read(value)
-                if self._is_saved[i]:
+                if self._saves_master[i]:
                     out[f"master/{name}"] = group.offloaded.read(master)
         return out
 
@@ -357,7 +357,7 @@ class Masters:
                         own=tuple(master.shape),
                     )
                 )
-        if self._is_saved[place]:
+        if self._saves_master[place]:
             if "master" not in found:
                 words = tr("the checkpoint has no master/{name}, the float32 weights of {name}", name=name)
                 raise CheckpointError(words)

@@ -13,8 +13,8 @@ from covey.activity import Activity
 from covey.algorithm.agreement import NUM_SUMS, agreement_metrics, agreement_sums
 from covey.algorithm.contrast import Contrast
 from covey.algorithm.correction import derived_metrics
-from covey.algorithm.loss_types.registry import loss_named
-from covey.algorithm.losses import SEQUENCE_MEANS, LossConfig, LossInputs, LossOutput, policy_loss
+from covey.algorithm.loss_types.registry import SUMS_OF_SEQUENCES, loss_named
+from covey.algorithm.losses import LossConfig, LossInputs, LossOutput, policy_loss
 from covey.comm import Comm
 from covey.errors import GuardStop
 from covey.learner.backends.base import Backend, LossFunction
@@ -32,7 +32,8 @@ _KEPT_ENTROPY, _NUM_SETS = "entropy_kept", "num_sets"
 class _Sums:
     """Sums over the trained tokens of a step on this rank. What they are of is kept on the device, and added
     up when the step is over. `gradients` are samples of the gradient, before the first pass and behind
-    each. `pairs` are the logprobs of the engine and the learner, but for rows of an older policy."""
+    each. `gaps` are the largest differences of a pass from the old logprobs. `pairs` are the logprobs of the
+    engine and the learner, but for rows of an older policy."""
 
     values: dict[str, list[Tensor]] = field(default_factory=dict)
     tokens: int = 0
@@ -181,10 +182,10 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     names = sorted(local)
     own, furthest = sums.agreement()
     values = [*own, *(local[n] for n in names), float(sums.tokens), float(sums.sequences)]
-    (silent, gap, apart), found = _with_evidence(sums, furthest, values, comm)
+    (silent, gap, apart), found = _summed_over_ranks(sums, furthest, values, comm)
     agreement, (*totals, tokens, sequences) = found[:NUM_SUMS], found[NUM_SUMS:]
     num_sets = int(totals[names.index(_NUM_SETS)])
-    counts = {name: int(sequences if name in SEQUENCE_MEANS else tokens) for name in names}
+    counts = {name: int(sequences if name in SUMS_OF_SEQUENCES else tokens) for name in names}
     counts[_KEPT_ENTROPY] = num_sets
     means = {
         name: total / counts[name] if counts[name] else None
@@ -201,13 +202,13 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     return metrics, silent, gap
 
 
-def _with_evidence(
+def _summed_over_ranks(
     sums: _Sums, furthest: float, values: Sequence[float], comm: Comm
 ) -> tuple[tuple[int, float | None, float | None], list[float]]:
-    """The sums over ranks of the silent passes and of `values`, and the largest gaps to the old logprobs and
-    to the engine's.
+    """Return the passes without a gradient, over all ranks, with the largest gaps to the old logprobs and to
+    the engine's; and the sums of `values` over ranks. One collective does all of it.
 
-    A maximum in a sum: every rank has an entry of its own, which holds 0 on all others.
+    A maximum is computed by a sum: every rank has an entry of its own, which holds 0 on all others.
     """
     world = comm.world
     gaps = [0.0] * (2 * world)

@@ -77,7 +77,7 @@ def _varied(old: Shape, ranked: list[Shape]) -> list[Shape]:
 
 
 def edits_to(shape: Shape, target: Shape, typed: Collection[str] | None) -> dict[str, Any]:
-    """Return the options to type so that, with what is typed already, the batch becomes `wanted`."""
+    """Return the options to type so that, with what is typed already, the batch becomes `target`."""
     if typed is None:
         typed = {*COUNTS} - (
             {GENERATION_BATCH} if shape.generation_batch_size == shape.completions_per_rollout else set()

@@ -62,9 +62,14 @@ def in_range(count: int) -> bool:
 def shape_of(config: Config, num_processes: int) -> Shape:
     """Return the numbers of a configuration on `num_processes` training processes."""
     counts = {name: getattr(config, name) for name in COUNTS}
-    # Compared over the whole rollout, a completion needs no sibling.
-    alone = config.advantage_estimator == "reinforce_plus_plus"
-    return Shape(num_processes=num_processes, least_group=1 if alone else 2, **counts)
+    least = least_group(config.advantage_estimator)
+    return Shape(num_processes=num_processes, least_group=least, **counts)
+
+
+def least_group(advantage_estimator: str) -> int:
+    """Return the least number of completions of a prompt. Compared over the whole rollout, a completion needs
+    no sibling."""
+    return 1 if advantage_estimator == "reinforce_plus_plus" else 2
 
 
 # Hidden values of a pass, tokens x width x layers, and tokens beyond which a CPU gains nothing from a larger

@@ -33,8 +33,8 @@ def move(
 
     `held` has the rows that this rank owns, by their number in `known`; those that stay come back as they
     are, and those that leave are read once. `rank_of_R` says which rank forwards each row: its owner, or the
-    one that it is sent to. Rows of no tokens are nowhere. What arrives has one run of the model's tokens
-    behind the prompt.
+    one that it is sent to. Rows of no tokens are not sent. A row that arrives has lost who wrote each of its
+    tokens behind the prompt, and its media: all of them count as the model's.
 
     What arrives is held to what is known of it, and kept sets to the tokens that were drawn from them. Raises
     GuardStop on every rank: F122 where a rank did not send exactly the rows that were asked of it, F110 where

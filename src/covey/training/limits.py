@@ -14,9 +14,10 @@ from covey.texts import tr
 class Signals:
     """The signal that this process got, and the one that all ranks have agreed to end for.
 
-    A handler sets the first, at any moment. The ranks agree on the second before the first rollout, where a
-    rollout is dropped, and after each step. A rank that ended for what it alone had seen would leave the
-    others waiting. One that wrote back what the others had seen would lose a signal that came in between.
+    A handler sets `received` at any moment. The ranks agree on `agreed` at three moments: before the first
+    rollout, when a rollout is dropped, and after each step. A rank that ended for what it alone had seen
+    would leave the others waiting. One that wrote back what the others had seen would lose a signal that came
+    in between.
     """
 
     received: int = 0

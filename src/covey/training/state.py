@@ -117,7 +117,8 @@ class ReferenceState:
         self._moving, self._comm = moving, comm
 
     def shards(self) -> Iterable[Shard]:
-        """Return this rank's part of its tensors, which every rank holds."""
+        """Return this rank's part of the reference: a share of its tensors where each rank holds all of
+        them, else the rows that it holds."""
         return self._moving.shards(self._comm.rank, self._comm.world)
 
     def load_shards(self, saved: SavedShards) -> None:

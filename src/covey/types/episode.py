@@ -183,6 +183,7 @@ class TokenSequence(ByValue):
     logprobs: Floats
     versions: Versions
     sources: tuple[tuple[Source, int], ...]
+    # Empty so far; `behind` drops media, and with it what is sent between ranks or saved.
     media: tuple[Any, ...] = ()
     kept: KeptSets | None = None
 

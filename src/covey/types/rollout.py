@@ -53,6 +53,7 @@ class Prompt:
     origin: Origin
     task: str = ""
     opened: str = ""
+    # Empty so far; nothing sends media between ranks or saves them.
     media: tuple[Any, ...] = ()
     pass_rate: float | None = None
     checksum: str = field(default="", compare=False)

@@ -240,7 +240,7 @@ class Denominators:
     """What an optimizer step divides by, over all ranks, fixed before its first backward.
 
     `Denominators(num_episodes=64, num_tokens=711, max_completion_length=1024)`. `num_kept` are the tokens
-    that an entropy bonus reaches (None: all).
+    of at least the entropy quantile, by which the entropy bonus is divided (None: all).
     """
 
     num_episodes: int

@@ -456,7 +456,7 @@ def test_a_loss_reads_the_options_that_are_declared_as_its_own(loss: str) -> Non
 # These say which groups a rollout has, which whole runs show.
 OF_GROUPS = {
     "dynamic_sample": "test_every_group_has_signal_and_steps_are_whole",
-    "max_resample_times": "test_too_few_draws_are_said_once",
+    "max_resample_times": "test_too_few_draws_leave_groups_without_signal",
     "replay_buffer_size": "test_replayed_groups_are_older_and_their_ratio_is_not_one",
 }
 

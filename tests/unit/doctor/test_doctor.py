@@ -96,6 +96,12 @@ def test_options_come_first_among_the_causes(make: RunMaker) -> None:
     assert found.verdict == "not learning"
 
 
+def test_one_completion_of_a_prompt_is_enough_for_an_estimator_over_the_rollout(make: RunMaker) -> None:
+    healthy = {"frac_reward_zero_std": 0.0, "reward_std": 0.4, "grad_norm": 1.0}
+    options = {"num_generations": 1, "advantage_estimator": "reinforce_plus_plus"}
+    assert "E201" not in codes(report(make.covey(30, healthy, options=options)))
+
+
 def test_top_k_of_1_is_greedy_whatever_the_temperature(make: RunMaker) -> None:
     flat = {"frac_reward_zero_std": 1.0, "reward_std": 0.0, "grad_norm": 0.0}
     found = report(make.covey(30, flat, options={"temperature": 1.0, "top_k": 1}))

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Average(Enum):
-    """Name the divisor of a token's term in the loss of an optimizer step; masked ones count, too."""
+    """Name the divisor of a token's term in the loss of an optimizer step. Masked completions count as
+    completions; their tokens do not count."""
 
     EPISODE = "tokens of its completion x completions"
     EPISODES = "completions"
@@ -59,6 +60,7 @@ class Loss:
     by_group         it compares the completions of a group with each other (`Contrast`), so each optimizer
                      step needs whole groups
     takes_weights    the term takes in the weights of a rollout correction itself
+    sums_of_sequences  metrics among its `Terms.sums` that add up sequences; all others add up tokens
     per_completion   why it does not go with one advantage for each step of a completion; empty: it does
     refuses          what else of a configuration it does not go with
     """
@@ -77,6 +79,7 @@ class Loss:
     of_sequences: bool = False
     by_group: bool = False
     takes_weights: bool = False
+    sums_of_sequences: tuple[str, ...] = ()
     per_completion: str = ""
     refuses: Callable[[Config], Iterable[Refusal]] = refuse_nothing
 

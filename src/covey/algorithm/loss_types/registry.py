@@ -22,6 +22,9 @@ def _declared() -> dict[str, Loss]:
 LOSSES: Mapping[str, Loss] = MappingProxyType(_declared())
 """Every loss by its name, in the order of `--help`."""
 
+SUMS_OF_SEQUENCES = frozenset(name for loss in LOSSES.values() for name in loss.sums_of_sequences)
+"""The metrics of all losses that add up sequences; all others add up tokens."""
+
 if TYPE_CHECKING:
     LossType = str
 else:

@@ -77,6 +77,7 @@ VESPO = Loss(
     options=("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
     ignores=("importance_sampling_level",),
     takes_weights=True,
+    sums_of_sequences=("vespo/phi_seq_mean",),
     per_completion=tr(
         "which weights a completion as a whole, by one formula for advantages of 0 or above and by "
         "another for advantages below 0"

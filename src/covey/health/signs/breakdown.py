@@ -331,7 +331,7 @@ F223 = Rule(
     streak=LASTING,
     when=f"within groups the reward and the length have a correlation of {num('length_correlation')}, "
     f"lengths are {num('length_paid_share')} times or {num('length_short_share')} of their start in its "
-    "direction, and no other reward has risen",
+    "direction, the reward has risen, and no other part of it has risen in a run that gets better",
 )
 
 

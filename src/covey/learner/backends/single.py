@@ -107,7 +107,7 @@ class SingleBackend(WholeModel):
 
     @contextmanager
     def rollout_view(self) -> Iterator[Policy]:
-        """Within it, the policy samples, and with `offload.model` idle tensors are in CPU memory."""
+        """Within it, the policy samples, and with `offload_model` idle tensors are in CPU memory."""
         with self._idle_tensors_on_cpu(), super().rollout_view() as sampler:
             yield sampler
 
