@@ -182,7 +182,7 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     names = sorted(local)
     own, furthest = sums.agreement()
     values = [*own, *(local[n] for n in names), float(sums.tokens), float(sums.sequences)]
-    (silent, gap, apart), found = _summed_over_ranks(sums, furthest, values, comm)
+    (silent, gap, apart), found = _with_evidence(sums, furthest, values, comm)
     agreement, (*totals, tokens, sequences) = found[:NUM_SUMS], found[NUM_SUMS:]
     num_sets = int(totals[names.index(_NUM_SETS)])
     counts = {name: int(sequences if name in SUMS_OF_SEQUENCES else tokens) for name in names}
@@ -202,7 +202,7 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     return metrics, silent, gap
 
 
-def _summed_over_ranks(
+def _with_evidence(
     sums: _Sums, furthest: float, values: Sequence[float], comm: Comm
 ) -> tuple[tuple[int, float | None, float | None], list[float]]:
     """Return the passes without a gradient, over all ranks, with the largest gaps to the old logprobs and to

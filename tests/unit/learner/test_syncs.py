@@ -109,7 +109,7 @@ def test_no_loss_waits_but_one(loss_type, backend_of, random_rollout):
     loss = LossConfig(loss_type=loss_type, epsilon=0.2, epsilon_high=0.28)
     passes, found = syncs_of(backend, random_rollout, loss, max_tokens=40, old=True)
     # The largest gap to the old logprobs is read, too.
-    expected = Counter(STEP) + Counter({"learner/update.py: _summed_over_ranks": 1})
+    expected = Counter(STEP) + Counter({"learner/update.py: _with_evidence": 1})
     if loss_type == "fipo":
         expected["algorithm/loss_types/fipo.py: future_kl"] = passes
     assert found == expected
