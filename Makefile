@@ -49,7 +49,7 @@ PYTEST = $(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m py
 
 QUICK := $(addprefix tests/,arch unit/algorithm unit/batching unit/learner resume/test_resume.py faults/test_messages.py)
 
-check: test-install lint ## while you work: linters, types, and the tests of the heart, a resume and twenty refusals; two to three minutes
+check: test-install lint ## while you work: linters, types, and the tests of the heart, a resume and twenty refusals; one to two minutes
 	@$(VENV)/bin/mypy & types=$$!; $(PYTEST) -m 'quick and not multi' $(QUICK); tests=$$?; wait $$types && exit $$tests
 
 test: test-install lint types ## linters, type checker, tests but those of whole runs: two at a time, about ten minutes
