@@ -1,1 +1,2 @@
-"""What covey looks up, judges and says before a run, one module or package per subject; torch-free."""
+"""Looks up the facts of a run, judges them and says what is wrong, before torch is imported; one module or
+package has one subject."""

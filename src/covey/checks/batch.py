@@ -1,4 +1,4 @@
-"""What is wrong with a batch, in words, with ways out that the same arithmetic has accepted."""
+"""Finds faults in a batch, in words, with ways out that the same arithmetic has accepted."""
 
 from __future__ import annotations
 

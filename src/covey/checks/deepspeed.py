@@ -152,7 +152,7 @@ def _contradicts(path: str, others: list[_Other]) -> Problem:
 
 
 def _without_effect(config: Config, file: DeepSpeedFile) -> list[Problem]:
-    """What of a file covey neither passes on nor reads, in one warning."""
+    """Return one warning that names the entries of a file that covey neither passes on nor reads."""
     found = {name: _INSTEAD_OF.get(name, "") for name in _asked(file.settings)}
     unknown = [name for name, words in found.items() if not words]
     schedule = setting(file.settings, "scheduler.type")

@@ -1,4 +1,4 @@
-"""What is wrong with the adapter or the checkpoint that a run starts from."""
+"""Finds faults in the adapter or the checkpoint that a run starts from."""
 
 from __future__ import annotations
 

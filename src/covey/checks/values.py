@@ -184,7 +184,7 @@ _MANY_STEPS = 8
 
 
 def _sources(config: Config) -> list[Problem]:
-    """What mixing, splitting and streaming ask of each other."""
+    """Return the problems of mixing, splitting and streaming beside each other."""
     problems = []
     probabilities, num = config.interleave_prob, len(config.dataset)
     even = [round(1 / num, 6)] * (num - 1) if num else []

@@ -1,4 +1,4 @@
-"""What is wrong with sampling by vLLM: options that cannot be together, and what it has no place for."""
+"""Finds faults in sampling by vLLM: options that cannot be together, and what it has no place for."""
 
 from __future__ import annotations
 

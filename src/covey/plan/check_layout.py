@@ -1,4 +1,4 @@
-"""What is wrong with a layout that is planned: parts of it that cannot be together."""
+"""Finds faults in a layout that is planned: parts of it that cannot be together."""
 
 from __future__ import annotations
 

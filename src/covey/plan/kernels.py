@@ -1,4 +1,4 @@
-"""What is wrong with the kernels that are asked for: on a CPU, for a data type, for a model."""
+"""Finds faults in the kernels that are asked for: on a CPU, for a data type, for a model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What covey looks up and judges of programs of completions."""
+"""Looks up the facts of programs of completions, and judges them."""

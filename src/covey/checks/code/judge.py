@@ -1,4 +1,4 @@
-"""What is wrong with running the programs that a model writes: no isolation, or tests that cannot be run."""
+"""Finds faults in running the programs that a model writes: no isolation, or tests that cannot be run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What covey looks up and judges of the data."""
+"""Looks up the facts of the data, and judges them."""

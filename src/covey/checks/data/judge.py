@@ -1,4 +1,4 @@
-"""What is wrong with the data, and whether prompts and completions fit into the context."""
+"""Finds faults in the data, and whether prompts and completions fit into the context."""
 
 from __future__ import annotations
 

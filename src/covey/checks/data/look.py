@@ -41,7 +41,7 @@ _SAMPLED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """What was read: the prompts to train on as a table or a stream, and the named tables to evaluate on.
+    """Holds what was read: the prompts to train on as a table or a stream, and the named tables to evaluate on.
 
     `sample` is the table, or the first rows of the stream.
     """
@@ -172,7 +172,8 @@ def _of_sets(facts: Facts, sets: Sequence[tuple[str, PromptTable]]) -> Facts:
 
 
 def _read_as(table: PromptTable, num_rows: int) -> list[str]:
-    """What was read from elsewhere than where covey's own form has it, and in how many rows if not in all."""
+    """Return sentences that name the columns in which values were found under other names than covey's, and
+    in how many rows, if not in all."""
     return [
         words
         if count >= num_rows

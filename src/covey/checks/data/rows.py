@@ -1,4 +1,4 @@
-"""What is wrong with the rows of the data and their columns."""
+"""Finds faults in the rows of the data and their columns."""
 
 from __future__ import annotations
 

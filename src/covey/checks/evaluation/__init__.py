@@ -1,1 +1,1 @@
-"""What covey looks up and judges of evaluations."""
+"""Looks up the facts of evaluations, and judges them."""

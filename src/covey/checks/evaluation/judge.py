@@ -1,4 +1,4 @@
-"""What evaluation options ask of each other, and of the data."""
+"""Finds evaluation options that contradict each other or the data."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What covey looks up and judges of LoRA."""
+"""Looks up the facts of LoRA, and judges them."""

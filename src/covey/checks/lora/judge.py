@@ -1,4 +1,4 @@
-"""What is wrong with an adapter that vLLM is to apply itself."""
+"""Finds faults in an adapter that vLLM is to apply itself."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What covey looks up and judges of the model."""
+"""Looks up the facts of the model, and judges them."""

@@ -1,4 +1,4 @@
-"""What is wrong with a model that cannot be read or trained, or with its chat template."""
+"""Finds faults in a model that cannot be read or trained, or with its chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with the tokens of the model, its code, its adapters, the device, and missing packages."""
+"""Finds faults in the tokens of the model, its code, its adapters, the device, and missing packages."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def with_model(
 
 
 def details_of(error: ModelError | TemplateError) -> FaultDetails:
-    """What an error says beside its words."""
+    """Return the details that an error carries beside its words."""
     if isinstance(error, TemplateError):
         return FaultDetails(cause=error.kind, subject="chat_template" if error.names_option else "")
     return FaultDetails(cause=error.kind, subject=error.subject)
@@ -293,7 +293,7 @@ def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
 
 
 def _unused_sampling(config: Config, directory: Path) -> tuple[tuple[str, float], ...]:
-    """What generation_config.json would make of sampling, where that is not what the run does."""
+    """Return (name, value) of the settings of generation_config.json that differ from those of the run."""
     said = read_json(directory / "generation_config.json")
     followed = {name: getattr(config, name) for name in ("temperature", *FILTERS)} | _OFF
     return tuple(

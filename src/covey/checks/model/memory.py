@@ -88,7 +88,7 @@ def free_memory(*, cuda: bool) -> int | None:
 
 
 def _available() -> int | None:
-    """What programs can have without swapping, by the kernel's own estimate."""
+    """Return the bytes that programs can have without swapping, by the kernel's estimate."""
     try:
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))

@@ -1,4 +1,4 @@
-"""What is wrong with how the weights of the model are to be quantized (QLoRA)."""
+"""Finds faults in how the weights of the model are to be quantized (QLoRA)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is odd about the prompts that the chat template makes, or that no template makes."""
+"""Describes what is unusual in the prompts that the chat template makes, or that no template makes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What covey looks up and judges of the live objects of a program."""
+"""Looks up the facts of the live objects of a program, and judges them."""

@@ -1,1 +1,1 @@
-"""What covey looks up and judges of the output directory."""
+"""Looks up the facts of the output directory, and judges them."""

@@ -1,4 +1,4 @@
-"""What is wrong with the directory of a run: it is used, holds another run, or cannot be written."""
+"""Finds faults in the directory of a run: it is used, holds another run, or cannot be written."""
 
 from __future__ import annotations
 

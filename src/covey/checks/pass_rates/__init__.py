@@ -1,1 +1,1 @@
-"""What covey looks up and judges of measured pass rates."""
+"""Looks up the facts of measured pass rates, and judges them."""

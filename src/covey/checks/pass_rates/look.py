@@ -96,7 +96,7 @@ def _number(value: object) -> float | None:
 
 
 def _measured(path: Path) -> dict[str, Tally]:
-    """What a file of pass rates holds, or what the rollouts of a run say."""
+    """Read pass rates from their file, or compute them from the rollouts of a run."""
     if not exists(path):
         raise DataError(tr("it does not exist"))
     if isfile(path):

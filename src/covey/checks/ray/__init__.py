@@ -1,1 +1,1 @@
-"""What covey looks up and judges of Ray."""
+"""Looks up the facts of Ray, and judges them."""

@@ -1,4 +1,4 @@
-"""What is wrong with the Ray that a run would start its ranks in."""
+"""Finds faults in the Ray that a run would start its ranks in."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What covey looks up and judges of the rewards."""
+"""Looks up the facts of the rewards, and judges them."""

@@ -1,4 +1,4 @@
-"""What is wrong with the rewards that are no functions: models that score, and the judge behind a service."""
+"""Finds faults in the rewards that are no functions: models that score, and the judge behind a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with rewards that are not there, cannot be called, or failed their trial."""
+"""Finds faults in rewards that are not there, cannot be called, or failed their trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with the rewards: their names, weights, lengths and forms, and the gold answers."""
+"""Finds faults in the rewards: their names, weights, lengths and forms, and the gold answers."""
 
 from __future__ import annotations
 

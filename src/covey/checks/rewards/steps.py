@@ -1,4 +1,4 @@
-"""What is said against rewards of steps, and against a separator of steps that nothing reads."""
+"""Finds options that exclude rewards of steps, and a separator of steps that nothing reads."""
 
 from __future__ import annotations
 

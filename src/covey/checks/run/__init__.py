@@ -1,1 +1,1 @@
-"""What covey looks up and judges of the run and its machine."""
+"""Looks up the facts of the run and its machine, and judges them."""

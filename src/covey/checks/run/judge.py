@@ -1,4 +1,4 @@
-"""What is wrong with the length of the run, its processes, its directory, and what it resumes or replays."""
+"""Finds faults in the length of the run, its processes, its directory, and what it resumes or replays."""
 
 from __future__ import annotations
 

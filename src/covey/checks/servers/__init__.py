@@ -1,1 +1,1 @@
-"""What covey looks up and judges of the rollout servers."""
+"""Looks up the facts of the rollout servers, and judges them."""

@@ -1,4 +1,4 @@
-"""What is wrong with the rollout servers of a run."""
+"""Finds faults in the rollout servers of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands against sampling on a server that `vllm serve` started, and which of its routes are open."""
+"""Finds what forbids sampling on a server that `vllm serve` started, and which of its routes are open."""
 
 from __future__ import annotations
 

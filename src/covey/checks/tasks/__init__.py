@@ -1,1 +1,1 @@
-"""What covey looks up and judges of the tasks."""
+"""Looks up the facts of the tasks, and judges them."""

@@ -1,4 +1,4 @@
-"""What is wrong with the tasks of the rows and with the rewards that are named for them."""
+"""Finds faults in the tasks of the rows and with the rewards that are named for them."""
 
 from __future__ import annotations
 

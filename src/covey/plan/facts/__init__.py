@@ -1,4 +1,4 @@
-"""What the checks need to know of the machine, the model and the data; gathered elsewhere, so that checks
+"""Holds the facts that checks read of the machine, the model and the data; gathered elsewhere, so that checks
 stay pure."""
 
 from covey.plan.facts.all_facts import Facts

@@ -1,4 +1,4 @@
-"""What the checks need to know of the data."""
+"""Holds the facts that checks read of the data."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRateFacts:
-    """What is known of measured pass rates.
+    """Holds the facts of measured pass rates.
 
     where         the file, run or column that they are of
     digest        a checksum of what was measured; "" for a column, which changes with its data
@@ -112,7 +112,7 @@ class EvalSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
-    """What is known of the data sets.
+    """Holds the facts of the data sets.
 
     num_rows              rows of the data files
     columns               names of the columns
@@ -152,7 +152,7 @@ class DataFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptFacts:
-    """What is known of the prompts to train on.
+    """Holds the facts of the prompts to train on.
 
     num_used         rows that are used: those with a prompt that is not too long
     num_too_long     rows left out because their prompt is too long
@@ -174,7 +174,7 @@ class PromptFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
-    """What is known of the tasks that rows name.
+    """Holds the facts of the tasks that rows name.
 
     num_rows      rows that are used of each task
     evaluated     tasks of the sets to evaluate on

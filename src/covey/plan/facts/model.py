@@ -1,4 +1,4 @@
-"""What the checks need to know of the model."""
+"""Holds the facts that checks read of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ template, that its weights are not those of its config.json, or that they are qu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultDetails:
-    """What is known of a fault of a model, or of its template, beyond its kind and its words.
+    """Holds the facts of a fault of a model, or of its template, beyond its kind and its words.
 
     cause    what it is, by the kinds of `data.model_files.ModelProblem` and of the errors of a hub and a
              template; "" where nothing is known
@@ -42,7 +42,7 @@ class TargetFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFacts:
-    """What is known of the adapter that a run starts from, and of that of its reference.
+    """Holds the facts of the adapter that a run starts from, and of that of its reference.
 
     problem            why its tensors do not fit the model, in words, or None
     other_base         the base that it names, where that is not the model by its place or name; else ""
@@ -107,7 +107,7 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known of the model.
+    """Holds the facts of the model.
 
     problem              why it cannot be read; None where it can be, or where nobody looked
     fault                what kind of fault that is, and `details` what is known beyond it
@@ -142,7 +142,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFacts:
-    """What is known of the chat template and of the ends of answers.
+    """Holds the facts of the chat template and of the ends of answers.
 
     problem            why it cannot be used, beside what is wrong with the model, and `details` what is
                        known beyond that
@@ -170,7 +170,7 @@ class TemplateFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraFacts:
-    """What is known of the adapters that are trained.
+    """Holds the facts of the adapters that are trained.
 
     start                the adapter that the run starts from, where it starts from one
     unmatched_targets    adapter targets that match no module

@@ -1,4 +1,4 @@
-"""What the checks need to know of the rewards."""
+"""Holds the facts that checks read of the rewards."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class JudgeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFacts:
-    """What is known of the rewards.
+    """Holds the facts of the rewards.
 
     available    every name that `reward_funcs` may hold
     options      options that only a built-in reward reads, by its name

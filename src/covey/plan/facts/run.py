@@ -1,4 +1,4 @@
-"""What the checks need to know of the machine, the launch, the output directory and earlier runs."""
+"""Holds the facts that checks read of the machine, the launch, the output directory and earlier runs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RunOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFacts:
-    """What is known of how the run is started.
+    """Holds the facts of how the run is started.
 
     num_processes       training processes over all machines
     num_processes_here  those of this machine; None where they are all of them
@@ -92,7 +92,7 @@ class LaunchFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """What is known of the machine.
+    """Holds the facts of the machine.
 
     cuda               whether training uses CUDA
     npu                environment variable that picks Ascend NPUs
@@ -114,7 +114,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFacts:
-    """What is known of output_dir, and of the run that is resumed or replayed.
+    """Holds the facts of output_dir, and of the run that is resumed or replayed.
 
     state             what the directory holds
     fault             why it cannot be written, or ""

@@ -1,4 +1,4 @@
-"""What the checks need to know of the rollout servers."""
+"""Holds the facts that checks read of the rollout servers."""
 
 from __future__ import annotations
 
