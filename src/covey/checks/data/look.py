@@ -41,7 +41,7 @@ _SAMPLED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Holds what was read: the prompts to train on as a table or a stream, and the named tables to evaluate on.
+    """Holds the prompts to train on, as a table or a stream, and the named tables to evaluate on.
 
     `sample` is the table, or the first rows of the stream.
     """

@@ -15,7 +15,10 @@ from covey.plan.layout import THIS_MACHINE, Layout
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Holds the facts of a run by subject. None means that a fact is not known, and a check that needs it is
-    silent. Lengths are tokens. `layout` says which devices there are, and how model and engine lie on them."""
+    silent. Lengths are tokens.
+
+    `layout` says which devices there are, and how model and engine lie on them.
+    """
 
     model: ModelFacts = field(default_factory=ModelFacts)
     template: TemplateFacts = field(default_factory=TemplateFacts)
