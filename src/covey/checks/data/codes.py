@@ -41,7 +41,7 @@ CODES = (
     Code(
         code="W140",
         title="Columns of bytes",
-        why="Columns are passed to rewards and recorded as JSON, which cannot represent bytes.",
+        why="Rewards get columns as JSON, which has no bytes, so no reward is given these columns.",
     ),
     Code(
         code="W141",

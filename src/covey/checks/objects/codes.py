@@ -14,7 +14,7 @@ CODES = (
     Code(
         code="E377",
         title="Object that cannot be used",
-        why="covey trains the object itself. It must be possible to load its checkpoints as the same "
-        "model, with a tokenizer, and to read its rows.",
+        why="covey trains the model that the program gives. Its checkpoints must load again as the same "
+        "model with its tokenizer, and covey must be able to read the rows of the data.",
     ),
 )

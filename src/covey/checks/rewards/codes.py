@@ -47,7 +47,7 @@ CODES = (
     Code(
         code="E325",
         title="Length penalty that no completion reaches",
-        why="A reward that is always 0 teaches nothing; long completions would not be penalized, "
+        why="With these lengths the penalty is 0 for every completion: long completions are not penalized, "
         "although the command asks for it.",
     ),
     Code(
@@ -101,9 +101,8 @@ CODES = (
     Code(
         code="W120",
         title="Wrong answers that score as high as right ones",
-        why="With cosine, the score depends on the length as well as on the answer. If the best wrong "
-        "answer scores no less than the worst right one, some groups move the model towards wrong "
-        "answers.",
+        why="The reward cosine depends on the length of an answer, too. With these values a wrong answer "
+        "can score as much as a right one, so training can move the model towards wrong answers.",
     ),
     Code(
         code="W125",

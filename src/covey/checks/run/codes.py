@@ -18,7 +18,7 @@ CODES = (
     Code(
         code="W107",
         title="Warm-up longer than the run",
-        why="The learning rate never reaches the given value.",
+        why="The run ends during the warm-up, so the learning rate never reaches --learning_rate.",
     ),
     Code(
         code="W124",
