@@ -42,7 +42,7 @@ LAYERS = (
     ("comm", "config"),
     ("plan", "kernels", "token_streams"),
     ("models", "data", "rewards", "quickstart"),
-    ("batching", "checkpoint"),
+    ("batching", "checkpoint", "environments"),
     ("rollout",),
     ("learner",),
     ("health", "telemetry"),

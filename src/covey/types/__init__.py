@@ -61,6 +61,7 @@ from covey.types.training import (
     TokenStats,
     TrainSample,
 )
+from covey.types.turns import CallFailure, ToolCall, ToolResult, Turn
 
 __all__ = [
     "GOLD_COLUMNS",
@@ -69,6 +70,7 @@ __all__ = [
     "AnnotatedSample",
     "Batch",
     "BlindReward",
+    "CallFailure",
     "Completion",
     "Denominators",
     "Episode",
@@ -108,6 +110,9 @@ __all__ = [
     "StreamSegment",
     "TokenSequence",
     "TokenStats",
+    "ToolCall",
+    "ToolResult",
     "TrainSample",
+    "Turn",
     "TurnId",
 ]

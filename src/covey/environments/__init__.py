@@ -1,0 +1,1 @@
+"""Tools and environments: what happens between two turns of the model."""

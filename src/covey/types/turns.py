@@ -1,0 +1,68 @@
+"""What an episode of several turns did: calls of tools, their results, and what followed each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class CallFailure(StrEnum):
+    """Why a call of a tool gave no result.
+
+    `UNREADABLE`: the text of the call cannot be parsed. `UNKNOWN`: no tool has this name. `ARGUMENTS`: they
+    do not fit its signature. `RAISED`: the function raised. `TIMEOUT`: it ran into its time limit. `ENDED`:
+    it ended its process, or ran out of memory.
+    """
+
+    UNREADABLE = "unreadable"
+    UNKNOWN = "unknown"
+    ARGUMENTS = "arguments"
+    RAISED = "raised"
+    TIMEOUT = "timeout"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model wrote: `ToolCall(name="calculate", arguments={"expression": "2*3"})`.
+
+    `text` is what it wrote, marks included. `fault` says why the text is no call; name and arguments are
+    empty then.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """The text that a call gave, or that says why it failed: `ToolResult(name="calculate", content="6")`."""
+
+    name: str
+    content: str
+    failure: CallFailure | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A turn of the model and what followed it.
+
+    `opened` is what the template had begun of the turn, `text` what the model wrote, and `content` both of
+    them without the calls. `results` has one entry a call that was made; `answer` are the messages that
+    follow, as the template was given them. `reward` is what the environment gave for the turn (None:
+    nothing), `seconds` the time that tools and environment took.
+    """
+
+    text: str
+    opened: str = ""
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    answer: tuple[Mapping[str, Any], ...] = ()
+    reward: float | None = None
+    seconds: float = 0.0
