@@ -171,11 +171,15 @@ def opened(rendered: Rendered) -> str:
     """
     if rendered.begun:
         return rendered.begun
-    match = _OPENED.search(rendered.text[-40:])
-    if match is None:
-        return ""
-    if rendered.messages:
+    tag = opened_by(rendered.text)
+    if tag and rendered.messages:
         last = str(rendered.messages[-1].get("content") or "")
         if rendered.text.rstrip().endswith(last.rstrip()) and last.strip():
             return ""
-    return match.group()
+    return tag
+
+
+def opened_by(text: str) -> str:
+    """Return the opening tag that ends a text, with the space behind it; "" where none does."""
+    match = _OPENED.search(text[-40:])
+    return "" if match is None else match.group()

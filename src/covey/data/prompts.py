@@ -178,6 +178,7 @@ def write_prompts(
         ("columns", pyarrow.large_binary()),
         ("opened", pyarrow.string()),
         ("task", pyarrow.string()),
+        ("rendered_with", pyarrow.large_binary()),
     ]
     schema = pyarrow.schema(fields)
     with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
@@ -211,6 +212,7 @@ def _batch(prompts: Sequence[Prompt], schema: Any) -> RecordBatch:
         "columns": [_json(dict(p.columns)) for p in prompts],
         "opened": [p.opened for p in prompts],
         "task": [p.task for p in prompts],
+        "rendered_with": [_json(dict(p.rendered_with)) for p in prompts],
     }
     return pyarrow.record_batch(columns, schema=schema)
 
@@ -261,4 +263,5 @@ _DECODED: Mapping[str, Any] = {
     "columns": _parsed,
     "opened": _plain,
     "task": _plain,
+    "rendered_with": _parsed,
 }

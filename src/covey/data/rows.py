@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from covey.data.errors import DataError as DataError
 from covey.data.errors import TemplateError
+from covey.data.forms import ReadRow
 from covey.data.kept import KeptCheck
 from covey.data.lazy_rows import identity_of
 from covey.data.prompt import PROMPT_COLUMNS as PROMPT_COLUMNS
@@ -237,6 +238,7 @@ class _TableBuilder:
             origin=NO_ORIGIN,
             opened=opened(rendered),
             task=task_of(rendered.row.columns, self._options.task_column),
+            rendered_with=_beside(rendered.row),
         )
 
     def _leave_out(self, reason: str, number: int, rendered: Rendered) -> None:
@@ -263,6 +265,12 @@ class _TableBuilder:
             "num_cut": self._num_cut,
             "num_raw": self._num_raw,
         }
+
+
+def _beside(row: ReadRow) -> dict[str, Any]:
+    """Return what the template was given of a row beside its messages."""
+    given = {"tools": [*map(dict, row.tools)], "arguments": dict(row.template_kwargs or {})}
+    return {name: value for name, value in given.items() if value}
 
 
 def _packed(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,10 +159,11 @@ class TextCodec:
         """Text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def decode_behind(self, before: Sequence[int], token_ids: Sequence[int]) -> str:
+    def decode_behind(self, before: Sequence[int], token_ids: Sequence[int], *, marks: bool = False) -> str:
         """Text of token ids that follow others, with the space that some tokenizers write in front of a word
-        unless it begins the text."""
-        text, last, first = self.decode(token_ids), before[-_NEAR:], token_ids[:_NEAR]
+        unless it begins the text; with `marks` special tokens are written out."""
+        text = self.written_out(token_ids) if marks else self.decode(token_ids)
+        last, first = before[-_NEAR:], token_ids[:_NEAR]
         is_parted = last and self.decode([*last, *first]) == f"{self.decode(last)} {self.decode(first)}"
         return f" {text}" if is_parted else text
 

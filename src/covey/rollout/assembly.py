@@ -22,6 +22,11 @@ from covey.rollout.slots import CollectPlan, Slot
 from covey.texts import packed, unpacked
 from covey.types import Episode, Group, Outcome, Score, ScoredGroup, ScorePart, Status
 
+COUNTS = ("num_turns", "num_calls", "num_failed_calls")
+"""What every rank knows of the turns of an episode."""
+
+# The most that a record counts.
+_MOST = 2**16 - 1
 _OUTCOMES, _STATUSES = tuple(Outcome), tuple(Status)
 # What a rank is told of how another one's answer was read.
 _PARSED_BY = ("none", "read")
@@ -114,12 +119,14 @@ def _records_of(
     read = score.extras.get("parsed_by")
     record["parsed_by"] = -1 if read is None else int(read != _PARSED_BY[0])
     record["is_repetitive"] = is_repetitive(episode.trained_ids)
+    for name in COUNTS:
+        record[name] = min(getattr(episode, name), _MOST)
     records = [record.copy() for _ in episode.sequences or (None,)]
     records[0]["has_steps"], records[0]["has_words"] = has_steps, has_words
     for place, (found, sequence) in enumerate(zip(records, episode.tokens, strict=False)):
         found["row"] = place
         found["num_unknown"] = codec.num_unknown(sequence.trained_ids.tolist())
-        for name in ("prompt_length", "length", "num_trained", "logprob_sum", "digest"):
+        for name in ("prompt_length", "length", "num_trained", "logprob_sum", "digest", "prompt_digest"):
             found[name] = getattr(sequence, name)
         found["oldest_version"], found["newest_version"] = sequence.oldest_version, sequence.newest_version
         found["kept_words"], found["kept_checksum"] = sequence.kept_words, sequence.kept_checksum
@@ -157,6 +164,7 @@ def _episode(slot: Slot, rows: range, every: Summaries, plan: CollectPlan) -> Ep
         sampling=plan.sampling,
         failure=unpacked(words.get("failure", "")),
         owner=int(first["owner"]),
+        **{name: int(first[name]) for name in COUNTS},
     )
 
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from covey.activity import Activity, Stopped
 from covey.comm import Comm
 from covey.data.text import TextCodec
+from covey.environments.agents import Agents
 from covey.errors import EngineLost
 from covey.rewards.protocol import Scored
 from covey.rollout.assembly import RankShare, assemble
 from covey.rollout.engine import Capabilities, Engine
 from covey.rollout.slots import CollectPlan, Slot, slots_of
+from covey.rollout.turns import TurnLoop, lost_episode
 from covey.types import (
     Completion,
     Episode,
@@ -76,10 +78,17 @@ class Collected:
 
 
 def collect(
-    prompts: Sequence[Prompt], engine: Engine, score: Scorer, codec: TextCodec, plan: CollectPlan, comm: Comm
+    prompts: Sequence[Prompt],
+    engine: Engine,
+    score: Scorer,
+    codec: TextCodec,
+    plan: CollectPlan,
+    comm: Comm,
+    agents: Agents | None = None,
 ) -> Collected:
     """Sample and score every completion of a rollout; engines take equal shares (`own_slots`). What is not a
-    token or a text is known to all ranks then.
+    token or a text is known to all ranks then. `agents` are the tools and the environment between the turns
+    of an episode; None where each has one turn.
 
     A completion depends on its noise key alone, so which rank samples it changes nothing. Where nothing is
     left that could sample, those that have not come back are infrastructure failures. Raises Stopped on
@@ -89,7 +98,7 @@ def collect(
     mine = own_slots(slots, engine.capabilities, comm)
     share_of_rank: _Share | None = None
     with suppress(Stopped):
-        share_of_rank = _sample_share(mine, engine, score, codec, plan, comm.activity)
+        share_of_rank = _sample_share(mine, engine, score, codec, plan, comm.activity, agents)
     (is_stopped,) = comm.max([float(share_of_rank is None)])
     if is_stopped or share_of_rank is None:
         raise Stopped
@@ -129,6 +138,7 @@ def _sample_share(
     codec: TextCodec,
     plan: CollectPlan,
     activity: Activity,
+    agents: Agents | None,
 ) -> _Share:
     """Sample and score the completions of this rank; nothing here waits for another one, but for those that
     are one engine with it."""
@@ -140,7 +150,11 @@ def _sample_share(
     waiting: list[tuple[list[int], Callable[[], list[Score]]]] = []
     episodes: dict[int, Episode] = {}
     with activity.stoppable_between_steps() if spans else stoppable():
-        for numbers in _finished(mine, engine, plan, episodes, codec, activity):
+        if agents is None:
+            ending = _single_turns(mine, engine, plan, codec, activity)
+        else:
+            ending = TurnLoop(mine, engine, plan, codec, agents, activity).episodes()
+        for numbers in _whole_groups(mine, ending, episodes):
             rows = [Scored(prompt=mine[i].prompt, episode=episodes[i]) for i in numbers]
             waiting.append((numbers, score(rows)))
     sampled = time.perf_counter()
@@ -161,16 +175,36 @@ def _sample_share(
     )
 
 
-def _finished(
-    slots: Sequence[Slot],
-    engine: Engine,
-    plan: CollectPlan,
-    episodes: dict[int, Episode],
-    codec: TextCodec,
-    activity: Activity,
+def _whole_groups(
+    slots: Sequence[Slot], ending: Iterator[tuple[int, Episode]], episodes: dict[int, Episode]
 ) -> Iterator[list[int]]:
-    """Sample every slot's completion into `episodes`; gives the numbers of the slots of groups that have
-    ended, several groups at a time, in slot order, but for slots whose completion is lost."""
+    """Put the episodes that end into `episodes`; gives the numbers of the slots of groups that have ended,
+    several groups at a time, in slot order, but for slots whose episode is lost."""
+    members: dict[int, list[int]] = {}
+    for number, slot in enumerate(slots):
+        members.setdefault(slot.group, []).append(number)
+    running = {group: len(numbers) for group, numbers in members.items()}
+    ended: list[int] = []
+    tokens = 0
+    for number, episode in ending:
+        episodes[number] = episode
+        tokens += episode.num_trained
+        group = slots[number].group
+        running[group] -= 1
+        if running[group] == 0:
+            own = [n for n in members[group] if episodes[n].outcome is not Outcome.INFRASTRUCTURE]
+            ended.extend(own)
+        if len(ended) * _PARTS >= len(slots) and tokens >= _PART_TOKENS:
+            yield sorted(ended)
+            ended, tokens = [], 0
+    if ended:
+        yield sorted(ended)
+
+
+def _single_turns(
+    slots: Sequence[Slot], engine: Engine, plan: CollectPlan, codec: TextCodec, activity: Activity
+) -> Iterator[tuple[int, Episode]]:
+    """Sample episodes of one turn; gives each, with the number of its slot, as it ends."""
     number_of = {
         engine.submit(
             GenerationRequest(
@@ -182,43 +216,14 @@ def _finished(
         ): number
         for number, slot in enumerate(slots)
     }
-    members: dict[int, list[int]] = {}
-    for number, slot in enumerate(slots):
-        members.setdefault(slot.group, []).append(number)
-    running = {group: len(numbers) for group, numbers in members.items()}
-    ended: list[int] = []
-    tokens = 0
     try:
         for completion in engine.results():
             activity.advance()
-            tokens += len(completion.token_ids)
-            number = number_of[completion.request_id]
-            group = slots[number].group
-            episodes[number] = _episode(slots[number], completion, codec, plan)
-            running[group] -= 1
-            if running[group] == 0:
-                ended.extend(members[group])
-            if len(ended) * _PARTS >= len(slots) and tokens >= _PART_TOKENS:
-                yield sorted(ended)
-                ended, tokens = [], 0
+            number = number_of.pop(completion.request_id)
+            yield number, _episode(slots[number], completion, codec, plan)
     except EngineLost as error:
-        # Siblings of those that are lost are scored all the same.
-        ended.extend(number for number in episodes if running[slots[number].group])
-        lost = [number for number in range(len(slots)) if number not in episodes]
-        episodes.update((number, _lost_episode(slots[number], error.finding.seen, plan)) for number in lost)
-    if ended:
-        yield sorted(ended)
-
-
-def _lost_episode(slot: Slot, failure: str, plan: CollectPlan) -> Episode:
-    return Episode(
-        id=slot.episode_id(plan),
-        sequences=(),
-        outcome=Outcome.INFRASTRUCTURE,
-        text="",
-        sampling=plan.sampling,
-        failure=failure,
-    )
+        for number in number_of.values():
+            yield number, lost_episode(slots[number], error.finding.seen, plan)
 
 
 def _no_score(plan: CollectPlan) -> Score:

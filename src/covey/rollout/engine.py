@@ -68,6 +68,10 @@ class Engine(Protocol):
     """Samples completions. Groups, environments and rewards are built on it in `collect`, once for all
     engines."""
 
+    on_turn: Callable[[], None]
+    """Called between two steps within `results`, by its thread, also before it would return; it may submit,
+    abort and publish."""
+
     @property
     def capabilities(self) -> Capabilities: ...
 
@@ -148,9 +152,6 @@ class SharedEngine(Engine, Protocol):
 
 class ServedEngine(Engine, Protocol):
     """An engine that a server may stand before: others ask for more while it runs."""
-
-    on_turn: Callable[[], None]
-    """Called between two steps within `results`, by its thread; it may submit, abort and publish."""
 
     @property
     def num_computed(self) -> int:

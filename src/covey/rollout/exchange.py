@@ -1,4 +1,4 @@
-"""Gives every rank one record of 69 bytes for each row of a rollout; tokens stay with their owner.
+"""Gives every rank one record of 83 bytes for each row of a rollout; tokens stay with their owner.
 
 A row is one sequence of an episode. Ranks collect any episodes they like; after the exchange each of them has
 the records of all, in the same order.
@@ -33,6 +33,8 @@ SUMMARY = np.dtype(
         ("logprob_sum", "<f8"),
         # Of the tokens behind the prompt: equal completions have equal ones.
         ("digest", "<u8"),
+        # Of the tokens of the prompt.
+        ("prompt_digest", "<u8"),
         # The slot of the rollout that the episode fills, counted from 0, group after group.
         ("episode", "<i4"),
         # Tokens at the beginning that are the prompt's; all tokens, 0 for a slot without a sequence; trained
@@ -46,6 +48,10 @@ SUMMARY = np.dtype(
         ("kept_checksum", "<u4"),
         # The number of the sequence within the episode, counted from 0.
         ("row", "<i2"),
+        # Turns of the model in the episode, calls of tools that it made, and those of them that failed.
+        ("num_turns", "<u2"),
+        ("num_calls", "<u2"),
+        ("num_failed_calls", "<u2"),
         # The rank that has the tokens. `exchange` writes it.
         ("owner", "<i2"),
         # The place of the episode's outcome in its enumeration.
@@ -59,7 +65,7 @@ SUMMARY = np.dtype(
         ("has_words", "?"),
     ]
 )
-"""The record of a row, 69 bytes."""
+"""The record of a row, 83 bytes."""
 
 T = TypeVar("T")
 
@@ -116,7 +122,7 @@ def exchange(own: Summaries, num_episodes: int, comm: Comm) -> Summaries:
 
     `own` are those of this rank's episodes, in any order; `num_episodes` is how many slots the rollout has on
     all ranks together. Every rank gives rows with the same number of parts. One tensor goes from each rank to
-    each: 69 bytes a row and 9 bytes a part; a second one where any rank has step rewards, and words as JSON
+    each: 83 bytes a row and 9 bytes a part; a second one where any rank has step rewards, and words as JSON
     where any rank has some.
 
     Raises GuardStop (F122) on every rank for an episode that is unknown, one that is there twice or missing,

@@ -109,8 +109,10 @@ class GenerateEngine:
 
     def results(self) -> Iterator[Completion]:
         """Generate batch by batch; completions come as their batch ends."""
-        while self._requests or self._aborted:
+        while True:
             self.on_turn()
+            if not (self._requests or self._aborted):
+                return
             yield from self._aborted
             self._aborted.clear()
             yield from self._run(self._next_batch())

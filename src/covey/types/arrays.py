@@ -35,6 +35,20 @@ def joined_ints(parts: Sequence[Ints]) -> Ints:
     return ints(np.concatenate(parts))
 
 
+def joined_floats(parts: Sequence[Floats]) -> Floats:
+    """Numbers one behind the other; no part makes an empty array."""
+    import numpy as np
+
+    return floats(np.concatenate(parts)) if parts else floats(())
+
+
+def joined_bools(parts: Sequence[Bools]) -> Bools:
+    """Truth values one behind the other."""
+    import numpy as np
+
+    return bools(np.concatenate(parts))
+
+
 def floats(values: Iterable[float]) -> Floats:
     """Numbers as float32, which logprobs are computed in."""
     array: Floats = _array(values, "float32")

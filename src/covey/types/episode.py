@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.types.arrays import ByValue, Versions, bools, floats, ints, joined_ints
 from covey.types.kept import KeptSets
+from covey.types.turns import Turn
 
 if TYPE_CHECKING:
     from covey.types.arrays import Bools, Floats, Ints
@@ -248,7 +249,12 @@ class TokenSequence(ByValue):
     @property
     def digest(self) -> int:
         """Return 64 bits of BLAKE2b over the int32 tokens behind the prompt, equal for equal completions."""
-        return int.from_bytes(blake2b(self.completion_ids.tobytes(), digest_size=8).digest(), "little")
+        return digest_of(self.completion_ids)
+
+    @property
+    def prompt_digest(self) -> int:
+        """Return 64 bits of BLAKE2b over the int32 tokens of the prompt."""
+        return digest_of(self.prompt_ids)
 
     @property
     def kept_words(self) -> int:
@@ -297,6 +303,11 @@ class TokenSequence(ByValue):
         return tuple(e for e, (source, _) in zip(ends, self.sources, strict=True) if source is Source.MODEL)
 
 
+def digest_of(token_ids: Ints) -> int:
+    """Return 64 bits of BLAKE2b over int32 tokens."""
+    return int.from_bytes(blake2b(token_ids.tobytes(), digest_size=8).digest(), "little")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSummary:
     """Describes a sequence on ranks without its tokens; each field equals that of `TokenSequence`.
@@ -312,6 +323,7 @@ class SequenceSummary:
     digest: int
     oldest_version: int
     newest_version: int
+    prompt_digest: int = 0
     kept_words: int = -1
     kept_checksum: int = 0
     num_unknown: int = 0
@@ -323,9 +335,13 @@ class Episode:
     """What one draw from the policy did, in one or several sequences: a turn whose template rewrites what
     stood before begins a new one. An infrastructure failure has none.
 
-    `text` is the decoded output of the model, for rewards and people; nothing is trained from it. `failure`
-    says what failed where the outcome is an infrastructure failure. `owner` is the rank that collected the
-    episode and alone has its tokens and its text (None: every rank has them).
+    `text` is the decoded output of the model's last turn, for rewards and people; nothing is trained from it.
+    `failure` says what failed where the outcome is an infrastructure failure. `owner` is the rank that
+    collected the episode and alone has its tokens and its text (None: every rank has them).
+
+    With tools or an environment `turns` holds what each turn did, on the owner alone; every rank knows how
+    many turns there are, how many calls of tools were made, and how many of these failed. `environment` is
+    the key of one that lives until the episode is scored, `environment_reward` what it gave (None: nothing).
     """
 
     id: EpisodeId
@@ -336,6 +352,12 @@ class Episode:
     seconds: float = 0.0
     failure: str = ""
     owner: int | None = None
+    turns: tuple[Turn, ...] = ()
+    num_turns: int = 1
+    num_calls: int = 0
+    num_failed_calls: int = 0
+    environment: int | None = None
+    environment_reward: float | None = None
 
     @property
     def tokens(self) -> tuple[TokenSequence, ...]:
@@ -380,6 +402,7 @@ def summary_of(sequence: TokenSequence | SequenceSummary) -> SequenceSummary:
         num_trained=sequence.num_trained,
         logprob_sum=sequence.logprob_sum,
         digest=sequence.digest,
+        prompt_digest=sequence.prompt_digest,
         oldest_version=sequence.oldest_version,
         newest_version=sequence.newest_version,
         kept_words=sequence.kept_words,

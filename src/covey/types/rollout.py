@@ -41,7 +41,8 @@ class Prompt:
     written of the assistant's turn, `<think>` for some models, or the content of a last message of the
     assistant, which the completion continues: rewards read it before the completion's text.
     `task` is "" where rows have none, and `pass_rate` is None where nobody measured it. `checksum` is of the
-    messages, where these are not kept. `token_ids` are a tuple once a rollout has taken the prompt; a table
+    messages, where these are not kept. `rendered_with` is what the template was given beside the messages:
+    `tools`, and the row's `arguments`. `token_ids` are a tuple once a rollout has taken the prompt; a table
     of all prompts holds arrays.
     """
 
@@ -57,6 +58,7 @@ class Prompt:
     media: tuple[Any, ...] = ()
     pass_rate: float | None = None
     checksum: str = field(default="", compare=False)
+    rendered_with: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

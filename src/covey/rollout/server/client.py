@@ -8,7 +8,7 @@ is sampled, and what a server says of a request that is no longer its own is not
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from queue import Empty, SimpleQueue
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from covey.activity import Activity
 from covey.codes import CODES
 from covey.errors import EngineLost, RunFailed
-from covey.rollout.engine import Capabilities, Engine, NamedWeights
+from covey.rollout.engine import Capabilities, Engine, NamedWeights, nothing
 from covey.rollout.server.queue import Ask, Queue
 from covey.rollout.server.remote import (
     Event,
@@ -42,6 +42,8 @@ from covey.types import Completion, Finding, Fix, GenerationRequest, Receipt, Se
 _STRIKES = 3
 _ASK_AGAIN_S, _BEHIND_S = 0.5, 0.2
 _LOOK_S = 1.0
+# How often others are asked for more.
+_TURN_S = 0.02
 
 
 class ServerEngine:
@@ -65,6 +67,7 @@ class ServerEngine:
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self.on_turn: Callable[[], None] = nothing
         self._servers, self._activity = tuple(servers), activity
         self._timeout_s, self._publishes, self._start = timeout_s, publishes, start
         self.capabilities = Capabilities(
@@ -151,14 +154,17 @@ class ServerEngine:
         self._ask()
         self._is_reading = True
         try:
-            while self._queue or self._streams or self._aborted:
+            while True:
+                self.on_turn()
+                if not (self._queue or self._streams or self._aborted):
+                    return
                 yield from self._aborted
                 self._aborted.clear()
                 self._route()
                 self._wait_for()
                 self._give_up()
                 try:
-                    event = self._events.get(timeout=_LOOK_S)
+                    event = self._events.get(timeout=_LOOK_S if self.on_turn is nothing else _TURN_S)
                 except Empty:
                     continue
                 completion = self._take(event)

@@ -165,8 +165,10 @@ class VllmEngine:
 
     def results(self) -> Iterator[Completion]:
         """Sample until nothing is left; requests may come meanwhile."""
-        while self.is_busy:
+        while True:
             self.on_turn()
+            if not self.is_busy:
+                return
             yield from self.step()
 
     @property

@@ -8,7 +8,7 @@ them alone sees, a clock or a signal, decides anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,7 @@ from covey.activity import Stopped, ranks_word
 from covey.codes import CODES
 from covey.comm import Comm
 from covey.errors import GuardStop
-from covey.rollout.engine import NO_MEMBERS, NamedWeights
+from covey.rollout.engine import NO_MEMBERS, NamedWeights, nothing
 from covey.rollout.vllm.engine import VllmEngine
 from covey.texts import joined, tr
 from covey.types import (
@@ -44,6 +44,7 @@ class GroupEngine:
     def __init__(self, own: VllmEngine, comm: Comm) -> None:
         self.capabilities = own.capabilities
         self._own, self._comm = own, comm
+        self.on_turn: Callable[[], None] = nothing
         # What the other ranks have not been told yet.
         self._new: list[GenerationRequest] = []
         self._aborts: list[int] = []
@@ -73,6 +74,7 @@ class GroupEngine:
         GuardStop (F302) where they did not sample the same, and what `VllmEngine.check` raises.
         """
         while True:
+            self.on_turn()
             self._exchange()
             if not self._own.is_busy:
                 return

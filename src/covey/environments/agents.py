@@ -1,0 +1,75 @@
+"""What goes on between the turns of an episode, and how far it may go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from covey.data.text import TextCodec
+from covey.environments.call_format import CallFormat, Parsed
+from covey.environments.protocol import EnvironmentHost, ToolHost
+from covey.environments.rendering import Renderer, Spoken
+from covey.types import Completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLimits:
+    """How far an episode goes.
+
+    `max_turns` counts turns of the model, `max_tool_rounds` those whose calls are answered; None is no limit.
+    `max_tokens` is the most tokens behind the prompt, or with `is_per_turn` of one turn; results of tools are
+    cut to `max_result_tokens` each. `context` is what the model can hold.
+    """
+
+    max_tokens: int
+    is_per_turn: bool = False
+    max_turns: int | None = None
+    max_tool_rounds: int | None = None
+    max_result_tokens: int | None = None
+    context: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agents:
+    """Tools, an environment or both, and how the model is told of them.
+
+    `starts_differ`: the episodes of a group may begin differently. `keeps_environments`: rewards read them,
+    so that they live until their episode is scored.
+    """
+
+    renderer: Renderer
+    limits: TurnLimits
+    format: CallFormat | None = None
+    tools: ToolHost | None = None
+    environment: EnvironmentHost | None = None
+    starts_differ: bool = False
+    keeps_environments: bool = False
+    keys: count[int]
+
+    def close(self) -> None:
+        """End what runs tools and environments."""
+        for host in (self.tools, self.environment):
+            if host is not None:
+                host.close()
+
+
+def spoken_turn(
+    completion: Completion, before: Sequence[int], opened: str, codec: TextCodec, form: CallFormat | None
+) -> Spoken:
+    """Read a turn of the model behind the tokens `before`, of which the template had `opened` a part."""
+    ids = completion.token_ids.tolist()
+    is_ended = bool(ids) and ids[-1] in codec.stop_token_ids
+    written = ids[:-1] if is_ended else ids
+    raw = codec.decode_behind(before if opened else (), written, marks=True)
+    whole = opened + raw
+    parsed = Parsed(content=whole, calls=()) if form is None else form.parse(whole)
+    added = codec.tokenizer.get_added_tokens_decoder()
+    return Spoken(
+        raw=raw,
+        opened=opened,
+        end=ids[-1] if is_ended else None,
+        content=parsed.content,
+        calls=parsed.calls,
+        marks=frozenset(added[i].content for i in {*written} if i in added),
+    )

@@ -1,0 +1,192 @@
+"""What the chat template writes between two turns, and whether it goes on from what was sampled.
+
+The template is rendered with a mark in the place of each turn of the model. Where all that stands around the
+marks is what the model has been given so far, what follows the last mark is the text between this turn and
+the next one. Where it is not, the template has rewritten the conversation, and a new sequence begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.data.prompt import opened_by
+from covey.data.text import TextCodec
+from covey.environments.untrusted import Untrusted
+from covey.types import ToolCall
+
+_THOUGHT = re.compile(r"\A(\s*<think>\s*)(.*?)(\s*</think>\s*)(.*)\Z", re.DOTALL)
+_CANONICAL = "<think>\n", "\n</think>\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """A turn of the model in a conversation.
+
+    `raw` is what it wrote, marks included, without the token that ended it, `end`, which is None where a stop
+    string or a limit did. `opened` is what the template had begun of the turn. `content` and `calls` are
+    what was read of it, `marks` those marks of `raw` that were sampled as one token.
+    """
+
+    raw: str
+    opened: str = ""
+    end: int | None = None
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    marks: frozenset[str] = frozenset()
+
+    @property
+    def written(self) -> str:
+        """The whole turn, as the template is given it."""
+        return self.opened + self.raw
+
+    def message(self) -> dict[str, Any]:
+        """The turn as a message of a data set: text and calls apart."""
+        calls = [
+            {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in self.calls
+            if not call.fault
+        ]
+        return {"role": "assistant", "content": self.content, **({"tool_calls": calls} if calls else {})}
+
+
+Item = Mapping[str, Any] | Spoken
+"""A message of somebody else, or a turn of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a rendering is made of: messages and turns in order, `tools` and arguments of the template.
+
+    The first `num_trusted` items come from the data set, whose marks are control tokens.
+    """
+
+    items: tuple[Item, ...]
+    num_trusted: int = 0
+    tools: tuple[Mapping[str, Any], ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """The text in front of a turn, the token ids of what is new of it (the token that ended the former turn
+    was sampled), and what it has opened of the turn. `rewritten` says why it is the beginning of a new
+    sequence; "" where it goes on from what was sampled. Hidden marks are private characters in `text`."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    opened: str
+    rewritten: str = ""
+
+
+class Renderer:
+    """Renders conversations for one model. `has_raw_calls`: a call within the text of a turn is written as
+    one that is given apart (see `writes_calls_alike`)."""
+
+    def __init__(self, codec: TextCodec, *, has_raw_calls: bool = True) -> None:
+        self._codec, self._has_raw_calls = codec, has_raw_calls
+        self._untrusted = Untrusted(codec)
+
+    def start(self, conversation: Conversation, rewritten: str = "") -> Rendering:
+        """Render a whole conversation as the prompt of a new sequence."""
+        text = self._render(conversation, self._messages(conversation))
+        return self._rendering(text, text, rewritten)
+
+    def hide(self, text: str) -> str:
+        """Return a text that is written into a message of the data set with its marks hidden."""
+        return self._untrusted.hide(text)
+
+    def follow(self, conversation: Conversation, segments: Sequence[str]) -> Rendering:
+        """Render what stands between the last turn and the next one.
+
+        `segments` are the texts in front of each turn of the running sequence, its prompt first; earlier
+        turns are part of that prompt.
+        """
+        last = conversation.items[_turns(conversation)[-1]]
+        assert isinstance(last, Spoken)
+        if last.calls and not self._has_raw_calls:
+            return self.start(conversation, "the template writes calls in another way than the model")
+        text = self._behind_marks(conversation, segments)
+        if text is None:
+            return self.start(conversation, "the template writes earlier turns in another way")
+        end = "" if last.end is None else self._codec.tokenizer.id_to_token(last.end)
+        if not text.startswith(end):
+            return self.start(conversation, f"the template does not end this turn with {end}")
+        return self._rendering(text, text[len(end) :])
+
+    def _messages(self, conversation: Conversation) -> list[dict[str, Any]]:
+        return [
+            dict(item) if number < conversation.num_trusted else self._message(item)  # type: ignore[arg-type]
+            for number, item in enumerate(conversation.items)
+        ]
+
+    def _message(self, item: Item) -> dict[str, Any]:
+        """Return what the template is given of an item that is not to be trusted."""
+        if not isinstance(item, Spoken):
+            return self._untrusted.hidden_message(item)
+        if item.calls and not self._has_raw_calls:
+            return item.message()
+        return {"role": "assistant", "content": self._untrusted.hide_own(item.written, item.marks)}
+
+    def _behind_marks(self, conversation: Conversation, segments: Sequence[str]) -> str | None:
+        """Return what stands behind the last turn; None where something before it has changed."""
+        own = _turns(conversation)[-len(segments) :]
+        others = self._messages(conversation)
+        for style in range(2):
+            marked, written = list(others), []
+            for segment, number in zip(segments, own, strict=True):
+                item = conversation.items[number]
+                assert isinstance(item, Spoken)
+                content = _marked(item.written, number, style)
+                marked[number] = {"role": "assistant", "content": content}
+                written.append(segment.removesuffix(item.opened) + content)
+            text, before = self._render(conversation, marked), "".join(written)
+            if text.startswith(before):
+                return text[len(before) :]
+        return None
+
+    def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
+        return self._codec.render(messages, tools=conversation.tools, kwargs=conversation.arguments)
+
+    def _rendering(self, text: str, new: str, rewritten: str = "") -> Rendering:
+        ids = self._untrusted.encode(new)
+        return Rendering(text=text, token_ids=ids, opened=opened_by(text), rewritten=rewritten)
+
+
+def _turns(conversation: Conversation) -> list[int]:
+    return [n for n, item in enumerate(conversation.items) if isinstance(item, Spoken)]
+
+
+def _marked(written: str, number: int, style: int) -> str:
+    """Return a turn with marks in place of its words. A thought keeps its place: as the model wrote it in
+    style 0, as most templates write it in style 1."""
+    thought = _THOUGHT.match(written)
+    if thought is None:
+        return f"covey{number}says" if written.strip() else ""
+    begins, words, ends, rest = thought.groups()
+    if style:
+        begins, ends = _CANONICAL
+    return "".join(
+        [
+            begins,
+            f"covey{number}thinks" if words.strip() else "",
+            ends,
+            f"covey{number}says" if rest.strip() else "",
+        ]
+    )
+
+
+def writes_calls_alike(codec: TextCodec, text: str, call: ToolCall) -> bool:
+    """Return whether the template writes a call that stands in the text of a turn, as `text`, like one that
+    it is given apart, and goes on alike behind it."""
+    asked = {"role": "user", "content": "covey asks"}
+    answer = {"role": "tool", "name": call.name, "content": "covey answers"}
+    tools = [{"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}]
+    apart = Spoken(raw="", calls=(call,)).message()
+    renderings = [
+        codec.render([asked, turn, answer], tools=tools)
+        for turn in ({"role": "assistant", "content": text}, apart)
+    ]
+    return renderings[0] == renderings[1]

@@ -1,0 +1,431 @@
+"""Episodes of several turns on one rank: the engine decodes some while tools and environments work on others.
+
+Nothing here is collective. What tools and environments give comes back through a queue, from any thread, and
+is taken between two steps of the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from covey.activity import Activity
+from covey.data.text import TextCodec
+from covey.environments.agents import Agents, spoken_turn
+from covey.environments.draft import EpisodeDraft
+from covey.environments.protocol import Lost, Opened, Stepped
+from covey.environments.rendering import Conversation, Rendering, Spoken
+from covey.errors import EngineLost
+from covey.rollout.engine import Engine, nothing
+from covey.rollout.slots import CollectPlan, Slot
+from covey.types import (
+    CallFailure,
+    Completion,
+    Episode,
+    EpisodeId,
+    Finish,
+    GenerationRequest,
+    Outcome,
+    Source,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Reward:
+    """What an environment gave at the end of an episode."""
+
+    value: float | Lost | None
+
+
+@dataclass(slots=True)
+class _Running:
+    """An episode in progress. `missing` are the calls of the present turn that have no result yet."""
+
+    slot: Slot
+    key: int
+    draft: EpisodeDraft | None = None
+    turns: list[Turn] = field(default_factory=list)
+    schemas: tuple[Mapping[str, Any], ...] = ()
+    of_environment: frozenset[str] = frozenset()
+    spoken: Spoken | None = None
+    results: dict[int, ToolResult] = field(default_factory=dict)
+    missing: int = 0
+    since: float = 0.0
+    outcome: Outcome = Outcome.SCORED
+    sampled_s: float = 0.0
+    num_sampled: int = 0
+    num_tool_rounds: int = 0
+    reward: float | None = None
+
+
+class TurnLoop:
+    """Samples the episodes of `slots`; `episodes` gives each, with its place among them, as it ends."""
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        engine: Engine,
+        plan: CollectPlan,
+        codec: TextCodec,
+        agents: Agents,
+        activity: Activity,
+    ) -> None:
+        self._slots, self._engine, self._plan, self._codec = slots, engine, plan, codec
+        self._agents, self._activity = agents, activity
+        self._events: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
+        # Events that are still to come, and requests that the engine has.
+        self._num_awaited = 0
+        self._asked: dict[int, int] = {}
+        self._running: dict[int, _Running] = {}
+        self._ended: list[tuple[int, Episode]] = []
+
+    def episodes(self) -> Iterator[tuple[int, Episode]]:
+        """Run until every episode has ended. Where nothing is left that could sample, those that have not
+        ended are infrastructure failures."""
+        for number, slot in enumerate(self._slots):
+            self._running[number] = _Running(slot, next(self._agents.keys))
+            self._open(number)
+        self._engine.on_turn = self._between_steps
+        try:
+            while self._running:
+                for completion in self._engine.results():
+                    self._activity.advance()
+                    self._take_turn(self._asked.pop(completion.request_id), completion)
+                    yield from self._taken()
+                yield from self._taken()
+        except EngineLost as error:
+            for number in list(self._running):
+                self._lose(number, error.finding.seen)
+            yield from self._taken()
+        finally:
+            self._engine.on_turn = nothing
+            if self._agents.environment is not None and self._running:
+                self._agents.environment.release([one.key for one in self._running.values()])
+
+    def _taken(self) -> list[tuple[int, Episode]]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    # -- what comes back
+
+    def _between_steps(self) -> None:
+        """Take what has come back; where the engine has nothing to do, wait for more."""
+        while self._num_awaited:
+            try:
+                event = self._events.get(block=not self._asked, timeout=_LOOK_S)
+            except Empty:
+                if self._asked:
+                    return
+                continue
+            self._num_awaited -= 1
+            self._activity.advance()
+            self._take(*event)
+
+    def _await(self, number: int, index: int = 0) -> Any:
+        """Return what is to be called with an event of an episode."""
+        self._num_awaited += 1
+
+        def put(value: Any) -> None:
+            self._events.put((number, index, value))
+
+        return put
+
+    def _take(self, number: int, index: int, value: Any) -> None:
+        one = self._running.get(number)
+        if one is None:
+            return
+        match value:
+            case Lost():
+                self._lose(number, value.words)
+            case Opened():
+                self._begin(number, value)
+            case ToolResult():
+                one.results[index] = value
+                one.missing -= 1
+                if not one.missing:
+                    self._answer_calls(number)
+            case Stepped():
+                self._take_step(number, value)
+            case _Reward(value=Lost() as lost):
+                self._lose(number, lost.words)
+            case _Reward():
+                one.reward = value.value
+                self._end(number)
+
+    # -- beginning
+
+    def _open(self, number: int) -> None:
+        one, environment = self._running[number], self._agents.environment
+        if environment is None:
+            self._begin(number, Opened())
+            return
+        prompt = one.slot.prompt
+        row = {**prompt.columns, **({"prompt": list(prompt.messages)} if prompt.messages else {})}
+        environment.open(one.key, row, group_seed(one.slot.episode_id(self._plan)), self._await(number))
+
+    def _begin(self, number: int, opened: Opened) -> None:
+        one = self._running[number]
+        prompt, given = one.slot.prompt, one.slot.prompt.rendered_with
+        own = tuple(given.get("tools", ()))
+        one.of_environment = frozenset(tool["function"]["name"] for tool in opened.tools)
+        one.schemas = (*own, *opened.tools)
+        messages = prompt.messages or ()
+        if prompt.opened and messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        conversation = Conversation(
+            items=tuple(messages),
+            num_trusted=len(messages),
+            tools=one.schemas,
+            arguments=given.get("arguments", {}),
+        )
+        first: Rendering | None = Rendering(
+            text=prompt.text, token_ids=tuple(prompt.token_ids), opened=prompt.opened
+        )
+        if opened.messages is not None:
+            conversation, first = replace(conversation, items=opened.messages, num_trusted=0), None
+        if opened.added:
+            conversation, first = self._with_added(conversation, opened.added), None
+        if opened.tools:
+            first = None
+        one.draft = EpisodeDraft(self._agents.renderer, conversation, first)
+        self._ask(number)
+
+    def _with_added(self, conversation: Conversation, added: Any) -> Conversation:
+        """Return a conversation whose last message goes on with what an environment has written."""
+        *before, last = conversation.items
+        assert not isinstance(last, Spoken)
+        content = last.get("content") or ""
+        if isinstance(added, str) and isinstance(content, str):
+            joined: Any = content + self._agents.renderer.hide(added)
+        else:
+            joined = [*_blocks(content), *_blocks(added)]
+        return replace(conversation, items=(*before, {**last, "content": joined}))
+
+    # -- turns of the model
+
+    def _ask(self, number: int) -> None:
+        """Ask the engine for the next turn, or end the episode where there is no room for one."""
+        one = self._running[number]
+        assert one.draft is not None
+        prompt_ids = one.draft.prompt_ids
+        room = self._room(one, len(prompt_ids))
+        if room < 1:
+            self._finish(number, Outcome.TRUNCATED)
+            return
+        episode, turn = one.slot.episode_id(self._plan), len(one.turns)
+        request = GenerationRequest(
+            turn=episode.turn_id(turn),
+            prompt_token_ids=prompt_ids,
+            sampling=replace(self._plan.sampling, max_new_tokens=room),
+            extends=episode.turn_id(turn - 1) if one.draft.is_extended else None,
+            may_go_on=True,
+        )
+        self._asked[self._engine.submit(request)] = number
+
+    def _room(self, one: _Running, length: int) -> int:
+        """Return the most tokens of the next turn, which `length` tokens stand in front of."""
+        limits, draft = self._agents.limits, one.draft
+        assert draft is not None
+        room = limits.max_tokens
+        if not limits.is_per_turn:
+            room -= max(length - draft.prompt_length, one.num_sampled)
+        return room if limits.context is None else min(room, limits.context - length)
+
+    def _take_turn(self, number: int, completion: Completion) -> None:
+        one, agents = self._running[number], self._agents
+        draft = one.draft
+        assert draft is not None
+        before = draft.prompt_ids
+        spoken = spoken_turn(completion, before, draft.opened, self._codec, agents.format)
+        if self._plan.split != "train" and completion.kept is not None:
+            # Nothing is trained on it.
+            completion = replace(completion, kept=None)
+        text = self._codec.decode_behind(before if draft.opened else (), completion.token_ids.tolist())
+        draft.say(completion, spoken)
+        one.turns.append(Turn(text=text, opened=spoken.opened, content=spoken.content, calls=spoken.calls))
+        one.spoken, one.since = spoken, time.perf_counter()
+        one.sampled_s += completion.seconds
+        one.num_sampled += len(completion.token_ids)
+        if completion.finish is not Finish.STOP:
+            self._finish(number, Outcome(completion.finish))
+        elif agents.environment is not None and agents.environment.has_step:
+            agents.environment.step(one.key, _told(one, spoken, completion), self._await(number))
+        elif not spoken.calls:
+            self._finish(number, Outcome.SCORED)
+        elif self._may_not_call(one):
+            self._finish(number, Outcome.POLICY_FAILURE)
+        else:
+            self._call(number, spoken.calls)
+
+    def _may_not_call(self, one: _Running) -> bool:
+        limits = self._agents.limits
+        rounds, turns = limits.max_tool_rounds, limits.max_turns
+        return (rounds is not None and one.num_tool_rounds >= rounds) or (
+            turns is not None and len(one.turns) >= turns
+        )
+
+    # -- tools
+
+    def _call(self, number: int, calls: Sequence[ToolCall]) -> None:
+        """Start the calls of a turn side by side."""
+        one = self._running[number]
+        one.results, one.missing = {}, len(calls)
+        one.num_tool_rounds += 1
+        names = [schema["function"]["name"] for schema in one.schemas]
+        for index, call in enumerate(calls):
+            done = self._await(number, index)
+            if call.fault or call.name not in names:
+                done(_refused(call, names))
+            elif call.name in one.of_environment and self._agents.environment is not None:
+                self._agents.environment.call(one.key, call, done)
+            elif self._agents.tools is not None:
+                self._agents.tools.call(call, done)
+            else:
+                done(_refused(call, ()))
+
+    def _answer_calls(self, number: int) -> None:
+        one = self._running[number]
+        results = tuple(one.results[index] for index in sorted(one.results))
+        messages = [
+            {"role": "tool", "name": result.name, "content": self._cut(result.content)} for result in results
+        ]
+        one.turns[-1] = replace(one.turns[-1], results=results)
+        self._answer(number, messages, Source.TOOL)
+
+    def _cut(self, text: str) -> str:
+        """Return a result within its budget of tokens."""
+        most = self._agents.limits.max_result_tokens
+        if most is None:
+            return text
+        (ids,) = self._codec.encode([text])
+        if len(ids) <= most:
+            return text
+        return f"{self._codec.written_out(ids[:most])}\n[cut after {most} of {len(ids)} tokens]"
+
+    # -- answers
+
+    def _take_step(self, number: int, step: Stepped) -> None:
+        one, limits = self._running[number], self._agents.limits
+        one.turns[-1] = replace(one.turns[-1], reward=step.reward)
+        if step.is_done:
+            one.turns[-1] = replace(one.turns[-1], answer=tuple(step.messages))
+            self._finish(number, Outcome.SCORED)
+        elif limits.max_turns is not None and len(one.turns) >= limits.max_turns:
+            self._finish(number, Outcome.POLICY_FAILURE)
+        else:
+            self._answer(number, step.messages, Source.ENVIRONMENT)
+
+    def _answer(self, number: int, messages: Sequence[Mapping[str, Any]], source: Source) -> None:
+        """Go on with what follows a turn."""
+        one = self._running[number]
+        assert one.draft is not None
+        one.turns[-1] = replace(
+            one.turns[-1], answer=tuple(messages), seconds=time.perf_counter() - one.since
+        )
+        rendering = one.draft.answered(messages)
+        if self._room(one, one.draft.length_with(rendering)) < 1:
+            self._finish(number, Outcome.TRUNCATED)
+            return
+        one.draft.answer(messages, rendering, source)
+        self._ask(number)
+
+    # -- the end
+
+    def _finish(self, number: int, outcome: Outcome) -> None:
+        """End the turns of an episode, and ask for its reward where the environment gives one."""
+        one, environment = self._running[number], self._agents.environment
+        one.outcome = outcome
+        if environment is not None and environment.has_reward:
+            done = self._await(number)
+            environment.reward(one.key, lambda value: done(_Reward(value)))
+            return
+        steps = [turn.reward for turn in one.turns if turn.reward is not None]
+        one.reward = sum(steps) if steps else None
+        self._end(number)
+
+    def _end(self, number: int) -> None:
+        one, environment = self._running.pop(number), self._agents.environment
+        assert one.draft is not None
+        keeps = environment is not None and self._agents.keeps_environments
+        if environment is not None and not keeps:
+            environment.release([one.key])
+        results = [result for turn in one.turns for result in turn.results]
+        episode = Episode(
+            id=one.slot.episode_id(self._plan),
+            sequences=one.draft.sequences(),
+            outcome=one.outcome,
+            text=one.turns[-1].text if one.turns else "",
+            sampling=self._plan.sampling,
+            seconds=one.sampled_s + sum(turn.seconds for turn in one.turns),
+            turns=tuple(one.turns),
+            num_turns=len(one.turns),
+            num_calls=len(results),
+            num_failed_calls=sum(result.failure is not None for result in results),
+            environment=one.key if keeps else None,
+            environment_reward=one.reward,
+        )
+        self._ended.append((number, episode))
+
+    def _lose(self, number: int, words: str) -> None:
+        one = self._running.pop(number)
+        self._asked = {request: other for request, other in self._asked.items() if other != number}
+        if self._agents.environment is not None:
+            self._agents.environment.release([one.key])
+        self._ended.append((number, lost_episode(one.slot, words, self._plan)))
+
+
+def lost_episode(slot: Slot, failure: str, plan: CollectPlan) -> Episode:
+    """Return the episode of a slot that infrastructure has failed."""
+    return Episode(
+        id=slot.episode_id(plan),
+        sequences=(),
+        outcome=Outcome.INFRASTRUCTURE,
+        text="",
+        sampling=plan.sampling,
+        failure=failure,
+    )
+
+
+def group_seed(episode: EpisodeId) -> int:
+    """Return the seed that the environments of a group begin with, 0 to 2**31 - 1: siblings begin alike."""
+    group = replace(episode, sibling=0).turn_id().text
+    return int.from_bytes(blake2b(group.encode(), digest_size=4).digest(), "little") >> 1
+
+
+def _told(one: _Running, spoken: Spoken, completion: Completion) -> dict[str, Any]:
+    """Return a turn as an environment is given it."""
+    return {
+        "text": one.turns[-1].opened + one.turns[-1].text,
+        "content": spoken.content,
+        "tool_calls": [
+            {"name": call.name, "arguments": dict(call.arguments), "fault": call.fault}
+            for call in spoken.calls
+        ],
+        "finish": str(completion.finish),
+        "number": len(one.turns) - 1,
+    }
+
+
+def _refused(call: ToolCall, names: Sequence[str]) -> ToolResult:
+    """Return the result of a call that no tool is asked with."""
+    if call.fault:
+        return ToolResult(name=call.name, content=f"Error: {call.fault}", failure=CallFailure.UNREADABLE)
+    known = ", ".join(names) or "none"
+    return ToolResult(
+        name=call.name,
+        content=f"Error: there is no tool {call.name!r}; the tools are: {known}",
+        failure=CallFailure.UNKNOWN,
+    )
+
+
+def _blocks(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
