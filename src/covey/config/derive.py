@@ -127,7 +127,7 @@ def _reward_weights(options: Mapping[str, Any]) -> tuple[Any, str]:
     return [1.0] * sum(len(options.get(name, [])) for name in ("reward_funcs", "reward_model")), "default"
 
 
-def _reward_workers(options: Mapping[str, Any]) -> tuple[Any, str]:
+def _one_a_core(options: Mapping[str, Any]) -> tuple[Any, str]:
     cores = os.cpu_count() or 1
     return min(_MOST_WORKERS, cores), tr("default for {cores} cores", cores=cores)
 
@@ -234,7 +234,8 @@ RULES: Mapping[str, Rule] = {
     "scale_rewards": Rule(frozenset({"advantage_estimator"}), _scale_rewards),
     "learning_rate": Rule(frozenset({"tuner_type"}), _learning_rate),
     "reward_weights": Rule(frozenset({"reward_funcs", "reward_model"}), _reward_weights),
-    "reward_workers": Rule(frozenset(), _reward_workers),
+    "reward_workers": Rule(frozenset(), _one_a_core),
+    "tool_workers": Rule(frozenset(), _one_a_core),
     "cosine_min_len_value_wrong": _cosine(trl=-1.0, ms_swift=-0.5),
     "cosine_max_len_value_wrong": _cosine(trl=-0.5, ms_swift=0.0),
     "cosine_max_len": _same_as("max_completion_length"),

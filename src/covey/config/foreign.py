@@ -203,11 +203,8 @@ REFUSED: Mapping[str, str] = {
     ),
     "reward_template": tr("A reward model uses the chat template in its own directory."),
     "multi_turn_scheduler": _MULTI,
-    "max_turns": _MULTI,
     "use_gym_env": _MULTI,
     "gym_env": _MULTI,
-    "tools": _MULTI,
-    "max_tool_calling_iterations": _MULTI,
     "ref_model": _REF,
     "lr_scheduler_kwargs": (
         tr("Only --lr_scheduler_type, --warmup_steps and --warmup_ratio configure the schedule.")

@@ -15,7 +15,7 @@ from typing import Any
 from covey.data.prompt import opened_by
 from covey.data.text import TextCodec
 from covey.environments.untrusted import Untrusted
-from covey.types import ToolCall
+from covey.types import ToolCall, Turn
 
 _THOUGHT = re.compile(r"\A(\s*<think>\s*)(.*?)(\s*</think>\s*)(.*)\Z", re.DOTALL)
 _CANONICAL = "<think>\n", "\n</think>\n\n"
@@ -43,13 +43,8 @@ class Spoken:
         return self.opened + self.raw
 
     def message(self) -> dict[str, Any]:
-        """The turn as a message of a data set: text and calls apart."""
-        calls = [
-            {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-            for call in self.calls
-            if not call.fault
-        ]
-        return {"role": "assistant", "content": self.content, **({"tool_calls": calls} if calls else {})}
+        """Return the turn as a message of a data set: text and calls apart."""
+        return Turn(text=self.raw, content=self.content, calls=self.calls).messages()[0]
 
 
 Item = Mapping[str, Any] | Spoken

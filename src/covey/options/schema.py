@@ -20,6 +20,7 @@ from covey.options.reward import RewardOptions
 from covey.options.rollout import BatchOptions, SamplingOptions
 from covey.options.servers import ServerOptions
 from covey.options.training import OptimizerOptions, RunOptions
+from covey.options.turns import TurnOptions
 from covey.options.vllm import VllmOptions
 
 _GROUPS: Mapping[str, type[Options]] = {
@@ -30,6 +31,7 @@ _GROUPS: Mapping[str, type[Options]] = {
     "reward": RewardOptions,
     "batch": BatchOptions,
     "sampling": SamplingOptions,
+    "turns": TurnOptions,
     "algorithm": AlgorithmOptions,
     "optimizer": OptimizerOptions,
     "run": RunOptions,
@@ -66,6 +68,7 @@ class Config(
     OptimizerOptions,
     CreditOptions,
     AlgorithmOptions,
+    TurnOptions,
     SamplingOptions,
     BatchOptions,
     RewardOptions,
@@ -79,6 +82,19 @@ class Config(
     Unknown names are refused. Lengths are tokens, batch sizes are completions, sizes on disk are GB (1e9
     bytes).
     """
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the most tokens of an episode behind its prompt, results of tools included."""
+        own, turns = self.max_completion_length, self.max_turns
+        if not self.is_limited_by_turn or turns is None:
+            return own
+        return turns * own + (turns - 1) * (self.max_tool_response_length or 0)
+
+    @property
+    def most_sampled(self) -> int:
+        """Return the most tokens that the model may sample in an episode."""
+        return self.max_completion_length * (self.max_turns or 1 if self.is_limited_by_turn else 1)
 
 
 OPTIONS: tuple[str, ...] = tuple(Config.model_fields)

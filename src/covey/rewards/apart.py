@@ -96,7 +96,7 @@ def conversations(rows: Sequence[Scored]) -> dict[str, list[Any]]:
 def _conversation(row: Scored) -> str | list[dict[str, Any]]:
     if row.before is None:
         return row.prompt.text + row.episode.text
-    return [*(dict(m) for m in row.before), {"role": "assistant", "content": row.text}]
+    return [*(dict(m) for m in row.before), *row.spoken]
 
 
 def _values(row: Scored) -> dict[str, str]:

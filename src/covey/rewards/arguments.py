@@ -7,7 +7,8 @@ import decimal
 import json
 import pathlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from covey.rewards.callee import Wants
@@ -30,6 +31,11 @@ STANDARD = (
     "log_extra",
     "log_metric",
 )
+# What a function may name beside them where episodes have several turns.
+_OF_TURNS: Mapping[str, Callable[[Scored], Any]] = {
+    "num_turns": lambda row: row.episode.num_turns,
+    "turns": lambda row: [asdict(turn) for turn in row.episode.turns],
+}
 # What takes time to make goes to those who name it, not to whoever takes everything.
 _ONLY_NAMED = ("completion_steps",)
 _AS_TEXT = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
@@ -49,16 +55,17 @@ def arguments_of(
     """
     readers = {
         "prompts": lambda r: _messages(r, r.prompt.messages) if form == "messages" else r.prompt.text,
-        "completions": lambda r: [_turn(r)] if form == "messages" else r.text,
+        "completions": lambda r: r.spoken if form == "messages" else r.text,
         "completion_steps": lambda r: r.steps(step_separator),
         "completion_ids": lambda r: r.episode.completion_ids,
-        "messages": lambda r: [*_messages(r, r.before), _turn(r)],
+        "messages": lambda r: [*_messages(r, r.before), *r.spoken],
         "response_token_ids": lambda r: r.episode.completion_ids,
         "finish_reason": lambda r: r.episode.outcome.value,
         "is_truncated": lambda r: r.episode.outcome is Outcome.TRUNCATED,
         "prompt_id": lambda r: str(r.prompt.id),
+        **(_OF_TURNS if any(r.episode.turns for r in rows) else {}),
     }
-    columns = sorted({name for r in rows for name in r.prompt.columns} - {*STANDARD})
+    columns = sorted({name for r in rows for name in r.prompt.columns} - {*STANDARD, *readers})
     names = [n for n in readers if n in wants.names or (wants.takes_all and n not in _ONLY_NAMED)]
     values = {name: [readers[name](r) for r in rows] for name in names}
     values.update({n: [r.prompt.columns.get(n) for r in rows] for n in columns if wants.includes(n)})
@@ -77,10 +84,6 @@ def as_json(arguments: Mapping[str, Sequence[Any]]) -> dict[str, str]:
                 tr("the column {name} cannot be passed to a reward: {error}", name=name, error=error)
             ) from error
     return texts
-
-
-def _turn(row: Scored) -> dict[str, Any]:
-    return {"role": "assistant", "content": row.text}
 
 
 def _messages(row: Scored, messages: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:

@@ -21,9 +21,22 @@ class Scored:
     episode: Episode
 
     @property
+    def opened(self) -> str:
+        """What the template had begun of the last turn."""
+        return self.episode.turns[-1].opened if self.episode.turns else self.prompt.opened
+
+    @property
     def text(self) -> str:
-        """The assistant's turn as a reader would see it: what the prompt opened, then what was sampled."""
-        return self.prompt.opened + self.episode.text
+        """The assistant's last turn as a reader would see it: what the template opened, then what was
+        sampled."""
+        return self.opened + self.episode.text
+
+    @property
+    def spoken(self) -> list[dict[str, Any]]:
+        """All that follows the prompt as messages: turns of the assistant, their calls, and the results."""
+        if not self.episode.turns:
+            return [{"role": "assistant", "content": self.text}]
+        return [message for turn in self.episode.turns for message in turn.messages()]
 
     @property
     def before(self) -> tuple[Mapping[str, Any], ...] | None:
@@ -33,9 +46,11 @@ class Scored:
         return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
     def steps(self, separator: str) -> list[str]:
-        """The text in steps; what the prompt opened is of the first."""
+        """The text in steps; what the prompt opened is of the first. Of several turns each is a step."""
+        if len(self.episode.turns) > 1:
+            return [turn.opened + turn.text for turn in self.episode.turns]
         pieces = steps_of(self.episode.text, separator)
-        return [self.prompt.opened + pieces[0], *pieces[1:]] if pieces else []
+        return [self.opened + pieces[0], *pieces[1:]] if pieces else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import functools
 import math
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from covey.data.pass_rates import checksum
 from covey.types import (
+    CallFailure,
     Episode,
     EpisodeId,
     Group,
@@ -34,8 +36,12 @@ from covey.types import (
     Status,
     StepSpans,
     TokenSequence,
+    ToolCall,
+    ToolResult,
+    Turn,
 )
 from covey.types.arrays import bools, each, floats, ints, runs
+from covey.types.turns import counts_of
 
 Record = dict[str, Any]
 
@@ -67,6 +73,7 @@ def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> 
         "prompt": prompt.text,
         "opened": prompt.opened,
         "text": episode.text,
+        **({"turns": [_turn_record(turn) for turn in episode.turns]} if episode.turns else {}),
         "finish": str(episode.outcome),
         "reward": score.total,
         "parts": [_part_record(p) for p in score.parts],
@@ -82,6 +89,38 @@ def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> 
         "seconds": episode.seconds,
         **({"failure": episode.failure} if episode.failure else {}),
     }
+
+
+def _turn_record(turn: Turn) -> Record:
+    """A turn of the model: what it wrote, its calls, their results, and what followed."""
+    return {
+        "opened": turn.opened,
+        "text": turn.text,
+        "content": turn.content,
+        "calls": [asdict(call) for call in turn.calls],
+        "results": [asdict(result) for result in turn.results],
+        "answer": [dict(message) for message in turn.answer],
+        "reward": turn.reward,
+        "seconds": turn.seconds,
+        "number": turn.number,
+        "digest": turn.digest,
+    }
+
+
+def _turn_of(record: Mapping[str, Any]) -> Turn:
+    results = [
+        {**result, "failure": result["failure"] and CallFailure(result["failure"])}
+        for result in record["results"]
+    ]
+    return Turn(
+        **{
+            name: record[name]
+            for name in ("opened", "text", "content", "reward", "seconds", "number", "digest")
+        },
+        calls=tuple(ToolCall(**call) for call in record["calls"]),
+        results=tuple(ToolResult(**result) for result in results),
+        answer=tuple(record["answer"]),
+    )
 
 
 def _sequence_record(sequence: TokenSequence) -> Record:
@@ -204,6 +243,8 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
         ),
         seconds=record["seconds"],
         failure=record.get("failure", ""),
+        turns=(turns := tuple(map(_turn_of, record.get("turns", ())))),
+        **counts_of(turns),
     )
 
 

@@ -35,6 +35,8 @@ from covey.types import (
     ToolResult,
     Turn,
 )
+from covey.types.episode import digest_of
+from covey.types.turns import counts_of
 
 _LOOK_S = 0.2
 
@@ -64,6 +66,7 @@ class _Running:
     sampled_s: float = 0.0
     num_sampled: int = 0
     num_tool_rounds: int = 0
+    asked: int = 0
     reward: float | None = None
 
 
@@ -229,6 +232,7 @@ class TurnLoop:
             extends=episode.turn_id(turn - 1) if one.draft.is_extended else None,
             may_go_on=True,
         )
+        one.asked = request.turn.turn
         self._asked[self._engine.submit(request)] = number
 
     def _room(self, one: _Running, length: int) -> int:
@@ -251,7 +255,16 @@ class TurnLoop:
             completion = replace(completion, kept=None)
         text = self._codec.decode_behind(before if draft.opened else (), completion.token_ids.tolist())
         draft.say(completion, spoken)
-        one.turns.append(Turn(text=text, opened=spoken.opened, content=spoken.content, calls=spoken.calls))
+        one.turns.append(
+            Turn(
+                text=text,
+                opened=spoken.opened,
+                content=spoken.content,
+                calls=spoken.calls,
+                number=one.asked,
+                digest=digest_of(completion.token_ids),
+            )
+        )
         one.spoken, one.since = spoken, time.perf_counter()
         one.sampled_s += completion.seconds
         one.num_sampled += len(completion.token_ids)
@@ -358,7 +371,6 @@ class TurnLoop:
         keeps = environment is not None and self._agents.keeps_environments
         if environment is not None and not keeps:
             environment.release([one.key])
-        results = [result for turn in one.turns for result in turn.results]
         episode = Episode(
             id=one.slot.episode_id(self._plan),
             sequences=one.draft.sequences(),
@@ -367,9 +379,7 @@ class TurnLoop:
             sampling=self._plan.sampling,
             seconds=one.sampled_s + sum(turn.seconds for turn in one.turns),
             turns=tuple(one.turns),
-            num_turns=len(one.turns),
-            num_calls=len(results),
-            num_failed_calls=sum(result.failure is not None for result in results),
+            **counts_of(one.turns),
             environment=one.key if keeps else None,
             environment_reward=one.reward,
         )

@@ -95,6 +95,8 @@ class Guards:
             is_over_rollout=self.options.advantage_estimator == "reinforce_plus_plus",
             version=None if collected.is_replayed else version,
             stale=collected.stale,
+            has_environment=self.options.environment_factory is not None,
+            starts_differ=self.options.environment_starts == "differ",
         )
         seen = RolloutSeen(
             sampled=collected.sampled,

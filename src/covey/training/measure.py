@@ -43,6 +43,7 @@ def rollout_metrics(
         **reward_metrics(groups),
         **length_metrics(episodes),
         **outcome_metrics(episodes),
+        **turn_metrics(episodes),
         **id_metrics(episodes, codec),
         **task_metrics(groups, collected.tasks),
         **completion_metrics(
@@ -127,6 +128,27 @@ def outcome_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
     return {
         f"outcome/{outcome.name.lower()}": Metric(value=counts[outcome], count=len(episodes))
         for outcome in Outcome
+    }
+
+
+def turn_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
+    """Count turns and calls of tools, under TRL's names where it has them; nothing where every episode is one
+    turn without calls.
+
+    `turn_length` is in tokens of the model; `tools/call_frequency` is in calls an episode,
+    `tools/failure_frequency` the share of them that failed.
+    """
+    present = [e for e in episodes if e.outcome is not Outcome.INFRASTRUCTURE]
+    num_turns, num_calls = sum(e.num_turns for e in present), sum(e.num_calls for e in present)
+    if num_turns == len(present) and not num_calls:
+        return {}
+    failed = sum(e.num_failed_calls for e in present)
+    num_tokens = sum(e.num_trained for e in present)
+    return {
+        "num_turns": _mean([float(e.num_turns) for e in present]),
+        "turn_length": Metric(value=num_tokens / num_turns if num_turns else None, count=num_turns),
+        "tools/call_frequency": _mean([float(e.num_calls) for e in present]),
+        "tools/failure_frequency": Metric(value=failed / num_calls if num_calls else 0.0, count=num_calls),
     }
 
 

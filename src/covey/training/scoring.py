@@ -15,9 +15,12 @@ from covey.types import Metric, Score
 
 
 def step_tokens(codec: TextCodec, separator: str) -> Callable[[Scored], tuple[int, ...]]:
-    """Counts the trained tokens up to the end of each step of an episode; the last step ends with it."""
+    """Counts the trained tokens up to the end of each step of an episode; the last step ends with it. Of
+    several turns each is a step."""
 
     def ends(row: Scored) -> tuple[int, ...]:
+        if len(row.episode.turns) > 1:
+            return row.episode.turn_ends
         ids, text = row.episode.trained_ids, row.episode.text
         characters = step_ends(text, separator)
         return (*codec.tokens_until(ids, text, characters[:-1]), len(ids)) if characters else ()

@@ -380,6 +380,12 @@ class Episode:
         return sum(s.num_trained for s in self.sequences)
 
     @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """For each turn of the model the number of trained tokens up to its end."""
+        runs = [run for s in self.tokens for run in s.sources if run[0] is Source.MODEL]
+        return tuple(accumulate(count for _, count in runs))
+
+    @property
     def versions(self) -> set[int]:
         """The oldest and the newest policy version of its trained tokens; empty without one."""
         trained = [s for s in self.sequences if s.num_trained]

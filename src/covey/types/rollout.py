@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from covey.types.episode import Episode, Outcome
+from covey.types.arrays import ints
+from covey.types.episode import Episode, Outcome, digest_of
 
 
 class Status(StrEnum):
@@ -59,6 +60,11 @@ class Prompt:
     pass_rate: float | None = None
     checksum: str = field(default="", compare=False)
     rendered_with: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> int:
+        """Return 64 bits of BLAKE2b over the int32 token ids."""
+        return digest_of(ints(self.token_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -55,7 +55,8 @@ class Turn:
     `opened` is what the template had begun of the turn, `text` what the model wrote, and `content` both of
     them without the calls. `results` has one entry a call that was made; `answer` are the messages that
     follow, as the template was given them. `reward` is what the environment gave for the turn (None:
-    nothing), `seconds` the time that tools and environment took.
+    nothing), `seconds` the time that tools and environment took. `number` is that of the request which the
+    engine was given, `digest` that of the tokens which it sampled.
     """
 
     text: str
@@ -66,3 +67,26 @@ class Turn:
     answer: tuple[Mapping[str, Any], ...] = ()
     reward: float | None = None
     seconds: float = 0.0
+    number: int = 0
+    digest: int = 0
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the turn and what followed it as messages, calls apart from the text."""
+        calls = [
+            {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in self.calls
+            if not call.fault
+        ]
+        turn = {"role": "assistant", "content": self.content, **({"tool_calls": calls} if calls else {})}
+        return [turn, *map(dict, self.answer)]
+
+
+def counts_of(turns: Sequence[Turn]) -> dict[str, int]:
+    """Return how many turns there are, how many calls were made, and how many of these failed; an episode
+    without tools and environment, which has no `turns`, is one turn."""
+    results = [result for turn in turns for result in turn.results]
+    return {
+        "num_turns": len(turns) or 1,
+        "num_calls": len(results),
+        "num_failed_calls": sum(result.failure is not None for result in results),
+    }

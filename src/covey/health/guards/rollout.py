@@ -17,7 +17,6 @@ from covey.types import (
     Group,
     Sample,
     ScoredGroup,
-    SequenceSummary,
     TokenSequence,
     TrainSample,
 )
@@ -39,7 +38,8 @@ class RolloutFacts:
 
     The step that it is for, siblings of a prompt, episodes in all, whether advantages are in units of the
     spread of their group or of the rollout, whether they are compared over the whole rollout, the policy
-    version of every token (None: replayed), and the numbers of the groups that an earlier policy sampled.
+    version of every token (None: replayed), and the numbers of the groups that an earlier policy sampled. An
+    environment makes the prompt of an episode, and may begin each episode of a group in its own way.
     """
 
     step: int
@@ -49,6 +49,8 @@ class RolloutFacts:
     is_over_rollout: bool
     version: int | None
     stale: frozenset[int] = frozenset()
+    has_environment: bool = False
+    starts_differ: bool = False
 
 
 def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], facts: RolloutFacts) -> None:
@@ -95,7 +97,7 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
     for number, scored in enumerate(groups):
         group = scored.group
         siblings = [e.id.sibling for e in group.episodes]
-        prompts = {_prompt_of(e.sequences[0], group) for e in group.episodes if e.sequences}
+        prompts = {e.sequences[0].prompt_digest for e in group.episodes if e.sequences}
         if len(siblings) != group.planned or len(set(siblings)) != len(siblings):
             seen = tr(
                 "group {number} has the completions {siblings}, but {planned} were planned",
@@ -110,7 +112,7 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
                 planned=group.planned,
                 num_generations=facts.num_generations,
             )
-        elif not prompts <= (own := {tuple(group.prompt.token_ids)}):
+        elif not facts.has_environment and not prompts <= (own := {group.prompt.digest}):
             seen = tr(
                 "group {number} has completions of {num_prompts} different prompts",
                 number=number,
@@ -119,15 +121,6 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
         else:
             continue
         raise broken("F112", facts.step, seen, tr("Completions were sorted into the wrong groups."))
-
-
-def _prompt_of(sequence: TokenSequence | SequenceSummary, group: Group) -> tuple[int, ...]:
-    """The prompt's tokens; of a sequence of another rank, which checks them, the group's where their number
-    is right."""
-    if isinstance(sequence, TokenSequence):
-        return tuple(sequence.prompt_ids.tolist())
-    is_long_enough = sequence.prompt_length == len(group.prompt.token_ids)
-    return tuple(group.prompt.token_ids) if is_long_enough else ()
 
 
 def _check_row(row: TrainSample, episode: Episode, facts: RolloutFacts) -> None:

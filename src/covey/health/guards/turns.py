@@ -1,0 +1,113 @@
+"""Check that episodes of several turns are trained on what was sampled, each turn once, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from covey.codes import Code
+from covey.health.guard import Guard
+from covey.health.guards.rollout import RolloutFacts
+from covey.health.words import broken
+from covey.texts import tr
+from covey.types import Episode, ScoredGroup, Source
+from covey.types.episode import digest_of
+
+
+def check_turns(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
+    """Raise GuardStop where turns and tokens contradict each other, on the rank that has them.
+
+    F110: what a tool or an environment wrote would be trained, or a turn has other tokens than were sampled.
+    F111: a turn is missing. F143: the episodes of a group began differently. F144: two turns of an episode
+    were drawn with the same noise.
+    """
+    for number, scored in enumerate(groups):
+        if facts.has_environment and not facts.starts_differ:
+            _check_starts(number, scored, facts.step)
+        for episode in scored.group.episodes:
+            if episode.turns:
+                sibling = episode.id.sibling
+                name = tr("completion {sibling} of group {group}", sibling=sibling, group=number)
+                _check_sources(name, episode, facts.step)
+                _check_episode(name, episode, facts.step)
+
+
+def _check_starts(number: int, scored: ScoredGroup, step: int) -> None:
+    starts = {e.sequences[0].prompt_digest for e in scored.group.episodes if e.sequences}
+    if len(starts) < 2:
+        return
+    seen = tr(
+        "the {num} episodes of group {group} began in {num_starts} different ways",
+        num=len(scored.group.episodes),
+        group=number,
+        num_starts=len(starts),
+    )
+    cause = tr(
+        "reset() of the environment draws random numbers that are not seeded, such as those of a service. "
+        "covey seeds random, numpy and torch, and passes the argument seed to a reset() that has one."
+    )
+    raise broken("F143", step, seen, cause)
+
+
+def _check_sources(name: str, episode: Episode, step: int) -> None:
+    for sequence in episode.tokens:
+        start = 0
+        for source, count in sequence.sources:
+            num = int(sequence.is_trained[start : start + count].sum())
+            if source is not Source.MODEL and num:
+                seen = tr(
+                    "{name}: {num} tokens would be trained that the model did not write ({source})",
+                    name=name,
+                    num=num,
+                    source=str(source),
+                )
+                raise broken("F110", step, seen, tr("The mask of the trained tokens is wrong."))
+            start += count
+
+
+def _check_episode(name: str, episode: Episode, step: int) -> None:
+    numbers = [turn.number for turn in episode.turns]
+    if len(set(numbers)) < len(numbers):
+        seen = tr("{name}: its turns were sampled under the numbers {numbers}", name=name, numbers=numbers)
+        raise broken("F144", step, seen, tr("Requests of different turns have the same id."))
+    written, sampled = list(_written(episode)), [turn.digest for turn in episode.turns]
+    if len(written) != len(sampled):
+        seen = tr(
+            "{name}: {num_sampled} turns were sampled, but {num_written} would be trained",
+            name=name,
+            num_sampled=len(sampled),
+            num_written=len(written),
+        )
+        raise broken("F111", step, seen, tr("A turn was lost when the episode was put together."))
+    differs = [n for n, (own, drawn) in enumerate(zip(written, sampled, strict=True)) if own != drawn]
+    if differs:
+        turn = differs[0] + 1
+        seen = tr("{name}: turn {turn} has other tokens than were sampled", name=name, turn=turn)
+        cause = tr("A turn was decoded and encoded again, or the template's end token was added to it.")
+        raise broken("F110", step, seen, cause)
+
+
+def _written(episode: Episode) -> Iterator[int]:
+    """Give the digest of the trained tokens of each turn of the model."""
+    for sequence in episode.tokens:
+        start = 0
+        for source, count in sequence.sources:
+            part = slice(start, start + count)
+            if source is Source.MODEL:
+                yield digest_of(sequence.token_ids[part][sequence.is_trained[part]])
+            start += count
+
+
+F143 = Code(
+    code="F143",
+    title="Episodes of a group began differently",
+    why="GRPO compares the episodes of a group with each other. Where they begin from different states, a "
+    "reward says more about the beginning than about what the model did.",
+)
+F144 = Code(
+    code="F144",
+    title="Turns drawn with the same noise",
+    why="Every turn of an episode has random numbers of its own. With the same ones a turn would repeat the "
+    "choices of an earlier one.",
+)
+
+GUARD = Guard(place=4, of_rollout=lambda seen: check_turns(seen.groups, seen.facts), codes=(F143, F144))

@@ -1,0 +1,101 @@
+"""What happens between the turns of an episode."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from covey.options.declare import Options, PathKind, option
+
+
+class TurnOptions(Options):
+    """Turns, tools and environments."""
+
+    tools: list[str] = option(
+        [],
+        "Functions that the model may call, each FILE.py:NAME or package.module.name, with type hints and a "
+        "docstring that describes every argument. The results go back to the model, which goes on.",
+        trl="none",
+        path=PathKind("E390"),
+    )
+    environment_factory: str | None = option(
+        None,
+        "Class of the environment, FILE.py:NAME or package.module.name: one of covey's protocol (reset(row, "
+        "seed), step(turn)), or as TRL has it (reset(**columns), public methods are tools, get_reward()).",
+        trl="not set",
+        names=("environment",),
+        path=PathKind("E390"),
+    )
+    environment_starts: Literal["alike", "differ"] = option(
+        "alike",
+        "Whether the episodes of a group must begin with the same prompt. alike: the run stops where they do "
+        "not; differ: each may begin in its own way.",
+    )
+    max_environments: int = option(
+        256,
+        "Largest number of environments that a training process keeps at a time; further episodes wait.",
+        ge=1,
+        why="Each episode has an environment of its own, so at least one is needed.",
+        resume="free",
+    )
+    max_turns: int | None = option(
+        None,
+        "Largest number of turns of the model in an episode. Not set: no limit beside that of the tokens.",
+        ge=1,
+        why="An episode has at least one turn.",
+        swift="not set",
+    )
+    max_tool_calling_iterations: int | None = option(
+        None,
+        "How often calls of tools are answered in an episode; 0 answers none. Not set: no limit beside that of "
+        "the tokens.",
+        ge=0,
+        why="It is a number of turns with calls.",
+        trl="not set",
+    )
+    completion_length_limit_scope: Literal["total", "per_round"] = option(
+        "total",
+        "What max_completion_length limits: total: all turns of an episode with the results of tools; "
+        "per_round: each turn of the model.",
+        trl="total",
+        swift="per_round",
+    )
+    max_tool_response_length: int | None = option(
+        None,
+        "Largest number of tokens of one result of a tool; what is longer is cut. Not set: no limit beside that "
+        "of the completion.",
+        ge=1,
+        why="It is a number of tokens.",
+    )
+    tool_timeout_s: float = option(
+        60.0,
+        "Time limit for one call of a tool or of an environment, in seconds.",
+        gt=0,
+        why="It is a time limit: with 0 seconds every call would time out.",
+        resume="free",
+    )
+    tool_workers: int = option(
+        ...,
+        "Number of processes that run tools, per training process.",
+        rule="the number of cores, at most 8",
+        ge=1,
+        why="Tools run in worker processes, so at least one is needed.",
+        usual=2,
+        resume="free",
+    )
+    tool_memory_gb: float = option(
+        4.0,
+        "Largest memory of a process that runs tools, in GB.",
+        gt=0,
+        why="A Python process needs some memory.",
+        resume="free",
+    )
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether an episode may have several turns."""
+        return bool(self.tools) or self.environment_factory is not None
+
+    @property
+    def is_limited_by_turn(self) -> bool:
+        """Whether max_completion_length limits each turn alone."""
+        return self.has_turns and self.completion_length_limit_scope == "per_round"
