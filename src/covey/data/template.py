@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from os.path import expanduser
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -25,6 +27,52 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+# What `--chat_template chatml-tools` stands for: chatml, with tools, calls and results as Hermes has them.
+# What it wrote of a conversation stays the same when messages are added: what follows the results of tools,
+# which stand in one turn of the user, closes that turn.
+CHATML_TOOLS = r"""
+{%- set rest = messages %}
+{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages and messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] + '\n\n' }}
+        {%- set rest = messages[1:] %}
+    {%- endif %}
+    {{- '# Tools\n\nThese functions can be called; each line describes one as JSON:\n<tools>\n' }}
+    {%- for tool in tools %}
+        {{- (tool | tojson) + '\n' }}
+    {%- endfor %}
+    {{- '</tools>\n\nTo call one, write its name and arguments as JSON between these marks:\n' }}
+    {{- '<tool_call>\n{"name": "<name>", "arguments": {"<argument>": <value>}}\n</tool_call>\n' }}
+    {{- 'Each call has marks of its own. Results come between <tool_response> and </tool_response>.' }}
+    {{- '<|im_end|>\n' }}
+{%- endif %}
+{%- set turn = namespace(has_results=false) %}
+{%- for message in rest %}
+    {%- if message['role'] == 'tool' %}
+        {{- '' if turn.has_results else '<|im_start|>user' }}
+        {{- '\n<tool_response>\n' + message['content'] + '\n</tool_response>' }}
+    {%- else %}
+        {{- '<|im_end|>\n' if turn.has_results else '' }}
+        {{- '<|im_start|>' + message['role'] + '\n' + message['content'] }}
+        {%- for call in message['tool_calls'] or () %}
+            {%- set name, given = call.function.name, call.function.arguments %}
+            {{- '' if loop.first and not message['content'] else '\n' }}
+            {{- '<tool_call>\n{"name": ' + (name | tojson) + ', "arguments": ' }}
+            {{- (given if given is string else given | tojson) + '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+    {%- set turn.has_results = message['role'] == 'tool' %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- ('<|im_end|>\n' if turn.has_results else '') + '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+
+# The values of --chat_template that are no files.
+OWN_TEMPLATES: Mapping[str, str] = MappingProxyType({"chatml": CHATML, "chatml-tools": CHATML_TOOLS})
+
 
 class _Generation(Extension):
     """`{% generation %}…{% endgeneration %}`, which marks the assistant's text in templates: here, just its
@@ -40,21 +88,20 @@ class _Generation(Extension):
 
 
 def typed_template(value: str, *, begins: str = "") -> str:
-    """The template that `--chat_template` names: `chatml`, or the text of a file.
+    """The template that `--chat_template` names: one of OWN_TEMPLATES, or the text of a file.
 
-    `begins` is what the tokenizer puts in front of a plain text; no template is given it, so chatml writes
-    it.
+    `begins` is what the tokenizer puts in front of a plain text; no template is given it, so ours write it.
     """
-    if value == "chatml":
-        return (f"{{{{ {json.dumps(begins)} }}}}" if begins else "") + CHATML
+    if value in OWN_TEMPLATES:
+        return (f"{{{{ {json.dumps(begins)} }}}}" if begins else "") + OWN_TEMPLATES[value]
     path = Path(expanduser(value))
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateError(
             tr(
-                "chat_template must be chatml or a file with a Jinja template, but {value} cannot be "
-                "read: {error}",
+                "chat_template must be chatml, chatml-tools or a file with a Jinja template, but {value} "
+                "cannot be read: {error}",
                 value=value,
                 error=error,
             ),

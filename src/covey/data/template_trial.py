@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 
 from covey.data.errors import TemplateError
-from covey.data.template import CHATML, compiled
+from covey.data.template import OWN_TEMPLATES, compiled
 from covey.texts import tr
 
 _CPU_S = 3
@@ -30,11 +30,11 @@ _MEMORY_BYTES = 1 << 30
 # What a template adds to its messages: a list of tools, a system message of its own.
 _MOST_ADDED = 1_000_000
 _OUT_OF_MEMORY, _TOO_LONG = 3, 4
-# Templates that are known to end: of the built-in model, and chatml.
+# Templates that are known to end: of the built-in model, and our own.
 _KNOWN = frozenset(
     {
         "2eefca287a0f008b170ce31bc2c4dabb398a64eb74716bf64db5d9a21da50da9",
-        hashlib.sha256(CHATML.encode()).hexdigest(),
+        *(hashlib.sha256(text.encode()).hexdigest() for text in OWN_TEMPLATES.values()),
     }
 )
 # Conversations before there are any: short ones, and one that is longer than most.

@@ -231,8 +231,8 @@ def load_codec(
 ) -> TextCodec:
     """Read tokenizer, template and end tokens of a model directory.
 
-    `chat_template` is `chatml` or a file and replaces the model's own; so does the template of an `adapter`,
-    with which it was trained, and its generation_config.json. End tokens are those of
+    `chat_template` is `chatml`, `chatml-tools` or a file and replaces the model's own; so does the template
+    of an `adapter`, with which it was trained, and its generation_config.json. End tokens are those of
     generation_config.json, config.json and the tokenizer, and the one that the template puts after an
     assistant's turn. Raises FileNotFoundError where there is no tokenizer.json, ModelError where it is
     broken, TemplateError where the template is.
@@ -289,7 +289,7 @@ def _banned(model_dir: Path) -> tuple[int, ...]:
 def _template(
     model_dir: Path, adapter: Path | None, typed: str | None, begins: str
 ) -> tuple[str | None, str]:
-    """The template, and whose it is in words; chatml begins with the text `begins`."""
+    """The template, and whose it is in words; ours begin with the text `begins`."""
     if typed is not None:
         made = typed_template(typed, begins=begins)
         return made, tr("the chat template {chat_template}", chat_template=typed)

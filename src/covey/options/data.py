@@ -124,7 +124,8 @@ class DataOptions(Options):
     )
     chat_template: str | None = option(
         None,
-        "Chat template that replaces that of the tokenizer: a Jinja file, or chatml.",
+        "Chat template that replaces that of the tokenizer: a Jinja file, chatml, or chatml-tools, which "
+        "writes tools and calls too.",
         swift="the model's own",
         path=PathKind("E313"),
     )

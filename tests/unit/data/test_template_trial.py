@@ -88,7 +88,7 @@ def test_what_was_tried_is_not_tried_again(model_dir, monkeypatch):
     plain = load_codec(model_dir(template="{{ messages[-1].content }}"))
     assert [plain.render([{"role": "user", "content": "word " * n}]) for n in range(1, 90)]
     assert len(runs) == 1
-    for chat_template in (None, "chatml"):
+    for chat_template in (None, "chatml", "chatml-tools"):
         assert load_codec(model_dir(), chat_template=chat_template).render(ASK)
     assert len(runs) == 1
 

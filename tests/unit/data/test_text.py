@@ -204,7 +204,7 @@ def test_another_template_takes_the_models_place(model_dir, tmp_path):
         "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n  café 你好\n\n<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    with pytest.raises(TemplateError, match="chatml or a file"):
+    with pytest.raises(TemplateError, match="chatml, chatml-tools or a file"):
         load_codec(directory, chat_template=str(tmp_path / "nowhere.jinja"))
     file.write_text("{% for %}", encoding="utf-8")
     with pytest.raises(TemplateError, match=r"mine\.jinja cannot be used"):

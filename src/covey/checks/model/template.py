@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covey.data.template import OWN_TEMPLATES
 from covey.options.schema import Config
 from covey.plan.facts import PromptFacts, TemplateFacts
 from covey.plan.problem import problem, warning
@@ -47,7 +48,7 @@ def _prompt(config: Config, template: TemplateFacts, prompts: PromptFacts) -> li
             "chat_template",
             tr("The chat template {prompt_problem}.", prompt_problem=template.prompt_problem),
             "",
-            *([usual] if of_chatml and config.chat_template != "chatml" else []),
+            *([usual] if of_chatml and config.chat_template not in OWN_TEMPLATES else []),
             Fix(text=tr("use the template that the model was trained with: --chat_template FILE.jinja")),
         )
     ]

@@ -1,0 +1,1 @@
+"""Formats of tool calls, each declared in a file of its own."""
