@@ -47,7 +47,7 @@ def pack_plan(config: Config, longest: int, policy: Policy, comm: Comm) -> PackP
         completions_per_rank=config.per_device_train_batch_size * config.gradient_accumulation_steps,
         num_iterations=config.num_iterations,
         max_tokens=tokens_per_pass(config, longest_prompt=longest, cpu_model=_cpu_model(policy)),
-        max_completion_length=config.max_completion_length,
+        max_completion_length=config.most_sampled,
         stream=policy.stream,
         device=policy.device,
         top_entropy_quantile=config.top_entropy_quantile,

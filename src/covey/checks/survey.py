@@ -14,9 +14,11 @@ from covey.checks.rewards.golds import with_golds
 from covey.checks.rewards.look import with_rewards
 from covey.checks.run.look import replay_problem, run_facts, with_layout
 from covey.checks.servers.look import with_servers
+from covey.checks.tools.look import with_tools
 from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
+from covey.environments.agents import Agents
 from covey.options.schema import Config
 from covey.plan.engine_share import with_engine_share
 from covey.plan.facts import Facts
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 class Survey:
     """The facts, and what was read to learn them; a part is None where it could not be had.
 
-    `live` is the model where a program has given the object. Prompts come as a table, or as a stream. The
-    rewards have processes of their own: `close` ends them.
+    `live` is the model where a program has given the object. Prompts come as a table, or as a stream.
+    Rewards, tools and environments (`agents`) have processes of their own: `close` ends them.
     """
 
     facts: Facts
@@ -44,11 +46,13 @@ class Survey:
     stream: PromptStream | None = None
     eval_sets: tuple[tuple[str, PromptTable], ...] = ()
     rewards: RewardSet | None = None
+    agents: Agents | None = None
 
     def close(self) -> None:
-        """End the rewards' processes."""
-        if self.rewards is not None:
-            self.rewards.close()
+        """End the processes of rewards, tools and environments."""
+        for part in (self.rewards, self.agents):
+            if part is not None:
+                part.close()
 
     def __enter__(self) -> Survey:
         return self
@@ -84,10 +88,12 @@ def survey(
         problem = replay_problem(config, num_processes)
         facts = replace(facts, output=replace(facts.output, replay_problem=problem))
         return Survey(facts=facts, live=objects.model, codec=codec)
+    facts, agents = with_tools(facts, config, codec, objects.functions)
+    tools = () if agents is None or agents.tools is None else tuple(agents.tools.schemas.values())
     if codec is None:
         facts, data = _with_data_alone(facts, config, objects, offline=offline)
     else:
-        facts, data = with_data(facts, config, codec, offline=offline, live=objects.rows)
+        facts, data = with_data(facts, config, codec, offline=offline, live=objects.rows, tools=tools)
     facts = with_golds(facts, config, data.sample, data.eval_sets)
     facts, rewards = with_rewards(facts, config, data.sample, objects.functions, offline=offline)
     return Survey(
@@ -98,6 +104,7 @@ def survey(
         stream=data.stream,
         eval_sets=data.eval_sets,
         rewards=rewards,
+        agents=agents,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.data.errors import RowFault
-from covey.data.messages import Message, messages_of, parsed, tools_of, written_messages
+from covey.data.messages import Message, chosen_tools, messages_of, parsed, tools_of, written_messages
 from covey.data.plain import is_encodable, plain_columns
 from covey.texts import joined, plural, tr
 from covey.types import GOLD_COLUMNS, GOLD_KEYS
@@ -89,14 +89,17 @@ def are_pairs(columns: Sequence[str]) -> bool:
     return "chosen" in names and "rejected" in names
 
 
-def read_row(row: Mapping[str, Any], *, system: str | None, is_raw: bool) -> ReadRow:
-    """Read a row; a `prompt` string stays as it is when `is_raw`."""
+def read_row(
+    row: Mapping[str, Any], *, system: str | None, is_raw: bool, tools: Sequence[Message] = ()
+) -> ReadRow:
+    """Read a row; a `prompt` string stays as it is when `is_raw`. Where the run has `tools`, a row has those
+    that it names, or all of them."""
     names = standard_names(row)
     media = tuple(names[n] for n in MEDIA_COLUMNS if n in names and row[names[n]])
     if media:
         return ReadRow(columns=row, reason="media", media=media)
     columns, unread = plain_columns(row)
-    reading = _Reading(columns, names)
+    reading = _Reading(columns, names, tools)
     try:
         read = reading.read(system=system, is_raw=is_raw)
     except RowFault as fault:
@@ -112,8 +115,11 @@ def read_row(row: Mapping[str, Any], *, system: str | None, is_raw: bool) -> Rea
 class _Reading:
     """One row while it is read."""
 
-    def __init__(self, columns: dict[str, Any], names: Mapping[str, str]) -> None:
+    def __init__(
+        self, columns: dict[str, Any], names: Mapping[str, str], tools: Sequence[Message] = ()
+    ) -> None:
         self._columns = columns
+        self._tools = tools
         self._names = names
         self._used: set[str] = set()
         self._read_as: list[str] = []
@@ -202,9 +208,9 @@ class _Reading:
         answer: str | None = None,
         continues: bool = False,
     ) -> ReadRow:
-        tools: tuple[Message, ...] = ()
+        tools = () if text is not None else tuple(self._tools)
         if text is None and not _is_empty(tools_value := self._value("tools")):
-            tools = tuple(tools_of(tools_value))
+            tools = chosen_tools(tools_value, tools) if tools else tuple(tools_of(tools_value))
         kwargs = self._value("chat_template_kwargs") if text is None else None
         columns = {n: v for n, v in self._columns.items() if n not in self._used}
         columns.update(self._golds(answer))

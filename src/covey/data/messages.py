@@ -104,6 +104,21 @@ def tools_of(value: Any) -> list[dict[str, Any]]:
     return [_tool(without_padding(tool)) for tool in tools]
 
 
+def chosen_tools(value: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Return those of `tools` that a row names, by their names or by whole functions of these names.
+
+    Raises RowFault("unknown_tool") for another name.
+    """
+    value = _decoded(value) or value
+    entries = [_decoded(one) or one for one in (value if isinstance(value, list) else [value])]
+    by_name = {tool_name(tool): tool for tool in tools}
+    names = [tool_name(one) if isinstance(one, Mapping) else str(one) for one in entries]
+    unknown = next((name for name in names if name not in by_name), None)
+    if unknown is not None:
+        raise RowFault("unknown_tool", unknown)
+    return tuple(by_name[name] for name in names)
+
+
 def tool_name(tool: Mapping[str, Any]) -> str:
     """The name of a tool, or of a call of one."""
     inner = tool.get("function")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,17 @@ def system_text(value: str) -> str:
 
 
 def render(
-    row: Mapping[str, Any], codec: TextCodec, check: KeptCheck, *, system: str | None, is_raw: bool
+    row: Mapping[str, Any],
+    codec: TextCodec,
+    check: KeptCheck,
+    *,
+    system: str | None,
+    is_raw: bool,
+    tools: Sequence[Message] = (),
 ) -> Rendered:
     """The prompt of a row; a `prompt` string stays as it is when `is_raw`, all else goes through the
-    template."""
-    read = read_row(row, system=system, is_raw=is_raw)
+    template. `tools` are those of the run, of which the row may choose some by name."""
+    read = read_row(row, system=system, is_raw=is_raw, tools=tools)
     if read.reason:
         return Rendered(row=read, reason=read.reason, detail=read.detail)
     if read.text is not None:

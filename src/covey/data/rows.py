@@ -37,12 +37,14 @@ _NAMED_ROWS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """How rows become prompts; `system` is the text itself (`system_text`)."""
+    """How rows become prompts; `system` is the text itself (`system_text`). `tools` are those that the run
+    has; a row may name some of them."""
 
     system: str | None = None
     apply_chat_template: bool = False
     truncation_strategy: Literal["delete", "left"] = "delete"
     task_column: str | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +300,14 @@ def _render(
     row: Mapping[str, Any], number: int, codec: TextCodec, check: KeptCheck, options: PromptOptions
 ) -> Rendered:
     try:
-        return render(row, codec, check, system=options.system, is_raw=not options.apply_chat_template)
+        return render(
+            row,
+            codec,
+            check,
+            system=options.system,
+            is_raw=not options.apply_chat_template,
+            tools=options.tools,
+        )
     except TemplateError as error:
         words = tr("row {number}: {error}", number=number + 1, error=error)
         raise TemplateError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from covey.types import ToolCall, ToolResult
+from covey.types.turns import ToolFault as ToolFault
 
 Schema = Mapping[str, Any]
 """A tool as chat templates take it: `{"type": "function", "function": {"name": …, "description": …,
@@ -97,14 +98,3 @@ class EnvironmentHost(Protocol):
     def close(self) -> None:
         """End its process; what runs in it ends as lost."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolFault:
-    """Something that stands against using a function or a class: `kind` is "missing", "import",
-    "no_hints", "no_docstring", "signature" or "environment"; `words` say what it is."""
-
-    entry: str
-    kind: str
-    words: str
-    lacking: tuple[str, ...] = field(default=())

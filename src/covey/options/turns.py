@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from covey.options.declare import Options, PathKind, option
+from covey.options.declare import Options, PathKind, only_if_set, option
 
 
 class TurnOptions(Options):
@@ -29,6 +29,7 @@ class TurnOptions(Options):
         "alike",
         "Whether the episodes of a group must begin with the same prompt. alike: the run stops where they do "
         "not; differ: each may begin in its own way.",
+        read_if=only_if_set("environment_factory"),
     )
     max_environments: int = option(
         256,
@@ -36,6 +37,7 @@ class TurnOptions(Options):
         ge=1,
         why="Each episode has an environment of its own, so at least one is needed.",
         resume="free",
+        read_if=only_if_set("environment_factory"),
     )
     max_turns: int | None = option(
         None,
@@ -46,8 +48,8 @@ class TurnOptions(Options):
     )
     max_tool_calling_iterations: int | None = option(
         None,
-        "How often calls of tools are answered in an episode; 0 answers none. Not set: no limit beside that of "
-        "the tokens.",
+        "How often calls of tools are answered in an episode; 0 answers none. Not set: no limit beside that "
+        "of the tokens.",
         ge=0,
         why="It is a number of turns with calls.",
         trl="not set",
@@ -61,8 +63,8 @@ class TurnOptions(Options):
     )
     max_tool_response_length: int | None = option(
         None,
-        "Largest number of tokens of one result of a tool; what is longer is cut. Not set: no limit beside that "
-        "of the completion.",
+        "Largest number of tokens of one result of a tool; what is longer is cut. Not set: no limit beside "
+        "that of the completion.",
         ge=1,
         why="It is a number of tokens.",
     )
@@ -81,6 +83,7 @@ class TurnOptions(Options):
         why="Tools run in worker processes, so at least one is needed.",
         usual=2,
         resume="free",
+        read_if=only_if_set("tools"),
     )
     tool_memory_gb: float = option(
         4.0,
@@ -88,6 +91,7 @@ class TurnOptions(Options):
         gt=0,
         why="A Python process needs some memory.",
         resume="free",
+        read_if=only_if_set("tools"),
     )
 
     @property

@@ -69,7 +69,7 @@ class Training:
 
 def fullest_pass(config: Config, facts: Facts, prompt: int) -> PassSize:
     """Return the fullest pass of a step whose rows all have the longest prompt and completion."""
-    model, completion = facts.model.sizes, config.max_completion_length
+    model, completion = facts.model.sizes, config.most_tokens
     on_cpu = None if facts.machine.cuda or model is None else (model.hidden, model.layers)
     budget = tokens_per_pass(config, longest_prompt=prompt, cpu_model=on_cpu)
     of_step = config.per_device_train_batch_size * config.gradient_accumulation_steps

@@ -26,7 +26,7 @@ def set_bytes(config: Config, model: ModelSizes) -> int:
 def rollout_set_bytes(config: Config, model: ModelSizes) -> int:
     """Return the bytes of the kept sets of all completions that a process samples for a rollout."""
     completions = config.per_device_train_batch_size * config.steps_per_generation
-    return completions * config.max_completion_length * set_bytes(config, model)
+    return completions * config.most_sampled * set_bytes(config, model)
 
 
 def rollout_set_parts(config: Config, model: ModelSizes, *, cuda: bool) -> dict[str, int]:

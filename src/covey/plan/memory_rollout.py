@@ -58,7 +58,7 @@ def rollout_parts(
             rows, max(1, int(CACHE_SHARE * max(0, facts.machine.free_memory_bytes - held)) // max(1, row))
         )
     slots = min(slots, rows) if config.engine == "native" else rows
-    own = config.max_completion_length + (prompt if prompt <= FLAT_PROMPT else 0)
+    own = config.most_tokens + (prompt if prompt <= FLAT_PROMPT else 0)
     cache = {"KV cache": key_bytes(model, how.element) * (rows * own + slots * prompt)}
     prefill = min(slots * prompt, max(PREFILL_TOKENS, prompt))
     alone = PassSize(tokens=prefill, trained=0, cells=0, later=False)
@@ -93,7 +93,7 @@ def least_parts(
 
 def row_bytes(config: Config, how: Training, model: ModelSizes, prompt: int) -> int:
     """Return the keys and values of the longest prompt with its completion."""
-    return key_bytes(model, how.element) * (prompt + config.max_completion_length)
+    return key_bytes(model, how.element) * (prompt + config.most_tokens)
 
 
 def requests_of(config: Config, facts: Facts) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ def side_by_side(config: Config, rows: int) -> int:
 def held_tokens(config: Config, prompt: int, context: int | None) -> int:
     """Return the tokens of the longest prompt with its completion that vLLM holds: no more than the model's
     context (None: not known), where vLLM does not start."""
-    held = max(_LEAST, config.vllm_max_model_len or prompt + config.max_completion_length)
+    held = max(_LEAST, config.vllm_max_model_len or prompt + config.most_tokens)
     return held if context is None else min(held, context)
 
 

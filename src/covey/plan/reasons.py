@@ -22,6 +22,7 @@ REASONS: Mapping[str, str] = {
     "media": tr("with images, audio or video"),
     "role": tr("with a message of an unknown role"),
     "tools": tr("with tools that are not a list of functions"),
+    "unknown_tool": tr("that name a tool which the run does not have"),
     "lost": tr("with a message that the chat template leaves out"),
     "not_continued": tr("with the beginning of an answer that the chat template cannot continue"),
     "tools_lost": tr("with tools that the chat template leaves out"),
@@ -33,6 +34,7 @@ REFUSED: Mapping[str, str] = {
     "tools_lost": "E361",
     "role": "E362",
     "tools": "E364",
+    "unknown_tool": "E364",
     "not_continued": "E365",
 }
 """Reasons that one row is enough for to refuse the data, with their codes."""

@@ -90,7 +90,7 @@ def tokens_per_pass(config: Config, *, longest_prompt: int, cpu_model: tuple[int
     """
     if config.max_tokens_per_micro_batch is not None:
         return config.max_tokens_per_micro_batch
-    rows = config.per_device_train_batch_size * (longest_prompt + config.max_completion_length)
+    rows = config.per_device_train_batch_size * (longest_prompt + config.most_tokens)
     if cpu_model is None:
         return rows
     hidden, layers = cpu_model

@@ -46,7 +46,7 @@ class Capabilities:
     rank of a LoRA adapter that it applies itself (0: none), beside a base that it has been sent before.
     `num_ranks`: so many consecutive ranks compute each step of it together, so that none of them may leave
     alone; the first of them asks for completions and is given them. `swaps`: it takes a publish while
-    requests run.
+    requests run. `context` is the most tokens of a request with its completion (None: what the model holds).
     """
 
     logprobs: bool
@@ -58,6 +58,7 @@ class Capabilities:
     adapter_rank: int = 0
     num_ranks: int = 1
     swaps: bool = False
+    context: int | None = None
 
     def is_asked_by(self, rank: int) -> bool:
         """Return whether this rank submits requests: it is the first of those that are one engine."""

@@ -242,7 +242,8 @@ class TurnLoop:
         room = limits.max_tokens
         if not limits.is_per_turn:
             room -= max(length - draft.prompt_length, one.num_sampled)
-        return room if limits.context is None else min(room, limits.context - length)
+        contexts = (limits.context, self._engine.capabilities.context)
+        return min([room, *(context - length for context in contexts if context is not None)])
 
     def _take_turn(self, number: int, completion: Completion) -> None:
         one, agents = self._running[number], self._agents

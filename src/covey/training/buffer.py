@@ -45,7 +45,7 @@ _OF_ALL_TOKENS = ("token_ids", "is_trained")
 _ANNOTATIONS = {"old": "old_logprob_N", "ref": "ref_logprob_N", "entropy": "entropy_N"}
 # What every rank knows of the tokens of a row.
 _KNOWN = (
-    *("prompt_length", "length", "num_trained", "logprob_sum", "digest"),
+    *("prompt_length", "length", "num_trained", "logprob_sum", "digest", "prompt_digest"),
     *("oldest_version", "newest_version", "kept_words", "kept_checksum"),
 )
 

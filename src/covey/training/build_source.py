@@ -100,6 +100,7 @@ def source_for(
             weights=scoring.weights,
         ),
         comm=comm,
+        agents=found.agents,
         tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks.num_rows},
     )
 
@@ -151,6 +152,7 @@ def evaluator_for(
         ),
         comm=comm,
         rewards=scoring.rewards.tasks,
+        agents=found.agents,
     )
 
 

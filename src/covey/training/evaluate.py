@@ -14,13 +14,14 @@ from covey.checks.evaluation.judge import pass_sizes
 from covey.comm import Comm
 from covey.data.rows import taken
 from covey.data.text import TextCodec
+from covey.environments.agents import Agents
 from covey.health.guards.outcomes import refuse_lost
 from covey.health.guards.rollout import refuse_other_versions
 from covey.health.rewards import refuse_no_numbers
 from covey.rollout.collect import Scorer, collect
 from covey.rollout.publisher import Publisher
 from covey.rollout.slots import CollectPlan
-from covey.training.measure import id_metrics, length_metrics, reward_metrics, task_metrics
+from covey.training.measure import id_metrics, length_metrics, reward_metrics, task_metrics, turn_metrics
 from covey.types import Metric, Origin, Prompt, ScoredGroup
 
 _NO_ORIGIN = Origin(epoch=0, rollout=0)
@@ -57,6 +58,7 @@ class Evaluator:
     plan: CollectPlan
     comm: Comm
     rewards: Mapping[str, Collection[str]] = field(default_factory=dict)
+    agents: Agents | None = None
 
     def run(self) -> Evaluation:
         """Evaluate the current weights. Collective."""
@@ -76,7 +78,8 @@ class Evaluator:
         held_out = [taken(p, _NO_ORIGIN) for p in prompts.prompts]
         plan = replace(self.plan, split=f"eval/{prompts.name}")
         with self.publisher.serve(self.comm.activity.step) as engine:
-            groups = collect(held_out, engine, self.score, self.codec, plan, self.comm).groups
+            found = collect(held_out, engine, self.score, self.codec, plan, self.comm, self.agents)
+        groups = found.groups
         refuse_lost(groups, self.comm.activity.step)
         refuse_no_numbers(groups, self.comm.activity.step)
         refuse_other_versions(groups, self.comm.activity.step)
@@ -88,7 +91,7 @@ def _metrics(
 ) -> dict[str, Metric]:
     episodes = [e for g in groups for e in g.group.episodes]
     found = {**reward_metrics(groups), **length_metrics(episodes), **_pass_at_k(groups)}
-    found |= id_metrics(episodes, codec)
+    found |= {**turn_metrics(episodes), **id_metrics(episodes, codec)}
     for task in sorted({g.group.prompt.task for g in groups} - {""}):
         found |= task_metrics(groups, {task: rewards.get(task, ())})
         passes = _pass_at_k([g for g in groups if g.group.prompt.task == task])

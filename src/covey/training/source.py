@@ -15,6 +15,7 @@ from covey.data.order import Order
 from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
+from covey.environments.agents import Agents
 from covey.rewards.registry import total
 from covey.rollout.collect import Collected, Scorer, collect
 from covey.rollout.publisher import Publisher
@@ -69,7 +70,7 @@ class LiveSource:
     """Prompts as they are supplied, sampled from the weights of the steps taken, and scored.
 
     `tasks` are those of the data with their rewards; `temperature` gives that of a rollout by its number, or
-    None for the plan's.
+    None for the plan's. `agents` are what happens between the turns of an episode.
     """
 
     supply: PromptSupply
@@ -80,6 +81,7 @@ class LiveSource:
     comm: Comm
     tasks: Mapping[str, Collection[str]] = field(default_factory=dict)
     temperature: Callable[[int], float | None] = lambda rollout: None
+    agents: Agents | None = None
 
     def next(self, rollout: int) -> Collected:
         """Sample and score rollout number `rollout`."""
@@ -92,7 +94,7 @@ class LiveSource:
         if temperature is not None:
             plan = replace(plan, sampling=replace(plan.sampling, temperature=temperature))
         with self.publisher.serve(self.comm.activity.step) as engine:
-            collected = collect(prompts, engine, self.score, self.codec, plan, self.comm)
+            collected = collect(prompts, engine, self.score, self.codec, plan, self.comm, self.agents)
         return replace(collected, tasks=self.tasks)
 
     def take_back(self, rollout: int) -> None:

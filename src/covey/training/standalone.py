@@ -91,6 +91,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
         ),
         comm=comm,
         rewards=found.rewards.tasks,
+        agents=found.agents,
     )
     with closing(engine):
         evaluation = evaluator.run()

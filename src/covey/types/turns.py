@@ -25,6 +25,20 @@ class CallFailure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFault:
+    """Something that stands against using a function as a tool, or a class as an environment.
+
+    `kind` is "missing", "import", "no_hints", "no_docstring", "signature" or "environment"; `words` say what
+    it is.
+    """
+
+    entry: str
+    kind: str
+    words: str
+    lacking: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
     """A call that the model wrote: `ToolCall(name="calculate", arguments={"expression": "2*3"})`.
 

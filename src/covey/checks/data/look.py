@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from covey.checks.data.columns import with_columns
 from covey.checks.data.faults import data_problem
@@ -36,6 +37,8 @@ from covey.texts import tr
 from covey.texts.language import spoken
 
 _PATIENCE_S = 1.0
+
+Tools = Sequence[Mapping[str, Any]]
 _SAMPLED = 1000
 
 
@@ -53,22 +56,28 @@ class Data:
 
 
 def with_data(
-    facts: Facts, config: Config, codec: TextCodec | None, *, offline: bool, live: Live | None = None
+    facts: Facts,
+    config: Config,
+    codec: TextCodec | None,
+    *,
+    offline: bool,
+    live: Live | None = None,
+    tools: Tools = (),
 ) -> tuple[Facts, Data]:
-    """The facts with those of the data, and what was read; `live` are rows that the program holds, by
-    name."""
+    """The facts with those of the data, and what was read; `live` are rows that the program holds, by name,
+    and `tools` those that prompts tell the model of."""
     try:
         sources = sources_of(facts, config.dataset, live or {})
         held = sources_of(facts, config.val_dataset, live or {})
         if config.streaming:
-            return _streamed(facts, config, codec, sources, held, live or {}, offline=offline)
+            return _streamed(facts, config, codec, sources, held, live or {}, tools, offline=offline)
         facts, tables = load_tables(facts, config, sources, live or {}, offline=offline)
         facts, rows, kept_out = one_table(facts, config, tables)
         facts, sets = eval_rows(facts, config, held, kept_out, live or {}, offline=offline)
         facts = with_columns(facts, config, rows, sets)
         if codec is None or facts.data.missing_columns:
             return facts, Data()
-        return _rendered(facts, config, codec, rows, sets)
+        return _rendered(facts, config, codec, rows, sets, tools)
     except Unusable as unusable:
         return unusable.facts, Data()
     except DataError as error:
@@ -77,11 +86,16 @@ def with_data(
 
 
 def _rendered(
-    facts: Facts, config: Config, codec: TextCodec, rows: Rows, sets: Sequence[tuple[str, Rows]]
+    facts: Facts,
+    config: Config,
+    codec: TextCodec,
+    rows: Rows,
+    sets: Sequence[tuple[str, Rows]],
+    tools: Tools,
 ) -> tuple[Facts, Data]:
     limit = longest_allowed(facts.model, config)
     try:
-        options = prompt_options(config)
+        options = prompt_options(config, tools)
         table = prompt_table(rows, codec, max_length=limit, options=options, progress=_progress())
         tables = tuple(
             (name, prompt_table(found, codec, max_length=limit, options=options)) for name, found in sets
@@ -189,6 +203,7 @@ def _streamed(
     sources: Sequence[DataSource | str],
     held: Sequence[DataSource | str],
     live: Live,
+    tools: Tools,
     *,
     offline: bool,
 ) -> tuple[Facts, Data]:
@@ -206,7 +221,7 @@ def _streamed(
             stream_rows(real, use_hf=config.use_hf, offline=offline, live=live),
             codec,
             max_length=limit,
-            options=prompt_options(config),
+            options=prompt_options(config, tools),
             seed=config.data_seed,
             shuffle=config.dataset_shuffle,
             columns=config.columns,
@@ -218,7 +233,7 @@ def _streamed(
     facts = with_columns(facts, config, first, sets)
     if facts.data.missing_columns:
         return facts, Data()
-    facts, data = _rendered(facts, config, codec, (), sets)
+    facts, data = _rendered(facts, config, codec, (), sets, tools)
     longest = limit if limit is not None else block.longest
     of_sets = tuple(found for found in facts.data.left_out if found.where)
     facts = _of_table(facts, block, block)
@@ -232,13 +247,14 @@ def _streamed(
     return facts, replace(data, prompts=None, stream=stream, sample=block)
 
 
-def prompt_options(config: Config) -> PromptOptions:
-    """How rows become prompts."""
+def prompt_options(config: Config, tools: Tools = ()) -> PromptOptions:
+    """How rows become prompts, which tell the model of `tools`."""
     return PromptOptions(
         system=None if config.system is None else system_text(config.system),
         apply_chat_template=config.apply_chat_template,
         truncation_strategy=config.truncation_strategy,
         task_column=config.task_column,
+        tools=tuple(tools),
     )
 
 

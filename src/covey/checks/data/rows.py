@@ -119,6 +119,14 @@ def _refused(config: Config, data: DataFacts, left_out: LeftOut) -> Problem:
         )
         fix = Fix(text=tr("change the role in the data; the roles are {roles}", roles=_ROLES))
         return problem(code, option, seen, "", fix)
+    if left_out.reason == "unknown_tool":
+        seen = tr(
+            "The column tools of {rows} names a tool that the run does not have. In {first}: {detail!r}.",
+            rows=rows,
+            first=first,
+            detail=left_out.detail,
+        )
+        return problem(code, option, seen, "", Fix(text=tr("add it to --tools, or take it out of the data")))
     if left_out.reason == "not_continued":
         return _not_continued(config, data, left_out, option, rows)
     seen = tr("The column tools of {rows} does not hold a list of functions with names.", rows=rows)

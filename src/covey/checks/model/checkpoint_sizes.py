@@ -73,7 +73,7 @@ def checkpoint_sizes(
     if config.sync_ref_model:
         state += _FLOAT_BYTES * trained + _header([f"model.{name}" for name in trained_names])
     listed = sum(len(key) + 4 for key in keys)
-    record = _RECORD_BYTES + _TOKEN_BYTES * config.max_completion_length
+    record = _RECORD_BYTES + _TOKEN_BYTES * config.most_tokens
     replayed = config.replay_buffer_size * config.num_generations * record
     return CheckpointSizes(
         whole=model + state + listed + replayed + _STATE_FILES + num_processes * _GENERATOR_BYTES, model=model

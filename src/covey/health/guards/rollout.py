@@ -14,7 +14,6 @@ from covey.texts import joined, tr
 from covey.types import (
     Episode,
     Fix,
-    Group,
     Sample,
     ScoredGroup,
     TokenSequence,

@@ -42,6 +42,7 @@ from covey.plan.facts.run import (
     RunOwner,
 )
 from covey.plan.facts.servers import ServerFacts, ServersFacts, VllmServeFacts
+from covey.plan.facts.tools import ToolFacts
 
 __all__ = [
     "AdapterFacts",
@@ -77,6 +78,7 @@ __all__ = [
     "TargetFacts",
     "TaskFacts",
     "TemplateFacts",
+    "ToolFacts",
     "UnreadableFile",
     "VllmServeFacts",
 ]

@@ -9,6 +9,7 @@ from covey.plan.facts.model import LoraFacts, ModelFacts, TemplateFacts
 from covey.plan.facts.rewards import RewardFacts
 from covey.plan.facts.run import LaunchFacts, MachineFacts, OutputFacts
 from covey.plan.facts.servers import ServersFacts
+from covey.plan.facts.tools import ToolFacts
 from covey.plan.layout import THIS_MACHINE, Layout
 
 
@@ -27,6 +28,7 @@ class Facts:
     prompts: PromptFacts = field(default_factory=PromptFacts)
     tasks: TaskFacts = field(default_factory=TaskFacts)
     rewards: RewardFacts = field(default_factory=RewardFacts)
+    tools: ToolFacts = field(default_factory=ToolFacts)
     launch: LaunchFacts = field(default_factory=LaunchFacts)
     machine: MachineFacts = field(default_factory=MachineFacts)
     layout: Layout = THIS_MACHINE

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from queue import Empty, SimpleQueue
 
@@ -70,7 +71,7 @@ class ServerEngine:
         self.on_turn: Callable[[], None] = nothing
         self._servers, self._activity = tuple(servers), activity
         self._timeout_s, self._publishes, self._start = timeout_s, publishes, start
-        self.capabilities = Capabilities(
+        self._capabilities = Capabilities(
             logprobs=True,
             noise_keys=noise_keys,
             holds_weights=True,
@@ -87,6 +88,12 @@ class ServerEngine:
         self._aborted: list[Completion] = []
         self._behind_until = 0.0
         self._notices: list[Finding] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return what its servers can do, as far as they have said it."""
+        said = [s.status.max_len for s in self._servers if s.status is not None and s.status.max_len]
+        return replace(self._capabilities, context=min(said, default=None))
 
     @property
     def members(self) -> Mapping[str, Engine]:

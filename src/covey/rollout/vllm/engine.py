@@ -63,6 +63,7 @@ class VllmEngine:
             forgets=settings.sleeps_deeply,
             adapter_rank=settings.highest_rank,
             num_ranks=self._comm.world,
+            context=settings.max_model_len,
             # One in another process samples on meanwhile, and an adapter stays until its requests end.
             swaps=not settings.own_processes and not settings.lora_rank,
         )

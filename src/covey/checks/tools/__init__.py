@@ -1,0 +1,1 @@
+"""Tools, environments, and how the model is told of them."""

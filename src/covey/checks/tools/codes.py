@@ -1,0 +1,42 @@
+"""The codes of tools and environments that no other part uses."""
+
+from __future__ import annotations
+
+from covey.codes import Code
+
+CODES = (
+    Code(
+        code="E390",
+        title="Tool or environment that cannot be loaded",
+        why="The model would be told of tools that do not exist.",
+    ),
+    Code(
+        code="E391",
+        title="Function that cannot be a tool",
+        why="The model is told of a tool by its name, its description and the types of its arguments, which "
+        "come from type hints and docstring.",
+    ),
+    Code(
+        code="E392",
+        title="Chat template without calls of tools",
+        why="The chat template tells the model of its tools and gives it their results; covey reads calls "
+        "in the format that the template writes.",
+    ),
+    Code(
+        code="E393",
+        title="Class that cannot be an environment",
+        why="An environment makes the prompt of an episode, answers the turns of the model, and is made anew "
+        "for each episode.",
+    ),
+    Code(
+        code="E394",
+        title="Turns that the prompts have no place for",
+        why="Turns and the results of tools go through the chat template, together with the messages of the "
+        "prompt.",
+    ),
+    Code(
+        code="E395",
+        title="Episodes without a limit",
+        why="With a limit for each turn alone an episode could go on for ever.",
+    ),
+)

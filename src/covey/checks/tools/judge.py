@@ -1,0 +1,120 @@
+"""Finds faults in tools and environments, and in the template that tells the model of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from covey.checks.check import Check
+from covey.checks.tools.codes import CODES
+from covey.config.derive import is_usual
+from covey.options.schema import Config
+from covey.options.turns import TurnOptions
+from covey.plan.facts import Facts
+from covey.plan.problem import problem, warning
+from covey.texts import joined, tr
+from covey.types import Fix, Problem
+
+_CODE_OF = {"missing": "E390", "import": "E390", "environment": "E393"}
+_SHOWN = 200
+
+
+def tool_problems(config: Config, facts: Facts, typed: Collection[str] | None) -> list[Problem]:
+    """Return what stands against tools and environment."""
+    if not config.has_turns:
+        return _idle(config, typed or ())
+    return [*_faults(config, facts), *_format(facts), *_prompts(config, facts), *_limits(config)]
+
+
+def _idle(config: Config, typed: Collection[str]) -> list[Problem]:
+    """Return a warning for options of turns where every episode has one."""
+    values = config.model_dump()
+    names = [n for n in TurnOptions.model_fields if n in typed and not is_usual(n, values)]
+    if not names:
+        return []
+    seen = tr(
+        "{names} is set, but there are no tools and no environment, so every completion is one turn.",
+        names=joined(", ", names),
+    )
+    tools = Fix(text=tr("name the tools: --tools FILE.py:NAME"))
+    return [warning("W108", names[0], seen, "", tools, Fix(text=tr("leave it out")))]
+
+
+def _faults(config: Config, facts: Facts) -> list[Problem]:
+    found = []
+    for fault in facts.tools.faults:
+        option = "environment_factory" if fault.entry == config.environment_factory else "tools"
+        code = _CODE_OF.get(fault.kind, "E391")
+        found.append(
+            problem(
+                code,
+                option,
+                tr("{entry}: {words}.", entry=fault.entry, words=fault.words.rstrip(".")),
+                "",
+                *_fixes(fault.kind, option),
+            )
+        )
+    return found
+
+
+def _fixes(kind: str, option: str) -> tuple[Fix, ...]:
+    if kind == "no_hints":
+        return (Fix(text=tr("give every argument a type: def add(a: int, b: int) -> int")),)
+    if kind == "no_docstring":
+        form = "Args:\\n    a: The first number."
+        return (Fix(text=tr("write a docstring that describes every argument: {form}", form=form)),)
+    if kind in ("missing", "import"):
+        return (Fix(text=tr("name it as FILE.py:NAME or package.module.name: --{option}", option=option)),)
+    return (Fix(text=tr("docs/tools.md shows what functions and classes look like")),)
+
+
+def _format(facts: Facts) -> list[Problem]:
+    """Return what stands against the chat template."""
+    tools = facts.tools
+    said = {
+        "no_tools": tr("The chat template does not tell the model of its tools."),
+        "no_calls": tr("The chat template has no place for calls of tools or for their results."),
+        "unknown_format": tr(
+            "The chat template writes calls of tools in a format that covey does not read: {written!r}.",
+            written=tools.written[:_SHOWN],
+        ),
+    }
+    if not tools.no_format:
+        return []
+    chatml = Fix(
+        text=tr("use covey's template with tools for ChatML models"), edits={"chat_template": "chatml-tools"}
+    )
+    own = Fix(text=tr("give a template that writes tools: --chat_template FILE"))
+    fixes = (chatml, own) if tools.may_be_chatml else (own,)
+    return [problem("E392", "tools", said[tools.no_format], "", *fixes)]
+
+
+def _prompts(config: Config, facts: Facts) -> list[Problem]:
+    """Return what stands against the prompts."""
+    if facts.prompts.are_text:
+        seen = tr("Some prompts are text that no chat template has touched.")
+        fix = Fix(text=tr("send them through the chat template"), edits={"apply_chat_template": True})
+        return [problem("E394", "tools", seen, "", fix)]
+    if config.truncation_strategy == "left":
+        seen = tr("truncation_strategy left cuts the beginning of a prompt, where the tools stand.")
+        fix = Fix(text=tr("leave out long prompts"), edits={"truncation_strategy": "delete"})
+        return [problem("E394", "truncation_strategy", seen, "", fix)]
+    return []
+
+
+def _limits(config: Config) -> list[Problem]:
+    if not config.is_limited_by_turn or config.max_turns is not None:
+        return []
+    seen = tr("completion_length_limit_scope is per_round, but max_turns is not set.")
+    return [
+        problem(
+            "E395",
+            "max_turns",
+            seen,
+            "",
+            Fix(text=tr("limit the turns"), edits={"max_turns": 8}),
+            Fix(text=tr("limit all turns together"), edits={"completion_length_limit_scope": "total"}),
+        )
+    ]
+
+
+CHECK = Check(judge=tool_problems, place=560, codes=CODES)

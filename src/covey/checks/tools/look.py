@@ -1,0 +1,85 @@
+"""Facts about tools and environments: whether they load, and how the chat template writes calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from covey.data.text import TextCodec
+from covey.environments.agents import Agents, TurnLimits
+from covey.environments.call_format import CallFormat
+from covey.environments.rendering import Renderer, writes_calls_alike
+from covey.environments.template_calls import format_or_reason
+from covey.options.schema import Config
+from covey.plan.facts import Facts, ToolFacts
+from covey.types import ToolCall
+
+# What is longer than any text that a model reads.
+_MOST_CHARS = 1_000_000
+_CHATML = ("<|im_start|>", "<|im_end|>")
+_PROBE = ToolCall(name="covey_probe", arguments={"alpha": "beta"})
+
+
+def with_tools(
+    facts: Facts, config: Config, codec: TextCodec | None, functions: Mapping[str, Any]
+) -> tuple[Facts, Agents | None]:
+    """Return the facts with those of tools and environment, and what runs them, ready for episodes; None
+    where there are none, or something stands against them."""
+    if not config.has_turns or config.replay_rollouts is not None:
+        return facts, None
+    # Runs without tools do not wait for these.
+    from covey.environments.environment_host import start_environments
+    from covey.environments.tool_pool import start_tools
+
+    found, faults = None, []
+    if config.tools:
+        found, faults = start_tools(
+            [functions.get(name, name) for name in config.tools],
+            workers=config.tool_workers,
+            timeout_s=config.tool_timeout_s,
+            memory_gb=config.tool_memory_gb,
+            max_result_chars=_MOST_CHARS,
+        )
+    environment = None
+    if config.environment_factory is not None:
+        environment, more = start_environments(
+            functions.get(config.environment_factory, config.environment_factory),
+            places=config.max_environments,
+            timeout_s=config.tool_timeout_s,
+            max_result_chars=_MOST_CHARS,
+        )
+        faults = [*faults, *more]
+    tools = ToolFacts(faults=tuple(faults), names=tuple(found.schemas) if found is not None else ())
+    read = None if codec is None else format_or_reason(codec)
+    form = read if isinstance(read, CallFormat) else None
+    needs_format = bool(config.tools) or (environment is not None and not environment.has_step)
+    if form is not None:
+        tools = replace(tools, call_format=form.name)
+    elif read is not None and codec is not None and needs_format:
+        is_chatml = all(codec.tokenizer.token_to_id(mark) is not None for mark in _CHATML)
+        tools = replace(tools, no_format=read.kind, written=read.written, may_be_chatml=is_chatml)
+    facts = replace(facts, tools=tools)
+    if faults or tools.no_format or codec is None:
+        for host in (found, environment):
+            if host is not None:
+                host.close()
+        return facts, None
+    alike = form is not None and writes_calls_alike(codec, form.write([_PROBE]), _PROBE)
+    return facts, Agents(
+        renderer=Renderer(codec, has_raw_calls=alike),
+        limits=TurnLimits(
+            max_tokens=config.max_completion_length,
+            is_per_turn=config.is_limited_by_turn,
+            max_turns=config.max_turns,
+            max_tool_rounds=config.max_tool_calling_iterations,
+            max_result_tokens=config.max_tool_response_length,
+            context=facts.model.context,
+        ),
+        format=form,
+        tools=found,
+        environment=environment,
+        starts_differ=config.environment_starts == "differ",
+        keys=count(),
+    )
