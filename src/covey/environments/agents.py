@@ -55,7 +55,7 @@ class Agents:
 
 
 def spoken_turn(
-    completion: Completion, before: Sequence[int], opened: str, codec: TextCodec, form: CallFormat | None
+    completion: Completion, before: Sequence[int], opened: str, codec: TextCodec, agents: Agents
 ) -> Spoken:
     """Read a turn of the model behind the tokens `before`, of which the template had `opened` a part."""
     ids = completion.token_ids.tolist()
@@ -63,13 +63,13 @@ def spoken_turn(
     written = ids[:-1] if is_ended else ids
     raw = codec.decode_behind(before if opened else (), written, marks=True)
     whole = opened + raw
-    parsed = Parsed(content=whole, calls=()) if form is None else form.parse(whole)
+    parsed = Parsed(content=whole, calls=()) if agents.format is None else agents.format.parse(whole)
     added = codec.tokenizer.get_added_tokens_decoder()
     return Spoken(
         raw=raw,
         opened=opened,
         end=ids[-1] if is_ended else None,
-        content=parsed.content,
+        content=parsed.content.removeprefix(agents.renderer.lead),
         calls=parsed.calls,
         marks=frozenset(added[i].content for i in {*written} if i in added),
     )

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.data.errors import TemplateError
 from covey.data.prompt import opened_by
 from covey.data.text import TextCodec
+from covey.environments.call_format import CallFormat
 from covey.environments.untrusted import Untrusted
 from covey.types import ToolCall, Turn
 
@@ -76,13 +78,60 @@ class Rendering:
     rewritten: str = ""
 
 
-class Renderer:
-    """Renders conversations for one model. `has_raw_calls`: a call within the text of a turn is written as
-    one that is given apart (see `writes_calls_alike`)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsAlike:
+    """Says of which turns the template writes calls that stand in their text as it writes calls that are
+    given apart: those that call alone, and those with text in front. Other turns are given apart."""
 
-    def __init__(self, codec: TextCodec, *, has_raw_calls: bool = True) -> None:
-        self._codec, self._has_raw_calls = codec, has_raw_calls
+    alone: bool
+    behind_text: bool
+
+    def holds_for(self, turn: Spoken) -> bool:
+        """Return whether a turn may go to the template as one text."""
+        return not turn.calls or (self.behind_text if turn.content.strip() else self.alone)
+
+
+ALL_ALIKE = CallsAlike(alone=True, behind_text=True)
+"""Of templates that are given no calls."""
+
+
+def calls_alike(codec: TextCodec, form: CallFormat | None) -> CallsAlike:
+    """Render a call within the text of a turn and apart, and compare what the template writes up to the next
+    turn; spaces between text and call aside, which are the model's."""
+    if form is None:
+        return ALL_ALIKE
+    call = ToolCall(name="covey_probe", arguments={"alpha": "beta"})
+    return CallsAlike(
+        alone=_writes_alike(codec, "", form.write([call]), call),
+        behind_text=_writes_alike(codec, "covey says", form.write([call]), call),
+    )
+
+
+def _writes_alike(codec: TextCodec, said: str, written: str, call: ToolCall) -> bool:
+    asked = {"role": "user", "content": "covey asks"}
+    answer = {"role": "tool", "name": call.name, "content": "covey answers"}
+    tools = [{"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}]
+    text = f"{said}\n{written}" if said else written
+    apart = Spoken(raw="", content=said, calls=(call,)).message()
+    try:
+        one, other = (
+            "".join(codec.render([asked, turn, answer], tools=tools).split())
+            for turn in ({"role": "assistant", "content": text}, apart)
+        )
+    except TemplateError:
+        return False
+    return one == other
+
+
+class Renderer:
+    """Renders conversations for one model. `calls_alike` says which calls the template writes as the model
+    does (see `CallsAlike`). `lead` is what the template writes in front of the text of a turn where the model
+    writes it itself: the line break behind `<|assistant|>` of GLM."""
+
+    def __init__(self, codec: TextCodec, calls_alike: CallsAlike) -> None:
+        self._codec, self._calls_alike = codec, calls_alike
         self._untrusted = Untrusted(codec)
+        self.lead = _lead(codec)
 
     def start(self, conversation: Conversation, rewritten: str = "") -> Rendering:
         """Render a whole conversation as the prompt of a new sequence."""
@@ -101,7 +150,7 @@ class Renderer:
         """
         last = conversation.items[_turns(conversation)[-1]]
         assert isinstance(last, Spoken)
-        if last.calls and not self._has_raw_calls:
+        if not self._calls_alike.holds_for(last):
             return self.start(conversation, "the template writes calls in another way than the model")
         text = self._behind_marks(conversation, segments)
         if text is None:
@@ -121,9 +170,10 @@ class Renderer:
         """Return what the template is given of an item that is not to be trusted."""
         if not isinstance(item, Spoken):
             return self._untrusted.hidden_message(item)
-        if item.calls and not self._has_raw_calls:
+        if not self._calls_alike.holds_for(item):
             return item.message()
-        return {"role": "assistant", "content": self._untrusted.hide_own(item.written, item.marks)}
+        text = item.written.removeprefix(self.lead)
+        return {"role": "assistant", "content": self._untrusted.hide_own(text, item.marks)}
 
     def _behind_marks(self, conversation: Conversation, segments: Sequence[str]) -> str | None:
         """Return what stands behind the last turn; None where something before it has changed."""
@@ -135,7 +185,8 @@ class Renderer:
                 item = conversation.items[number]
                 assert isinstance(item, Spoken)
                 content = _marked(item.written, number, style)
-                marked[number] = {"role": "assistant", "content": content}
+                given = content.removeprefix(self.lead)
+                marked[number] = {"role": "assistant", "content": given}
                 written.append(segment.removesuffix(item.opened) + content)
             text, before = self._render(conversation, marked), "".join(written)
             if text.startswith(before):
@@ -150,6 +201,18 @@ class Renderer:
         return Rendering(text=text, token_ids=ids, opened=opened_by(text), rewritten=rewritten)
 
 
+def _lead(codec: TextCodec) -> str:
+    """Return the space that the template writes between what opens a turn and the text of the turn."""
+    asked, said = {"role": "user", "content": "covey asks"}, "covey says"
+    try:
+        prompt = codec.render([asked])
+        whole = codec.render([asked, {"role": "assistant", "content": said}], add_generation_prompt=False)
+    except TemplateError:
+        return ""
+    lead, found, _ = whole.removeprefix(prompt).partition(said)
+    return lead if whole.startswith(prompt) and found and not lead.strip() else ""
+
+
 def _turns(conversation: Conversation) -> list[int]:
     return [n for n, item in enumerate(conversation.items) if isinstance(item, Spoken)]
 
@@ -159,7 +222,8 @@ def _marked(written: str, number: int, style: int) -> str:
     style 0, as most templates write it in style 1."""
     thought = _THOUGHT.match(written)
     if thought is None:
-        return f"covey{number}says" if written.strip() else ""
+        lead = written[: len(written) - len(written.lstrip())]
+        return f"{lead}covey{number}says" if written.strip() else written
     begins, words, ends, rest = thought.groups()
     if style:
         begins, ends = _CANONICAL
@@ -171,17 +235,3 @@ def _marked(written: str, number: int, style: int) -> str:
             f"covey{number}says" if rest.strip() else "",
         ]
     )
-
-
-def writes_calls_alike(codec: TextCodec, text: str, call: ToolCall) -> bool:
-    """Return whether the template writes a call that stands in the text of a turn, as `text`, like one that
-    it is given apart, and goes on alike behind it."""
-    asked = {"role": "user", "content": "covey asks"}
-    answer = {"role": "tool", "name": call.name, "content": "covey answers"}
-    tools = [{"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}]
-    apart = Spoken(raw="", calls=(call,)).message()
-    renderings = [
-        codec.render([asked, turn, answer], tools=tools)
-        for turn in ({"role": "assistant", "content": text}, apart)
-    ]
-    return renderings[0] == renderings[1]

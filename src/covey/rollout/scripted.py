@@ -14,8 +14,8 @@ Script = Callable[[TurnId], str | None]
 
 
 class ScriptedEngine:
-    """Answers each request with the text of a script and the first end token of the model. Each token has the
-    log-probability 0."""
+    """Answers each request with the text of a script, and the first end token of the model where the text
+    ends with none. Each token has the log-probability 0."""
 
     capabilities = Capabilities(logprobs=True, noise_keys=True)
     members = NO_MEMBERS
@@ -47,7 +47,10 @@ class ScriptedEngine:
         text, most = self._script(request.turn), request.sampling.max_new_tokens
         (ids,) = self._codec.encode(["" if text is None else text])
         ends = request.sampling.stop_token_ids or self._codec.stop_token_ids
-        ids = (ids or (0,)) * most if text is None else (*ids, *ends[:1])
+        if text is None:
+            ids = (ids or (0,)) * most
+        elif not ids or ids[-1] not in ends:
+            ids = (*ids, *ends[:1])
         is_cut = text is None or len(ids) > most
         ids = ids[:most]
         return Completion(

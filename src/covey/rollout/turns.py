@@ -250,7 +250,7 @@ class TurnLoop:
         draft = one.draft
         assert draft is not None
         before = draft.prompt_ids
-        spoken = spoken_turn(completion, before, draft.opened, self._codec, agents.format)
+        spoken = spoken_turn(completion, before, draft.opened, self._codec, agents)
         if self._plan.split != "train" and completion.kept is not None:
             # Nothing is trained on it.
             completion = replace(completion, kept=None)

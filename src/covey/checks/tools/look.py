@@ -10,16 +10,14 @@ from typing import Any
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents, TurnLimits
 from covey.environments.call_format import CallFormat
-from covey.environments.rendering import Renderer, writes_calls_alike
+from covey.environments.rendering import Renderer, calls_alike
 from covey.environments.template_calls import format_or_reason
 from covey.options.schema import Config
 from covey.plan.facts import Facts, ToolFacts
-from covey.types import ToolCall
 
 # What is longer than any text that a model reads.
 _MOST_CHARS = 1_000_000
 _CHATML = ("<|im_start|>", "<|im_end|>")
-_PROBE = ToolCall(name="covey_probe", arguments={"alpha": "beta"})
 
 
 def with_tools(
@@ -66,9 +64,8 @@ def with_tools(
             if host is not None:
                 host.close()
         return facts, None
-    alike = form is not None and writes_calls_alike(codec, form.write([_PROBE]), _PROBE)
     return facts, Agents(
-        renderer=Renderer(codec, has_raw_calls=alike),
+        renderer=Renderer(codec, calls_alike(codec, form)),
         limits=TurnLimits(
             max_tokens=config.max_completion_length,
             is_per_turn=config.is_limited_by_turn,
