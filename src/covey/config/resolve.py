@@ -66,6 +66,8 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     sources = {name: t.source for name, t in typed.items()}
     for name, (value, source) in start.values.items():
         values[name], sources[name] = value, source
+    if "environment_factory" in values and not (values.get("reward_funcs") or values.get("reward_model")):
+        values["reward_funcs"], sources["reward_funcs"] = ["environment"], tr("default with an environment")
     typed_values = dict(values)
 
     def fill(name: str, value: Any, source: str) -> None:
@@ -164,7 +166,8 @@ def _missing(typed: Mapping[str, Typed], faulty: set[str]) -> list[Problem]:
     for name in REQUIRED:
         if (name in typed and typed[name].value) or name in faulty:
             continue
-        if name == "reward_funcs" and "reward_model" in typed and typed["reward_model"].value:
+        others = ("reward_model", "environment_factory")
+        if name == "reward_funcs" and any(n in typed and typed[n].value for n in others):
             continue
         example, words = _EXAMPLES[name]
         problems.append(

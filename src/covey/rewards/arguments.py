@@ -26,6 +26,7 @@ STANDARD = (
     "response_token_ids",
     "finish_reason",
     "is_truncated",
+    "environment_reward",
     "prompt_id",
     "trainer_state",
     "log_extra",
@@ -36,8 +37,8 @@ _OF_TURNS: Mapping[str, Callable[[Scored], Any]] = {
     "num_turns": lambda row: row.episode.num_turns,
     "turns": lambda row: [asdict(turn) for turn in row.episode.turns],
 }
-# What takes time to make goes to those who name it, not to whoever takes everything.
-_ONLY_NAMED = ("completion_steps",)
+# What takes time to make, or few have, goes to those who name it, not to whoever takes everything.
+_ONLY_NAMED = ("completion_steps", "environment_reward")
 _AS_TEXT = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
 
 
@@ -62,6 +63,7 @@ def arguments_of(
         "response_token_ids": lambda r: r.episode.completion_ids,
         "finish_reason": lambda r: r.episode.outcome.value,
         "is_truncated": lambda r: r.episode.outcome is Outcome.TRUNCATED,
+        "environment_reward": lambda r: r.episode.environment_reward,
         "prompt_id": lambda r: str(r.prompt.id),
         **(_OF_TURNS if any(r.episode.turns for r in rows) else {}),
     }

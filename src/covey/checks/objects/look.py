@@ -71,6 +71,10 @@ def named_objects(options: Mapping[str, Any], *, offline: bool) -> Iterator[tupl
         match look_up(name).option:
             case "reward_funcs":
                 values[name] = taking.rewards(value)
+            case "tools":
+                values[name] = taking.tools(value)
+            case "environment_factory":
+                values[name] = taking.environment(value)
             case "dataset" | "val_dataset" as option:
                 values[name] = taking.sources(option, value)
     key = next((name for name in values if look_up(name).option == "model"), "model")
@@ -136,6 +140,23 @@ class _Taking:
             elif not isinstance(entry, str):
                 entries[index] = self._named(entry, typed)
         return entries
+
+    def tools(self, given: Any) -> Any:
+        """The tools with a name for each function."""
+        entries = list(given) if isinstance(given, list | tuple) else [given]
+        typed = {entry for entry in entries if isinstance(entry, str)}
+        return [entry if isinstance(entry, str) else self._named(entry, typed) for entry in entries if entry]
+
+    def environment(self, given: Any) -> Any:
+        """A name for a class or a function that makes environments, or for several by the names that rows have
+        for them."""
+        if given is None or isinstance(given, str):
+            return given
+        if not isinstance(given, Mapping):
+            return self._named(given, ())
+        name = ", ".join(str(key) for key in given)
+        self._functions[name] = given
+        return name
 
     def _named(self, function: Any, typed: Collection[str]) -> str:
         from covey.rewards.targets import Target, callable_name, target_of_callable

@@ -39,4 +39,15 @@ CODES = (
         title="Episodes without a limit",
         why="With a limit for each turn alone an episode could go on for ever.",
     ),
+    Code(
+        code="E396",
+        title="Reward of an environment that there is not",
+        why="The reward environment is what an environment gives for an episode; without one it has no value.",
+    ),
+    Code(
+        code="W154",
+        title="Rewards of the environment are not counted",
+        why="What an environment gives for an episode is a reward like any other: it is counted where "
+        "reward_funcs names it.",
+    ),
 )

@@ -16,13 +16,20 @@ from covey.types import Fix, Problem
 
 _CODE_OF = {"missing": "E390", "import": "E390", "environment": "E393"}
 _SHOWN = 200
+_REWARD = "environment"
 
 
 def tool_problems(config: Config, facts: Facts, typed: Collection[str] | None) -> list[Problem]:
     """Return what stands against tools and environment."""
     if not config.has_turns:
-        return _idle(config, typed or ())
-    return [*_faults(config, facts), *_format(facts), *_prompts(config, facts), *_limits(config)]
+        return [*_idle(config, typed or ()), *_reward(config, facts)]
+    return [
+        *_faults(config, facts),
+        *_format(facts),
+        *_prompts(config, facts),
+        *_limits(config),
+        *_reward(config, facts),
+    ]
 
 
 def _idle(config: Config, typed: Collection[str]) -> list[Problem]:
@@ -115,6 +122,26 @@ def _limits(config: Config) -> list[Problem]:
             Fix(text=tr("limit all turns together"), edits={"completion_length_limit_scope": "total"}),
         )
     ]
+
+
+def _reward(config: Config, facts: Facts) -> list[Problem]:
+    """Return what stands against the reward `environment`, and a warning where it is not counted."""
+    gives, is_counted = facts.tools.gives_reward, _REWARD in config.reward_funcs
+    without = [name for name in config.reward_funcs if name != _REWARD]
+    leave = Fix(text=tr("leave out the reward {reward}", reward=_REWARD), edits={"reward_funcs": without})
+    if is_counted and config.environment_factory is None:
+        seen = tr("The reward {reward} is counted, but there is no environment.", reward=_REWARD)
+        name = Fix(text=tr("name the environment: --environment_factory FILE.py:CLASS"))
+        return [problem("E396", "reward_funcs", seen, "", name, *([leave] if without else []))]
+    if is_counted and gives is False:
+        seen = tr("The reward {reward} is counted, but the environment has no get_reward().", reward=_REWARD)
+        give = Fix(text=tr("give the class a method get_reward(self) -> float"))
+        return [problem("E396", "reward_funcs", seen, "", give, *([leave] if without else []))]
+    if gives and not is_counted:
+        seen = tr("The environment gives rewards, but reward_funcs does not count them.")
+        count = Fix(text=tr("count them"), edits={"reward_funcs": [*config.reward_funcs, _REWARD]})
+        return [warning("W154", "reward_funcs", seen, "", count)]
+    return []
 
 
 CHECK = Check(judge=tool_problems, place=560, codes=CODES)

@@ -49,7 +49,11 @@ def with_tools(
             max_result_chars=_MOST_CHARS,
         )
         faults = [*faults, *more]
-    tools = ToolFacts(faults=tuple(faults), names=tuple(found.schemas) if found is not None else ())
+    tools = ToolFacts(
+        faults=tuple(faults),
+        names=tuple(found.schemas) if found is not None else (),
+        gives_reward=None if environment is None else environment.has_step or environment.has_reward,
+    )
     read = None if codec is None else format_or_reason(codec)
     form = read if isinstance(read, CallFormat) else None
     needs_format = bool(config.tools) or (environment is not None and not environment.has_step)

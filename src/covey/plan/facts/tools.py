@@ -18,6 +18,7 @@ class ToolFacts:
                   no tool needs one
     written       what the template wrote of a call where its format is unknown
     may_be_chatml whether `chatml-tools` fits the tokenizer
+    gives_reward  whether the environment may give rewards
     """
 
     faults: tuple[ToolFault, ...] = ()
@@ -26,3 +27,4 @@ class ToolFacts:
     no_format: str = ""
     written: str = ""
     may_be_chatml: bool = False
+    gives_reward: bool | None = None

@@ -1,0 +1,15 @@
+"""The reward that an environment gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from covey.rewards.declare import BuiltIn
+
+
+def environment(*, environment_reward: Sequence[float | None]) -> list[float | None]:
+    """What the environment gave for the episode: its `get_reward`, or the sum over its turns."""
+    return list(environment_reward)
+
+
+ENVIRONMENT = BuiltIn(name="environment", function=environment)
