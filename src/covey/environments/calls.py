@@ -11,7 +11,9 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from covey.exits import interrupt_thread
 
 T = TypeVar("T")
 
@@ -37,6 +39,14 @@ class Late:
     """A function that had not returned at its time limit."""
 
     seconds: float
+
+
+class Lock(Protocol):
+    """What a call holds while it runs; another thread may release it."""
+
+    def acquire(self) -> bool: ...
+
+    def release(self) -> None: ...
 
 
 Outcome = Returned | Raised | Late
@@ -71,11 +81,11 @@ class Loop:
 
 
 class Call:
-    """A call that is told once. `begin` starts its time limit, which is over while `lock` is still awaited by
-    nobody: what it takes, it gives back when the outcome is told."""
+    """A call whose outcome is told once. Its time begins when it has `lock`, which is free again when the
+    outcome is told."""
 
     def __init__(
-        self, limit_s: float, done: Callable[[Outcome], None], loop: Loop, lock: threading.Lock | None = None
+        self, limit_s: float, done: Callable[[Outcome], None], loop: Loop, lock: Lock | None = None
     ) -> None:
         self._limit_s = limit_s
         self._done = done
@@ -91,6 +101,11 @@ class Call:
     def is_late(self) -> bool:
         """Whether it was told that the time is over."""
         return isinstance(self._outcome, Late)
+
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether a coroutine was started."""
+        return self._future is not None
 
     def run(self, function: Callable[[], Any]) -> None:
         """Call a function in this thread; a coroutine that it returns runs on the loop."""
@@ -148,12 +163,12 @@ class Call:
 
 
 class Lane:
-    """Calls one function after the other in one thread; one that is late is left alone in there, and those
-    behind it go on in a new one."""
+    """Calls one function after the other in one thread. One that is late is interrupted, which ends a loop of
+    Python's, and otherwise left alone in there; those behind it go on in a new thread."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._tasks: queue.SimpleQueue[tuple[Call, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[int], bool] | None] = queue.SimpleQueue()
         self._start()
 
     def run(
@@ -161,16 +176,28 @@ class Lane:
         function: Callable[[], Any],
         limit_s: float,
         done: Callable[[Outcome], None],
-        lock: threading.Lock | None = None,
+        lock: Lock | None = None,
     ) -> None:
         """Call a function after all others; its time begins when it does, and when `lock` is free."""
 
-        def tell(outcome: Outcome) -> None:
-            if isinstance(outcome, Late):
-                self._start()
-            done(outcome)
+        def work(thread: int) -> bool:
+            """Whether this thread can go on."""
+            is_left = threading.Event()
 
-        self._tasks.put((Call(limit_s, tell, self._loop, lock), function))
+            def tell(outcome: Outcome) -> None:
+                if isinstance(outcome, Late):
+                    if not call.is_on_loop:
+                        interrupt_thread(thread)
+                    is_left.set()
+                    self._start()
+                done(outcome)
+
+            call = Call(limit_s, tell, self._loop, lock)
+            call.run(function)
+            # Another thread may get the number of this one when it has ended, and the interrupt with it.
+            return not (call.is_late and is_left.wait())
+
+        self._tasks.put(work)
 
     def end(self) -> None:
         """End the thread after what was asked for."""
@@ -180,11 +207,9 @@ class Lane:
         threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            call, function = task
-            call.run(function)
-            if call.is_late:
-                return
+        with contextlib.suppress(KeyboardInterrupt):
+            while (task := self._tasks.get()) is not None and task(threading.get_ident()):
+                pass
 
 
 class Pending(Generic[T]):

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from covey.rewards.arguments import plain_value
 from covey.rewards.process import WorkerGone, WorkerProcess
-from covey.texts import unpacked
+from covey.texts import tr, unpacked
 from covey.types import Status
 
 Answer = dict[str, Any] | WorkerGone
@@ -52,7 +53,14 @@ class Channel:
             done(end)
             return
         try:
-            line = json.dumps({**request, "id": number})
+            line = json.dumps({**request, "id": number}, default=plain_value)
+        except (TypeError, ValueError) as error:
+            with self._lock:
+                is_due = self._due.pop(number, None) is not None
+            if is_due:
+                done(WorkerGone(Status.ERROR, tr("could not be sent: {error}", error=error)))
+            return
+        try:
             with self._write_lock:
                 self._worker.send(line)
         except OSError:

@@ -33,13 +33,14 @@ class Printed:
                 if left == 0:
                     continue
                 with self._lock:
+                    is_over = self._left == 0
                     shown = chunk[: min(left, self._left)]
                     self._left -= len(shown)
                 sys.stderr.write(shown.decode("utf-8", "replace"))
                 if len(shown) < len(chunk):
                     left = 0
-                    words = tr("[what else this process of tools prints is not shown]")
-                    sys.stderr.write(f"\n{words}\n")
+                    words = tr("[what else this worker process prints is not shown]")
+                    sys.stderr.write("" if is_over else f"\n{words}\n")
                 else:
                     left -= len(shown)
                 sys.stderr.flush()

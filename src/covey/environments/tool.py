@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from covey.environments.calls import Late, Outcome, Raised
+from covey.environments.protocol import ToolFault
 from covey.environments.schema import Signature
 from covey.rewards.callee import is_async
+from covey.rewards.loading import Unloadable
+from covey.texts import packed, unpacked
 from covey.types import CallFailure, ToolResult
 
 _LONGEST_ERROR = 500
@@ -90,6 +93,25 @@ def unpacked_result(value: Mapping[str, Any]) -> ToolResult:
     """The result that `packed_result` made this of."""
     failure = value["failure"]
     return ToolResult(**{**value, "failure": CallFailure(failure) if failure else None})
+
+
+def unloadable(fault: Unloadable) -> ToolFault:
+    """The fault of a function or class that is not there, or whose import raised."""
+    kind = fault.kind if fault.kind in ("import", "missing") else "signature"
+    return ToolFault(entry=fault.subject, kind=kind, words=str(fault))
+
+
+def packed_faults(faults: Sequence[ToolFault]) -> dict[str, Any]:
+    """The reply of a worker that cannot use what it was to load."""
+    return {"unusable": [{**asdict(fault), "words": packed(fault.words)} for fault in faults]}
+
+
+def faults_of(entry: str, reply: Mapping[str, Any]) -> list[ToolFault]:
+    """The faults that `packed_faults` made this of, as those of an entry."""
+    return [
+        ToolFault(entry=entry, kind=f["kind"], words=unpacked(f["words"]), lacking=tuple(f["lacking"]))
+        for f in reply["unusable"]
+    ]
 
 
 def _raised(name: str, raised: Raised) -> ToolResult:

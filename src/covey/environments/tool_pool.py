@@ -13,7 +13,7 @@ from covey.environments.calls import Pending
 from covey.environments.channel import Answer, Channel
 from covey.environments.printed import Printed
 from covey.environments.protocol import Schema, ToolFault
-from covey.environments.tool import Limits, failed, unpacked_result
+from covey.environments.tool import Limits, failed, faults_of, unpacked_result
 from covey.rewards.process import WorkerGone
 from covey.rewards.targets import Target
 from covey.rewards.workers import Workers, load_request
@@ -72,7 +72,7 @@ class ToolPool:
             return ToolFault(entry=target.entry, kind="import", words=words)
         self._workers.give_back(worker)
         if "name" not in reply:
-            return fault_of(target.entry, reply)
+            return faults_of(target.entry, reply)[0]
         name = reply["name"]
         if name not in self._tools:
             self._workers.loaded.append(load_request(target, needs_schema=False))
@@ -124,15 +124,6 @@ class ToolPool:
             answered(gone)
             return
         self._channel.send(_request(call), answered)
-
-
-def fault_of(entry: str, reply: Mapping[str, Any]) -> ToolFault:
-    """What a worker says of a function or class that it cannot use."""
-    fault = reply.get("unusable") or reply["fault"]
-    kind = fault["kind"] if "unusable" in reply or fault["kind"] in ("import", "missing") else "signature"
-    return ToolFault(
-        entry=entry, kind=kind, words=unpacked(fault["words"]), lacking=tuple(fault.get("lacking", ()))
-    )
 
 
 def repeated_names(entries: Sequence[str], names: Sequence[str]) -> list[ToolFault]:

@@ -6,7 +6,7 @@ one after the other, in the main thread:
     {"do": "open", "path": […], "holds": "tools", "limits": {…}, "memory_gb": 2}
         {"faults": []}
     {"do": "load", "target": {…}, "needs_schema": true}
-        {"is_async": false, "schema": {…}}, or {"fault": {"kind": "no_hints", …}}
+        {"is_async": false, "schema": {…}}, or {"unusable": [{"kind": "no_hints", …}]}
     {"do": "call", "tool": "calculate", "arguments": {…}, "limit_s": 2}
         {"result": {…}}
 
@@ -17,27 +17,35 @@ ends itself.
 from __future__ import annotations
 
 import faulthandler
-import os
+import inspect
 import resource
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from covey.environments.calls import Call, Late, Loop, Outcome, Raised, Returned
+from covey.environments.environment_worker import EnvironmentWorker
 from covey.environments.schema import BadArguments, Unusable, schema_of
-from covey.environments.tool import Limits, Tool, failed, packed_result, result_of
+from covey.environments.tool import (
+    Limits,
+    Tool,
+    failed,
+    packed_faults,
+    packed_result,
+    result_of,
+    unloadable,
+)
+from covey.rewards.callee import describe
 from covey.rewards.loading import Loader, Unloadable
 from covey.rewards.pipes import Pipes, end_group
-from covey.rewards.protocol import packed_fault
 from covey.rewards.targets import Target
 from covey.texts import packed, tr
 from covey.types import CallFailure
 
 _ANSWERS_WITHIN_S = 1.0
-_GRACE_S = 5.0
+_GRACE_S = 2.0
 Send = Callable[[Mapping[str, Any]], None]
 
 
@@ -51,26 +59,31 @@ class ToolWorker:
         self._tools: dict[str, Tool] = {}
         self._loop = Loop()
 
-    def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Import a tool."""
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Import a tool, or call a sync one."""
+        return self._load(request) if request["do"] == "load" else self._call(request)
+
+    def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         target = Target(**request["target"])
         try:
             function = self._loader.attribute(target)
             schema = schema_of(function) if request["needs_schema"] else None
             tool = Tool.of(function)
         except Unloadable as fault:
-            return {"fault": packed_fault(fault.of(target.entry))}
+            return packed_faults([unloadable(fault)])
         except Unusable as error:
-            return {"unusable": {**asdict(error.fault), "words": packed(error.fault.words)}}
+            return packed_faults([error.fault])
         self._tools[tool.name] = tool
         return {"is_async": tool.is_async, "schema": schema, "name": tool.name}
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a sync tool."""
+    def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
         tool = self._tools[request["tool"]]
         began = time.monotonic()
         try:
             value = tool.function(**tool.signature.fit(request["arguments"]))
+            if inspect.isawaitable(value):
+                # A decorator hides that the function is async.
+                value = self._loop.wait(value)
             outcome: Outcome = Returned(value, time.monotonic() - began)
         except BadArguments as error:
             return self._bad_arguments(tool, error)
@@ -106,27 +119,34 @@ def main() -> None:
     pipes = Pipes.take()
     requests = pipes.requests()
     opening = next(requests)
-    made: list[ToolWorker] = []
+    made: list[ToolWorker | EnvironmentWorker] = []
     pipes.answer(opening, lambda request: _open(request, pipes, made))
     (worker,) = made
     is_watched = False
     for request in requests:
         if "id" not in request:
-            pipes.answer(request, worker.load if request["do"] == "load" else worker.answer)
+            pipes.answer(request, worker.answer)
             continue
         if not is_watched:
             is_watched = True
             threading.Thread(target=_watch, args=(opening["limits"]["timeout_s"],), daemon=True).start()
-        worker.begin(request, partial(_send, pipes, request["id"]))
+        send = partial(_send, pipes, request["id"])
+        try:
+            worker.begin(request, send)
+        except Exception as error:  # noqa: BLE001 - a process that ends takes its words with it
+            send({"failed": packed(describe(error, None))})
 
 
-def _open(request: Mapping[str, Any], pipes: Pipes, made: list[ToolWorker]) -> dict[str, Any]:
+def _open(
+    request: Mapping[str, Any], pipes: Pipes, made: list[ToolWorker | EnvironmentWorker]
+) -> dict[str, Any]:
     if request["memory_gb"] is not None:
         most = int(request["memory_gb"] * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     loader = Loader(request["path"], {})
     loader.open()
-    made.append(ToolWorker(loader, Limits(**request["limits"]), partial(_end, pipes)))
+    kind = ToolWorker if request["holds"] == "tools" else EnvironmentWorker
+    made.append(kind(loader, Limits(**request["limits"]), partial(_end, pipes)))
     return {"faults": []}
 
 
@@ -140,12 +160,11 @@ def _end(pipes: Pipes, words: str) -> None:
 
 
 def _watch(limit_s: float) -> None:
-    """End this process where no Python thread runs for longer than a call may take: C code that keeps the
-    interpreter's lock lets no thread watch the time. The timer of faulthandler needs no such thread."""
-    with open(os.devnull, "w") as nothing:
-        while True:
-            faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=nothing)
-            time.sleep(_ANSWERS_WITHIN_S)
+    """End this process, and say where it is, when no Python thread runs for longer than a call may take: C
+    code that keeps the interpreter's lock lets no thread watch the time. faulthandler's timer needs none."""
+    while True:
+        faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=2)
+        time.sleep(_ANSWERS_WITHIN_S)
 
 
 if __name__ == "__main__":

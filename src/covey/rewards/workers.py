@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from covey.rewards.process import WorkerGone, WorkerProcess
-from covey.rewards.protocol import unpacked_fault
 from covey.rewards.targets import Target
 from covey.texts import joined, tr, unpacked
 from covey.types import Status
@@ -50,10 +49,10 @@ class Workers:
         faults = list(opened["faults"])
         for what in self.loaded:
             reply = self.load(worker, what)
-            faults.extend([reply["fault"]] if "fault" in reply else [])
+            faults.extend([reply["fault"]] if "fault" in reply else reply.get("unusable", ()))
         if faults:
             self.end(worker)
-            words = joined("; ", [unpacked_fault(fault).words for fault in faults])
+            words = joined("; ", [unpacked(fault["words"]) for fault in faults])
             raise WorkerGone(Status.ERROR, tr("could not be loaded in a new worker: {words}", words=words))
         return worker
 

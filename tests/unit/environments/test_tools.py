@@ -224,7 +224,7 @@ def test_prints_are_shown_up_to_a_limit(capfd):
     time.sleep(0.2)
     out, err = capfd.readouterr()
     assert out == "" and err.startswith("it begins\nyyy") and len(err) < 5000
-    assert err.endswith("y\n[what else this process of tools prints is not shown]\n")
+    assert err.endswith("y\n[what else this worker process prints is not shown]\n")
 
 
 def test_close_ends_what_runs():
