@@ -80,7 +80,7 @@ def as_json(arguments: Mapping[str, Sequence[Any]]) -> dict[str, str]:
     texts = {}
     for name, values in arguments.items():
         try:
-            texts[name] = json.dumps(values, default=_plain)
+            texts[name] = json.dumps(values, default=plain_value)
         except (TypeError, ValueError) as error:
             raise Unsendable(
                 tr("the column {name} cannot be passed to a reward: {error}", name=name, error=error)
@@ -94,7 +94,8 @@ def _messages(row: Scored, messages: Sequence[Mapping[str, Any]] | None) -> list
     return [dict(m) for m in messages]
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """What JSON has in place of a value of another type; a TypeError names the type where it has nothing."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, _AS_TEXT):

@@ -23,7 +23,7 @@ from covey.types import RewardCause, Status
 # `{"raised": words}` for a call that raised, or `{"failed": words, "status": "timeout", "cause": ""}` for one
 # with no end.
 Reply = dict[str, Any]
-_OWN_FILES = (str(Path(__file__).parent), importlib.__file__)
+_OWN_FILES = (str(Path(__file__).parents[1]), importlib.__file__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,8 @@ class Callee:
         self._function = function
         self._file = file_of(function)
         self._loop: tuple[ThreadPoolExecutor, asyncio.Runner] | None = None
+        # Waits for a coroutine on a loop that is there already.
+        self.wait: Callable[[Awaitable[Any]], Any] | None = None
         self.wants = wants_of(function)
         self.is_async = is_async(function)
 
@@ -75,6 +77,8 @@ class Callee:
         reward keeps belong to the loop they were made in, and a notebook runs a loop in this thread."""
         if not inspect.isawaitable(result):
             return result
+        if self.wait is not None:
+            return self.wait(result)
         if self._loop is None:
             self._loop = (ThreadPoolExecutor(1, "reward-loop"), asyncio.Runner())
         thread, runner = self._loop
@@ -194,7 +198,7 @@ def _row(value: Any) -> list[Any]:
         return _failed(Status.ERROR, value.words, value.cause)
     if isinstance(value, list | tuple) or getattr(value, "ndim", None):
         return _steps(list(value))
-    number = _number(value)
+    number = number_of(value)
     if number is None:
         words = tr(
             "returned a {name} instead of a number or None: {value!r:.80}",
@@ -217,7 +221,7 @@ def _failed(status: Status, words: str, cause: RewardCause) -> list[Any]:
 
 def _steps(values: Sequence[Any]) -> list[Any]:
     """The numbers of a row's steps; how many there have to be is known where the row is."""
-    numbers = [_number(value) for value in values]
+    numbers = [number_of(value) for value in values]
     for i, (value, number) in enumerate(zip(values, numbers, strict=True), start=1):
         if number is None:
             kind = type(value).__name__
@@ -237,7 +241,8 @@ def _steps(values: Sequence[Any]) -> list[Any]:
     return [numbers, Status.OK.value, "", ""]
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
+    """A number as a float, also one of numpy or torch; None of anything else, text with digits too."""
     try:
         return float(value) if not isinstance(value, str | bytes) else None
     except (TypeError, ValueError, RuntimeError):

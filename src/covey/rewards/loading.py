@@ -70,9 +70,10 @@ class Loader:
 
     def load(self, target: Target) -> tuple[Callee, bool]:
         """The target's function, or an object of its class, and whether it is one of ms-swift's form."""
-        return callee_of(self._attribute(target), self._options)
+        return callee_of(self.attribute(target), self._options)
 
-    def _attribute(self, target: Target) -> Any:
+    def attribute(self, target: Target) -> Any:
+        """What a file, a module or the registry has under the target's name."""
         if target.module is None and target.file is None:
             return self.orms()[target.name]
         module = self._module(target)

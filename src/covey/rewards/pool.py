@@ -1,11 +1,8 @@
-"""The worker processes of a set of rewards: started when there is work, replaced when they end."""
+"""The worker processes of a set of rewards, and the threads that talk to them."""
 
 from __future__ import annotations
 
 import json
-import queue
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -15,8 +12,9 @@ from covey.rewards.callee import Reply, Wants, unpacked_reply
 from covey.rewards.process import WorkerGone, WorkerProcess
 from covey.rewards.protocol import TrainerState, unpacked_fault
 from covey.rewards.targets import Target
-from covey.texts import joined, tr
-from covey.types import RewardFault, Status
+from covey.rewards.workers import Workers, load_request
+from covey.texts import tr
+from covey.types import RewardFault
 
 T = TypeVar("T")
 _LOOK_S = 0.2
@@ -51,18 +49,14 @@ class Pool:
     def __init__(self, plan: PoolPlan) -> None:
         self.plan = plan
         self._threads = ThreadPoolExecutor(plan.workers, "rewards")
-        self._idle: queue.LifoQueue[WorkerProcess] = queue.LifoQueue()
-        self._running: set[WorkerProcess] = set()
-        self._targets: list[Target] = []
+        opening = {"plugins": plan.plugins, "options": plan.options}
+        self._workers = Workers(WorkerProcess.start, opening, plan.load_limit_s)
         self._own_threads: dict[int, ThreadPoolExecutor] = {}
-        self._lock = threading.Lock()
-        self._is_closed = False
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The process numbers of the workers."""
-        with self._lock:
-            return tuple(sorted(worker.pid for worker in self._running))
+        return self._workers.pids
 
     def run_plugins(self) -> tuple[tuple[str, ...], tuple[RewardFault, ...]]:
         """The names that the plugin files put into `orms`, and what is wrong with the files."""
@@ -91,34 +85,30 @@ class Pool:
 
     def close(self) -> None:
         """End every worker; a call in progress ends as failed."""
-        with self._lock:
-            self._is_closed = True
-            running = list(self._running)
-        for worker in running:
-            self._end(worker)
+        self._workers.close()
         for threads in (self._threads, *self._own_threads.values()):
             threads.shutdown(cancel_futures=True)
 
     def _run_plugins(self) -> tuple[tuple[str, ...], tuple[RewardFault, ...]]:
         try:
-            worker, opened = self._start()
+            worker, opened = self._workers.start()
         except WorkerGone as gone:
             entry = " ".join(self.plan.plugins)
             return (), (_without_end(entry, entry, gone),)
-        self._idle.put(worker)
+        self._workers.give_back(worker)
         return tuple(opened["orms"]), tuple(unpacked_fault(fault) for fault in opened["faults"])
 
     def _load(self, target: Target) -> Loaded | RewardFault:
         try:
-            worker = self._take()
-            reply = self._ask_to_load(worker, target)
+            worker = self._workers.take()
+            reply = self._workers.load(worker, load_request(target))
         except WorkerGone as gone:
             return _without_end(target.entry, target.file or target.module or target.entry, gone)
-        self._idle.put(worker)
+        self._workers.give_back(worker)
         if "fault" in reply:
             return unpacked_fault(reply["fault"])
-        self._targets.append(target)
-        number = len(self._targets) - 1
+        self._workers.loaded.append(load_request(target))
+        number = len(self._workers.loaded) - 1
         if reply["is_async"]:
             self._own_threads[number] = ThreadPoolExecutor(self.plan.workers, "async-reward")
         named = reply["wants"]
@@ -129,66 +119,12 @@ class Pool:
 
     def _call(self, request: str, limit_s: float) -> Reply:
         try:
-            worker = self._take()
-            reply = self._ask(worker, request, limit_s)
+            worker = self._workers.take()
+            reply = self._workers.ask(worker, request, limit_s)
         except WorkerGone as gone:
             return {"failed": str(gone), "status": gone.status.value}
-        self._idle.put(worker)
+        self._workers.give_back(worker)
         return unpacked_reply(reply)
-
-    def _take(self) -> WorkerProcess:
-        """A worker that waits for work, or a new one with every function loaded."""
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            pass
-        worker, opened = self._start()
-        faults = list(opened["faults"])
-        for target in self._targets:
-            reply = self._ask_to_load(worker, target)
-            faults.extend([reply["fault"]] if "fault" in reply else [])
-        if faults:
-            self._end(worker)
-            words = joined("; ", [unpacked_fault(fault).words for fault in faults])
-            raise WorkerGone(Status.ERROR, tr("could not be loaded in a new worker: {words}", words=words))
-        return worker
-
-    def _start(self) -> tuple[WorkerProcess, dict[str, Any]]:
-        worker = WorkerProcess.start()
-        with self._lock:
-            self._running.add(worker)
-            is_closed = self._is_closed
-        if is_closed:
-            self._end(worker)
-            raise WorkerGone(Status.ERROR, tr("was not called, because the run is ending"))
-        limit_s = self.plan.load_limit_s
-        what = {"do": "open", "path": sys.path, "plugins": self.plan.plugins, "options": self.plan.options}
-        return worker, self._prepared(worker, json.dumps({**what, "limit_s": limit_s}, default=str))
-
-    def _ask_to_load(self, worker: WorkerProcess, target: Target) -> dict[str, Any]:
-        limit_s = self.plan.load_limit_s
-        what = {"do": "load", "target": asdict(target), "limit_s": limit_s}
-        return self._prepared(worker, json.dumps(what))
-
-    def _prepared(self, worker: WorkerProcess, request: str) -> dict[str, Any]:
-        """The answer to a request that readies a worker; WorkerGone where it failed at that."""
-        reply = self._ask(worker, request, self.plan.load_limit_s)
-        if "failed" in reply:
-            self._end(worker)
-            raise WorkerGone(Status.ERROR, tr("failed: {words}", words=unpacked_reply(reply)["failed"]))
-        return reply
-
-    def _ask(self, worker: WorkerProcess, request: str, limit_s: float) -> dict[str, Any]:
-        try:
-            return worker.ask(request, limit_s)
-        except WorkerGone:
-            self._end(worker)
-            raise
-
-    def _end(self, worker: WorkerProcess) -> None:
-        worker.kill()
-        with self._lock:
-            self._running.discard(worker)
 
 
 def _without_end(reward: str, what: str, gone: WorkerGone) -> RewardFault:

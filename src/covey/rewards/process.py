@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import IO, Any
 
 from covey.errors import CoveyError
 from covey.texts import tr
@@ -34,13 +34,15 @@ class WorkerProcess:
         self._is_late = False
 
     @classmethod
-    def start(cls) -> WorkerProcess:
-        """Start a worker; what it prints goes to this process's standard error."""
+    def start(cls, module: str = "covey.rewards.worker", *, is_quiet: bool = False) -> WorkerProcess:
+        """Start a worker, which runs this module; what it prints goes to this process's standard error, or
+        where it `is_quiet` to the pipe `printed`, which has to be read."""
         return cls(
             subprocess.Popen(
-                [sys.executable, "-m", "covey.rewards.worker"],
+                [sys.executable, "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if is_quiet else None,
                 start_new_session=True,
             )
         )
@@ -50,34 +52,57 @@ class WorkerProcess:
         """The number of the process."""
         return self._process.pid
 
+    @property
+    def printed(self) -> IO[bytes]:
+        """What a quiet worker prints."""
+        assert self._process.stderr is not None
+        return self._process.stderr
+
+    def is_running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
     def ask(self, request: str, limit_s: float) -> dict[str, Any]:
         """The answer to a request of one line; WorkerGone where none came within the limit."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         # The pipes are read and written without a limit of their own: when the time is over the process is
         # ended, which ends both.
         timer = threading.Timer(limit_s, self._end_late)
         timer.start()
         try:
-            self._process.stdin.write(request.encode() + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            self.send(request)
+            line = self.read_line()
         except OSError:
             line = b""
         finally:
             timer.cancel()
             timer.join()
         if line.endswith(b"\n") and not self._is_late:
-            return self._read(line)
-        if not self._is_late:
-            # A worker that is just ending by itself keeps the exit code it ends with.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GRACE_S)
-        self.kill()
+            return self.read(line)
         if self._is_late:
+            self.kill()
             raise WorkerGone(Status.TIMEOUT, tr("returned nothing within {limit_s:g} s", limit_s=limit_s))
-        raise WorkerGone(Status.ERROR, _ending(self._process.returncode))
+        raise self.gone()
 
-    def _read(self, line: bytes) -> dict[str, Any]:
+    def send(self, request: str) -> None:
+        """Write a request of one line; an OSError where nobody reads it any more."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(request.encode() + b"\n")
+            self._process.stdin.flush()
+        except ValueError as error:
+            raise BrokenPipeError("closed by another thread") from error
+
+    def read_line(self) -> bytes:
+        """Wait for a line of the process; one without its line break is its end."""
+        assert self._process.stdout is not None
+        try:
+            return self._process.stdout.readline()
+        except (OSError, ValueError):
+            # Another thread has closed it.
+            return b""
+
+    def read(self, line: bytes) -> dict[str, Any]:
+        """The object on a line; WorkerGone where there is none."""
         try:
             return dict(json.loads(line))
         except (ValueError, TypeError):
@@ -87,23 +112,32 @@ class WorkerProcess:
                 tr("wrote {line!r} to the pipe that its worker process answers on", line=line[:40]),
             ) from None
 
+    def gone(self) -> WorkerGone:
+        """How a process ended that answers no more."""
+        # One that is just ending by itself keeps the exit code it ends with.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        self.kill()
+        return WorkerGone(Status.ERROR, _ending(self._process.returncode))
+
     def kill(self) -> None:
         """End the process and those that reward functions have started in it."""
-        self._end_group()
+        self.end_group()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
 
+    def end_group(self) -> None:
+        """End the process and those that reward functions have started in it, while its pipes are read."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def _end_late(self) -> None:
         if self._process.poll() is None:
             self._is_late = True
-        self._end_group()
-
-    def _end_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.end_group()
 
 
 def _ending(code: int) -> str:

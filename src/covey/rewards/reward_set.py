@@ -251,7 +251,7 @@ def _lack(lacking: Sequence[str], columns: Sequence[str]) -> str:
 
 def _refuse_in_a_worker() -> None:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None and spec.name == "covey.rewards.worker":
+    if spec is not None and spec.name in ("covey.rewards.worker", "covey.environments.worker"):
         raise RuntimeError(
             tr(
                 "importing a file that defines a reward started a run; move the code that starts it under "

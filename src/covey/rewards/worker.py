@@ -15,25 +15,15 @@ What the functions print goes to standard error, and nothing of theirs reads the
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import json
-import os
-import queue
-import signal
-import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import Any
 
-from covey.rewards.callee import Callee, describe, packed_reply
+from covey.rewards.callee import Callee, packed_reply
 from covey.rewards.loading import Loader, Unloadable
+from covey.rewards.pipes import Pipes
 from covey.rewards.protocol import TrainerState, packed_fault
 from covey.rewards.targets import Target
-
-# The parent ends a late worker; this much later one whose parent is gone ends itself.
-_GRACE_S = 1.0
 
 
 class Worker:
@@ -78,55 +68,9 @@ class Worker:
 
 def main() -> None:
     """Answer requests until the parent closes the pipe or is gone."""
-    requests, replies = _take_pipes()
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests, lines), daemon=True).start()
-    worker, number = Worker(), os.getpid()
-    while True:
-        request = json.loads(lines.get())
-        try:
-            with _limit(request["limit_s"]):
-                reply = worker.answer(request)
-        except Exception as error:  # noqa: BLE001 - a worker that ends takes its words with it
-            reply = packed_reply({"failed": describe(error, None), "status": "error"})
-        if os.getpid() != number:
-            # A function has forked, and this is the child: the answer is its parent's to give.
-            os._exit(0)
-        replies.write(json.dumps(reply).encode() + b"\n")
-        replies.flush()
-
-
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The two pipes under numbers of their own, which child processes do not inherit; standard input is
-    empty from here on and standard output is standard error."""
-    requests, replies = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    return os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
-
-
-@contextlib.contextmanager
-def _limit(seconds: float) -> Iterator[None]:
-    # A function inside C code, a pattern that backtracks for hours say, lets no Python thread see that the
-    # pipe is closed; this timer needs none.
-    with open(os.devnull, "w") as nothing:
-        faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True, file=nothing)
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-
-
-def _read(requests: BinaryIO, lines: queue.SimpleQueue[bytes]) -> None:
-    """Pass lines on; when the pipe ends, end this process and those that reward functions have started."""
-    for line in requests:
-        lines.put(line)
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
+    pipes, worker = Pipes.take(), Worker()
+    for request in pipes.requests():
+        pipes.answer(request, worker.answer)
 
 
 if __name__ == "__main__":
