@@ -111,7 +111,7 @@ def test_each_turn_is_asked_for_with_the_whole_rendering(name, kind, turns):
         assert name in ("llama3_1", "gemma3", "smollm2", "built plain_chatml")
         return
     episode, requests, tools = played(name, kind, turns)
-    assert episode.num_turns == len(requests) == turns
+    assert episode.counts.num_turns == len(requests) == turns
     for number, request in enumerate(requests):
         messages = [USER, *(m for turn in episode.turns[:number] for m in turn.messages())]
         rendered = codec.render(messages, tools=tools)

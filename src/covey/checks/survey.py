@@ -95,7 +95,13 @@ def survey(
     else:
         facts, data = with_data(facts, config, codec, offline=offline, live=objects.rows, tools=tools)
     facts = with_golds(facts, config, data.sample, data.eval_sets)
-    facts, rewards = with_rewards(facts, config, data.sample, objects.functions, offline=offline)
+    environment = None if agents is None else agents.environment
+    facts, rewards = with_rewards(
+        facts, config, data.sample, objects.functions, offline=offline, environments=environment
+    )
+    if agents is not None and environment is not None and rewards is not None and rewards.beside:
+        environment.keep_all()
+        agents = replace(agents, keeps_environments=True)
     return Survey(
         facts=with_engine_share(facts, config),
         live=objects.model,

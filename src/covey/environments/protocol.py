@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from covey.rewards.protocol import Environments
 from covey.types import ToolCall, ToolResult
 from covey.types.turns import ToolFault as ToolFault
 
@@ -60,7 +61,7 @@ class ToolHost(Protocol):
         ...
 
 
-class EnvironmentHost(Protocol):
+class EnvironmentHost(Environments, Protocol):
     """Makes environments, one an episode, by `key`.
 
     `has_step`: each turn goes to the environment (`step`); otherwise its methods are tools (`call`).

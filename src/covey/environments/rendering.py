@@ -155,10 +155,14 @@ class Renderer:
         text = self._behind_marks(conversation, segments)
         if text is None:
             return self.start(conversation, "the template writes earlier turns in another way")
-        end = "" if last.end is None else self._codec.tokenizer.id_to_token(last.end)
+        end = "" if last.end is None else self._codec.tokenizer.id_to_token(last.end) or ""
         if not text.startswith(end):
             return self.start(conversation, f"the template does not end this turn with {end}")
         return self._rendering(text, text[len(end) :])
+
+    def shown(self, text: str) -> str:
+        """Return a text whose marks were hidden as it was written."""
+        return self._untrusted.shown(text)
 
     def _messages(self, conversation: Conversation) -> list[dict[str, Any]]:
         return [

@@ -28,6 +28,7 @@ from covey.plan.report_data import (
     pass_rate_lines,
     reward_lines,
     task_lines,
+    turn_lines,
 )
 from covey.plan.report_facts import facts_json
 from covey.plan.vllm_limits import UNTRIED
@@ -62,6 +63,7 @@ def report_lines(
         tr("tasks"): task_lines(config, facts),
         tr("rates"): pass_rate_lines(config, facts),
         tr("rewards"): reward_lines(config, facts),
+        tr("turns"): turn_lines(config, facts),
         tr("batch"): batch.in_words(),
         tr("select"): _selection(config, batch),
         tr("same run"): _splits(batch),

@@ -121,6 +121,27 @@ def reward_lines(config: Config, facts: Facts) -> list[str]:
     ]
 
 
+def turn_lines(config: Config, facts: Facts) -> list[str]:
+    """The tools and the environment of an episode, and how far it may go."""
+    if not config.has_turns:
+        return []
+    lines, own = [], config.max_completion_length
+    if facts.tools.names:
+        names, form = joined(", ", facts.tools.names), facts.tools.call_format
+        lines.append(tr("tools {names}; the model calls them in the format {form}", names=names, form=form))
+    if config.environment_factory is not None:
+        lines.append(tr("environment {name}, one for each episode", name=config.environment_factory))
+    most = config.max_turns
+    turns = tr("any number of turns") if most is None else counted(most, "turn")
+    if config.is_limited_by_turn:
+        lines.append(tr("an episode has {turns}, each up to {own} tokens", turns=turns, own=own))
+    else:
+        lines.append(
+            tr("an episode has {turns}, with results of tools up to {own} tokens", turns=turns, own=own)
+        )
+    return lines
+
+
 def _models(facts: Facts) -> list[str]:
     """The reward models, each in a process of its own beside each training process."""
     return [

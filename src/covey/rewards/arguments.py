@@ -34,11 +34,11 @@ STANDARD = (
 )
 # What a function may name beside them where episodes have several turns.
 _OF_TURNS: Mapping[str, Callable[[Scored], Any]] = {
-    "num_turns": lambda row: row.episode.num_turns,
+    "num_turns": lambda row: row.episode.counts.num_turns,
     "turns": lambda row: [asdict(turn) for turn in row.episode.turns],
 }
 # What takes time to make, or few have, goes to those who name it, not to whoever takes everything.
-_ONLY_NAMED = ("completion_steps", "environment_reward")
+_ONLY_NAMED = ("completion_steps", "environment_reward", "environments")
 _AS_TEXT = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
 
 
@@ -64,6 +64,8 @@ def arguments_of(
         "finish_reason": lambda r: r.episode.outcome.value,
         "is_truncated": lambda r: r.episode.outcome is Outcome.TRUNCATED,
         "environment_reward": lambda r: r.episode.environment_reward,
+        # The key of each: the objects are where the function is called.
+        "environments": lambda r: r.episode.environment,
         "prompt_id": lambda r: str(r.prompt.id),
         **(_OF_TURNS if any(r.episode.turns for r in rows) else {}),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 from covey.rewards.steps import steps_of
@@ -19,6 +19,13 @@ class Scored:
 
     prompt: Prompt
     episode: Episode
+
+    @classmethod
+    def of(cls, prompt: Prompt, episode: Episode) -> Scored:
+        """Take the prompt of the data, or the one that an environment has made of it."""
+        if episode.prompt_messages is not None:
+            prompt = replace(prompt, messages=episode.prompt_messages, text=episode.prompt_text)
+        return cls(prompt=prompt, episode=episode)
 
     @property
     def opened(self) -> str:
@@ -107,6 +114,29 @@ class Judged:
 
     rows: tuple[JudgedRow, ...]
     metrics: Mapping[str, Metric]
+
+
+class Environments(Protocol):
+    """What holds the environments of episodes, and calls the rewards that read them where they are."""
+
+    def load_reward(self, reward: Any) -> Any:
+        """Import a function; gives a `Loaded` of covey.rewards.pool, or a RewardFault."""
+        ...
+
+    def call_reward(
+        self,
+        number: int,
+        arguments: Mapping[str, Sequence[Any]],
+        keys: Sequence[int],
+        state: TrainerState,
+        limit_s: float,
+    ) -> Any:
+        """Call a loaded function with the environments of these keys; gives a Future of its reply."""
+        ...
+
+    def keep_all(self) -> None:
+        """Keep environments until they are released, however many there are."""
+        ...
 
 
 class Reward(Protocol):

@@ -17,7 +17,7 @@ from covey.rewards.function_reward import Arguments, Ask, FunctionReward
 from covey.rewards.loading import Unloadable, callee_of
 from covey.rewards.own_worker import OwnWorker
 from covey.rewards.pool import Pool, awaited
-from covey.rewards.protocol import Form, TrainerState
+from covey.rewards.protocol import Environments, Form, TrainerState
 from covey.rewards.steps import STEP_SEPARATOR
 from covey.rewards.targets import Target, callable_name, target_of, target_of_callable
 from covey.texts import joined, tr
@@ -32,12 +32,17 @@ _IN_WORKERS = tr(
 )
 
 
+# The argument of rewards that read environments.
+_BESIDE = "environments"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedReward:
     """A function and how it is asked; `source` tells it from others called `plain` (None: it keeps that
     name), `calls` is into how many calls rows are cut, 0 for a function that works while it is waited for;
     `by_row` is whether each completion is a call of its own, with a time limit of its own; `worker` is a
-    process that the reward has to itself, `arguments` what it is called with beside what it names."""
+    process that the reward has to itself, `arguments` what it is called with beside what it names;
+    `is_beside` is whether it is called where the environments are."""
 
     plain: str
     source: str | None
@@ -49,6 +54,7 @@ class ResolvedReward:
     by_row: bool = False
     worker: OwnWorker | None = None
     arguments: Arguments | None = None
+    is_beside: bool = False
 
     def reward(
         self,
@@ -73,9 +79,35 @@ class ResolvedReward:
         )
 
 
-def resolve_reward(entry: Entry, pool: Pool, orms: Sequence[str]) -> ResolvedReward | RewardFault:
+def resolve_reward(
+    entry: Entry, pool: Pool, orms: Sequence[str], environments: Environments | None = None
+) -> ResolvedReward | RewardFault:
     """What an entry stands for: a name that plugins put into `orms`, a built-in, or a function of a file or
-    module."""
+    module. One that names the argument `environments` is called where these are."""
+    found = _resolved(entry, pool, orms)
+    if environments is None or isinstance(found, RewardFault) or _BESIDE not in found.wants.names:
+        return found
+    return _beside(entry, found, environments, pool.plan.timeout_s)
+
+
+def _beside(
+    entry: Entry, found: ResolvedReward, environments: Environments, limit_s: float
+) -> ResolvedReward | RewardFault:
+    """The same function, called with the environments of the episodes."""
+    loaded = environments.load_reward(target_of(entry) if isinstance(entry, str) else entry)
+    if isinstance(loaded, RewardFault):
+        return loaded
+
+    def ask(arguments: Mapping[str, Sequence[Any]], count: int, state: TrainerState) -> Any:
+        given = {name: values for name, values in arguments.items() if name != _BESIDE}
+        call = environments.call_reward(loaded.number, given, arguments[_BESIDE], state, limit_s)
+        return partial(awaited, call)
+
+    wants = replace(found.wants, demands=tuple(n for n in found.wants.demands if n != _BESIDE))
+    return replace(found, wants=wants, ask=ask, calls=1, is_beside=True, note="")
+
+
+def _resolved(entry: Entry, pool: Pool, orms: Sequence[str]) -> ResolvedReward | RewardFault:
     if not isinstance(entry, str):
         where = target_of_callable(entry)
         if isinstance(where, str):

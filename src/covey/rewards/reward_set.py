@@ -13,7 +13,17 @@ from covey.rewards.apart import ModelEntry, judge_reward, model_reward
 from covey.rewards.builtin import JUDGE
 from covey.rewards.own_worker import OwnWorker
 from covey.rewards.pool import Pool, PoolPlan
-from covey.rewards.protocol import Form, Judged, JudgedRow, Judgement, Reward, RowWord, Scored, TrainerState
+from covey.rewards.protocol import (
+    Environments,
+    Form,
+    Judged,
+    JudgedRow,
+    Judgement,
+    Reward,
+    RowWord,
+    Scored,
+    TrainerState,
+)
 from covey.rewards.resolve import Entry, ResolvedReward, names_of, resolve_reward
 from covey.rewards.steps import STEP_SEPARATOR
 from covey.texts import joined, plural, tr
@@ -27,7 +37,7 @@ class RewardSet:
 
     `faults` says what is wrong with entries and plugin files: a set that has any scores nothing. `notes` are
     sentences for the user. `tasks` names the rewards that score the rows of a task; a task that is not among
-    them is scored by all.
+    them is scored by all. `beside` are those that read the environments of episodes.
     """
 
     def __init__(
@@ -39,6 +49,7 @@ class RewardSet:
         faults: Sequence[RewardFault] = (),
         notes: Iterable[str] = (),
         tasks: Mapping[str, Collection[str]] | None = None,
+        beside: Collection[str] = (),
     ) -> None:
         self._rewards = tuple(rewards)
         self._pool = pool
@@ -47,6 +58,7 @@ class RewardSet:
         self.faults = tuple(faults)
         self.notes = tuple(notes)
         self.tasks = dict(tasks or {})
+        self.beside = tuple(beside)
 
     @classmethod
     def start(
@@ -61,8 +73,10 @@ class RewardSet:
         step_separator: str = STEP_SEPARATOR,
         options: Mapping[str, Any] | None = None,
         load_limit_s: float = _LOAD_LIMIT_S,
+        environments: Environments | None = None,
     ) -> RewardSet:
-        """Find every entry's function, in a worker where it is a user's.
+        """Find every entry's function, in a worker where it is a user's, or where the `environments` are that
+        it reads.
 
         `options` are the run's, for ms-swift classes whose constructor takes `args`; a file that takes longer
         than `load_limit_s` to import is a fault.
@@ -78,7 +92,7 @@ class RewardSet:
         pool = Pool(plan)
         try:
             orms, faults = pool.run_plugins() if plugins else ((), ())
-            results = [_resolve(entry, pool, orms) for entry in entries] if not faults else []
+            results = [_resolve(e, pool, orms, environments) for e in entries] if not faults else []
         except BaseException:
             pool.close()
             raise
@@ -96,6 +110,7 @@ class RewardSet:
             apart={n: f.worker for n, f in zip(names, resolved, strict=True) if f.worker is not None},
             faults=(*faults, *(f for f in results if isinstance(f, RewardFault)), *_twice(entries)),
             notes=dict.fromkeys(f.note for f in resolved if f.note),
+            beside=[name for name, f in zip(names, resolved, strict=True) if f.is_beside],
         )
 
     def of_tasks(self, tasks: Mapping[str, Collection[str]]) -> RewardSet:
@@ -108,6 +123,7 @@ class RewardSet:
             faults=self.faults,
             notes=self.notes,
             tasks=tasks,
+            beside=self.beside,
         )
 
     @property
@@ -205,12 +221,14 @@ def _spread(judgement: Judgement | None, name: str, asked: Sequence[int], count:
     return Judgement(rows=tuple(words), metrics=judgement.metrics if judgement is not None else {})
 
 
-def _resolve(entry: Entry | ModelEntry, pool: Pool, orms: Sequence[str]) -> ResolvedReward | RewardFault:
+def _resolve(
+    entry: Entry | ModelEntry, pool: Pool, orms: Sequence[str], environments: Environments | None
+) -> ResolvedReward | RewardFault:
     if isinstance(entry, ModelEntry):
         return model_reward(entry, pool.plan.timeout_s)
     if entry == JUDGE and entry not in orms:
         return judge_reward(pool.plan.options)
-    return resolve_reward(entry, pool, orms)
+    return resolve_reward(entry, pool, orms, environments)
 
 
 def _metrics(judgements: Sequence[Judgement]) -> dict[str, Metric]:

@@ -21,10 +21,9 @@ from covey.rollout.repetition import is_repetitive
 from covey.rollout.slots import CollectPlan, Slot
 from covey.texts import packed, unpacked
 from covey.types import Episode, Group, Outcome, Score, ScoredGroup, ScorePart, Status
+from covey.types.turns import TurnCounts
 
-COUNTS = ("num_turns", "num_calls", "num_failed_calls")
-"""What every rank knows of the turns of an episode."""
-
+_COUNTS = tuple(TurnCounts.__dataclass_fields__)
 # The most that a record counts.
 _MOST = 2**16 - 1
 _OUTCOMES, _STATUSES = tuple(Outcome), tuple(Status)
@@ -119,8 +118,8 @@ def _records_of(
     read = score.extras.get("parsed_by")
     record["parsed_by"] = -1 if read is None else int(read != _PARSED_BY[0])
     record["is_repetitive"] = is_repetitive(episode.trained_ids)
-    for name in COUNTS:
-        record[name] = min(getattr(episode, name), _MOST)
+    for name in _COUNTS:
+        record[name] = min(getattr(episode.counts, name), _MOST)
     records = [record.copy() for _ in episode.sequences or (None,)]
     records[0]["has_steps"], records[0]["has_words"] = has_steps, has_words
     for place, (found, sequence) in enumerate(zip(records, episode.tokens, strict=False)):
@@ -164,7 +163,7 @@ def _episode(slot: Slot, rows: range, every: Summaries, plan: CollectPlan) -> Ep
         sampling=plan.sampling,
         failure=unpacked(words.get("failure", "")),
         owner=int(first["owner"]),
-        **{name: int(first[name]) for name in COUNTS},
+        counts=TurnCounts(**{name: int(first[name]) for name in _COUNTS}),
     )
 
 

@@ -155,7 +155,7 @@ def _sample_share(
         else:
             ending = TurnLoop(mine, engine, plan, codec, agents, activity).episodes()
         for numbers in _whole_groups(mine, ending, episodes):
-            rows = [Scored(prompt=mine[i].prompt, episode=episodes[i]) for i in numbers]
+            rows = [Scored.of(mine[i].prompt, episodes[i]) for i in numbers]
             waiting.append((numbers, score(rows)))
     sampled = time.perf_counter()
     scores: dict[int, Score] = {}
@@ -163,6 +163,7 @@ def _sample_share(
         activity.enter("evaluate" if is_kept else "reward")
         for numbers, wait in waiting:
             scores.update(zip(numbers, wait(), strict=True))
+            _release([episodes[number] for number in numbers], agents)
             activity.advance()
     return _Share(
         own=RankShare(
@@ -173,6 +174,13 @@ def _sample_share(
         rollout_s=sampled - started,
         reward_s=time.perf_counter() - sampled,
     )
+
+
+def _release(episodes: Sequence[Episode], agents: Agents | None) -> None:
+    """Let go of the environments of episodes that are scored."""
+    keys = [e.environment for e in episodes if e.environment is not None]
+    if keys and agents is not None and agents.environment is not None:
+        agents.environment.release(keys)
 
 
 def _whole_groups(

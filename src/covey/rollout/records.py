@@ -41,7 +41,7 @@ from covey.types import (
     Turn,
 )
 from covey.types.arrays import bools, each, floats, ints, runs
-from covey.types.turns import counts_of
+from covey.types.turns import TurnCounts
 
 Record = dict[str, Any]
 
@@ -70,7 +70,8 @@ def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> 
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         **({"banned_token_ids": list(banned)} if (banned := sampling.banned_token_ids) else {}),
-        "prompt": prompt.text,
+        "prompt": episode.prompt_text or prompt.text,
+        **({"messages": list(own)} if (own := episode.prompt_messages) is not None else {}),
         "opened": prompt.opened,
         "text": episode.text,
         **({"turns": [_turn_record(turn) for turn in episode.turns]} if episode.turns else {}),
@@ -218,6 +219,7 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
     """The episode of a record."""
     outcome = Outcome(record["finish"])
     sequences = () if outcome is Outcome.INFRASTRUCTURE else (record, *record.get("sequences", ()))
+    turns = tuple(map(_turn_of, record.get("turns", ())))
     return Episode(
         id=EpisodeId(
             seed=record["seed"],
@@ -243,8 +245,8 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
         ),
         seconds=record["seconds"],
         failure=record.get("failure", ""),
-        turns=(turns := tuple(map(_turn_of, record.get("turns", ())))),
-        **counts_of(turns),
+        turns=turns,
+        counts=TurnCounts.of(turns),
     )
 
 

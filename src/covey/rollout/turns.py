@@ -36,7 +36,7 @@ from covey.types import (
     Turn,
 )
 from covey.types.episode import digest_of
-from covey.types.turns import counts_of
+from covey.types.turns import TurnCounts
 
 _LOOK_S = 0.2
 
@@ -45,12 +45,13 @@ _LOOK_S = 0.2
 class _Reward:
     """What an environment gave at the end of an episode."""
 
-    value: float | Lost | None
+    value: Any
 
 
 @dataclass(slots=True)
 class _Running:
-    """An episode in progress. `missing` are the calls of the present turn that have no result yet."""
+    """An episode in progress. `missing` are the calls of the present turn that have no result yet, `begun` is
+    the prompt as text and as messages where an environment has made it."""
 
     slot: Slot
     key: int
@@ -67,6 +68,7 @@ class _Running:
     num_sampled: int = 0
     num_tool_rounds: int = 0
     asked: int = 0
+    begun: tuple[str, tuple[Mapping[str, Any], ...]] | None = None
     reward: float | None = None
 
 
@@ -160,8 +162,8 @@ class TurnLoop:
                 self._take_step(number, value)
             case _Reward(value=Lost() as lost):
                 self._lose(number, lost.words)
-            case _Reward():
-                one.reward = value.value
+            case _Reward(value=reward):
+                one.reward = reward
                 self._end(number)
 
     # -- beginning
@@ -200,6 +202,8 @@ class TurnLoop:
         if opened.tools:
             first = None
         one.draft = EpisodeDraft(self._agents.renderer, conversation, first)
+        if first is None:
+            one.begun = self._codec.written_out(one.draft.prompt_ids), self._shown(conversation)
         self._ask(number)
 
     def _with_added(self, conversation: Conversation, added: Any) -> Conversation:
@@ -212,6 +216,15 @@ class TurnLoop:
         else:
             joined = [*_blocks(content), *_blocks(added)]
         return replace(conversation, items=(*before, {**last, "content": joined}))
+
+    def _shown(self, conversation: Conversation) -> tuple[Mapping[str, Any], ...]:
+        """Return the messages of a prompt as they were written."""
+        shown = self._agents.renderer.shown
+        return tuple(
+            {**item, "content": shown(item["content"])} if isinstance(item.get("content"), str) else item
+            for item in conversation.items
+            if not isinstance(item, Spoken)
+        )
 
     # -- turns of the model
 
@@ -380,9 +393,11 @@ class TurnLoop:
             sampling=self._plan.sampling,
             seconds=one.sampled_s + sum(turn.seconds for turn in one.turns),
             turns=tuple(one.turns),
-            **counts_of(one.turns),
+            counts=TurnCounts.of(one.turns),
             environment=one.key if keeps else None,
             environment_reward=one.reward,
+            prompt_text="" if one.begun is None else one.begun[0],
+            prompt_messages=None if one.begun is None else one.begun[1],
         )
         self._ended.append((number, episode))
 

@@ -139,15 +139,15 @@ def turn_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
     `tools/failure_frequency` the share of them that failed.
     """
     present = [e for e in episodes if e.outcome is not Outcome.INFRASTRUCTURE]
-    num_turns, num_calls = sum(e.num_turns for e in present), sum(e.num_calls for e in present)
+    num_turns, num_calls = sum(e.counts.num_turns for e in present), sum(e.counts.num_calls for e in present)
     if num_turns == len(present) and not num_calls:
         return {}
-    failed = sum(e.num_failed_calls for e in present)
+    failed = sum(e.counts.num_failed_calls for e in present)
     num_tokens = sum(e.num_trained for e in present)
     return {
-        "num_turns": _mean([float(e.num_turns) for e in present]),
+        "num_turns": _mean([float(e.counts.num_turns) for e in present]),
         "turn_length": Metric(value=num_tokens / num_turns if num_turns else None, count=num_turns),
-        "tools/call_frequency": _mean([float(e.num_calls) for e in present]),
+        "tools/call_frequency": _mean([float(e.counts.num_calls) for e in present]),
         "tools/failure_frequency": Metric(value=failed / num_calls if num_calls else 0.0, count=num_calls),
     }
 

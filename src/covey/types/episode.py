@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from itertools import accumulate
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.types.arrays import ByValue, Versions, bools, floats, ints, joined_ints
 from covey.types.kept import KeptSets
-from covey.types.turns import Turn
+from covey.types.turns import Turn, TurnCounts
 
 if TYPE_CHECKING:
     from covey.types.arrays import Bools, Floats, Ints
@@ -339,9 +339,10 @@ class Episode:
     `failure` says what failed where the outcome is an infrastructure failure. `owner` is the rank that
     collected the episode and alone has its tokens and its text (None: every rank has them).
 
-    With tools or an environment `turns` holds what each turn did, on the owner alone; every rank knows how
-    many turns there are, how many calls of tools were made, and how many of these failed. `environment` is
-    the key of one that lives until the episode is scored, `environment_reward` what it gave (None: nothing).
+    With tools or an environment `turns` holds what each turn did, on the owner alone; every rank knows their
+    `counts`. `environment` is the key of one that lives until the episode is scored, `environment_reward`
+    what it gave (None: nothing). `prompt_text` and `prompt_messages` are the prompt that an environment has
+    made ("" and None: that of the data).
     """
 
     id: EpisodeId
@@ -353,11 +354,11 @@ class Episode:
     failure: str = ""
     owner: int | None = None
     turns: tuple[Turn, ...] = ()
-    num_turns: int = 1
-    num_calls: int = 0
-    num_failed_calls: int = 0
+    counts: TurnCounts = field(default_factory=TurnCounts)
     environment: int | None = None
     environment_reward: float | None = None
+    prompt_text: str = ""
+    prompt_messages: tuple[Mapping[str, Any], ...] | None = None
 
     @property
     def tokens(self) -> tuple[TokenSequence, ...]:

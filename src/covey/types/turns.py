@@ -95,12 +95,18 @@ class Turn:
         return [turn, *map(dict, self.answer)]
 
 
-def counts_of(turns: Sequence[Turn]) -> dict[str, int]:
-    """Return how many turns there are, how many calls were made, and how many of these failed; an episode
-    without tools and environment, which has no `turns`, is one turn."""
-    results = [result for turn in turns for result in turn.results]
-    return {
-        "num_turns": len(turns) or 1,
-        "num_calls": len(results),
-        "num_failed_calls": sum(result.failure is not None for result in results),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCounts:
+    """What every rank knows of the turns of an episode: how many there are, how many calls of tools were
+    answered, and how many of these failed."""
+
+    num_turns: int = 1
+    num_calls: int = 0
+    num_failed_calls: int = 0
+
+    @classmethod
+    def of(cls, turns: Sequence[Turn]) -> TurnCounts:
+        """Count the turns of an episode; one without tools and environment has none, and is one turn."""
+        results = [result for turn in turns for result in turn.results]
+        failed = sum(result.failure is not None for result in results)
+        return cls(num_turns=len(turns) or 1, num_calls=len(results), num_failed_calls=failed)

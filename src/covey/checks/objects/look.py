@@ -148,8 +148,8 @@ class _Taking:
         return [entry if isinstance(entry, str) else self._named(entry, typed) for entry in entries if entry]
 
     def environment(self, given: Any) -> Any:
-        """A name for a class or a function that makes environments, or for several by the names that rows have
-        for them."""
+        """A name for a class or a function that makes environments, or for several by the names that rows
+        have for them."""
         if given is None or isinstance(given, str):
             return given
         if not isinstance(given, Mapping):

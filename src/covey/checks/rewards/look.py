@@ -27,7 +27,7 @@ from covey.plan.task_rewards import asked
 from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import JUDGE, built_in_of
 from covey.rewards.function_text import function_digest
-from covey.rewards.protocol import Scored
+from covey.rewards.protocol import Environments, Scored
 from covey.rewards.registry import available, options_read
 from covey.rewards.reward_set import RewardSet
 from covey.rewards.trial import answered, blind, trial
@@ -40,11 +40,18 @@ Functions = Mapping[str, Callable[..., Any]]
 
 
 def with_rewards(
-    facts: Facts, config: Config, prompts: PromptTable | None, functions: Functions, *, offline: bool
+    facts: Facts,
+    config: Config,
+    prompts: PromptTable | None,
+    functions: Functions,
+    *,
+    offline: bool,
+    environments: Environments | None = None,
 ) -> tuple[Facts, RewardSet | None]:
     """The facts with those of the rewards, and the rewards themselves, ready to score.
 
-    With `offline` no service is asked and no weights of reward models are read.
+    Those that read `environments` are called where these are, and not tried: there is none yet. With
+    `offline` no service is asked and no weights of reward models are read.
     """
     given = replace(facts.rewards, available=available(), options=options_read())
     if not config.rewards or config.replay_rollouts is not None:
@@ -59,7 +66,7 @@ def with_rewards(
     first = prompts.entries[0] if prompts is not None and prompts.entries else None
     found = [models[name] if name in models else functions.get(name, name) for name in entries]
     is_messages = first is not None and first.messages is not None and "prompt" in columns
-    rewards = _started(config, found, prompt_is_messages=is_messages)
+    rewards = _started(config, found, environments, prompt_is_messages=is_messages)
     if not rewards.faults and config.task_rewards is not None:
         rewards = rewards.of_tasks(asked(config.task_rewards, entries, rewards.names))
     if JUDGE in config.reward_funcs and JUDGE in rewards.apart:
@@ -76,7 +83,7 @@ def with_rewards(
     seen = replace(facts.rewards, names=names, notes=(*facts.rewards.notes, *rewards.notes))
     told = taken(config, seen, os.environ)
     if told is None and not faults and prompts is not None and prompts.entries and _is_tried(config):
-        untried = _untried(facts, rewards, offline=offline)
+        untried = (*_untried(facts, rewards, offline=offline), *rewards.beside)
         rows = [row for p in firsts(config, prompts.entries) for row in _trial_rows(p, config)]
         tried = trial(rewards.without([*untried, *refused]), rows)
         faults = _with_form(tried.faults, config, rewards, found, rows, prompt_is_messages=is_messages)
@@ -101,7 +108,9 @@ def _texts(config: Config, functions: Functions) -> tuple[tuple[str, str], ...]:
     return tuple((name, text) for name, text in texts.items() if text is not None)
 
 
-def _started(config: Config, entries: Sequence[Any], *, prompt_is_messages: bool) -> RewardSet:
+def _started(
+    config: Config, entries: Sequence[Any], environments: Environments | None, *, prompt_is_messages: bool
+) -> RewardSet:
     return RewardSet.start(
         entries,
         plugins=config.external_plugins,
@@ -111,6 +120,7 @@ def _started(config: Config, entries: Sequence[Any], *, prompt_is_messages: bool
         prompt_is_messages=prompt_is_messages,
         step_separator=config.step_separator,
         options=config.model_dump(),
+        environments=environments,
     )
 
 
@@ -136,8 +146,8 @@ def _with_form(
     was_messages = prompt_is_messages if given == "auto" else given == "messages"
     form: Literal["text", "messages"] = "text" if was_messages else "messages"
     other = config.model_copy(update={"completion_form": form})
-    with _started(other, entries, prompt_is_messages=prompt_is_messages) as again:
-        tried = trial(again.of_tasks(rewards.tasks).without(rewards.apart), rows)
+    with _started(other, entries, None, prompt_is_messages=prompt_is_messages) as again:
+        tried = trial(again.of_tasks(rewards.tasks).without((*rewards.apart, *rewards.beside)), rows)
         passes = not again.faults and not tried.faults
     return [replace(fault, form=form) for fault in faults] if passes else faults
 

@@ -42,7 +42,7 @@ CODES = (
     Code(
         code="E396",
         title="Reward of an environment that there is not",
-        why="The reward environment is what an environment gives for an episode; without one it has no value.",
+        why="The reward environment is what an environment gives for an episode; else it has no value.",
     ),
     Code(
         code="W154",

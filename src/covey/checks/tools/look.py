@@ -10,10 +10,12 @@ from typing import Any
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents, TurnLimits
 from covey.environments.call_format import CallFormat
+from covey.environments.protocol import ToolHost
 from covey.environments.rendering import Renderer, calls_alike
-from covey.environments.template_calls import format_or_reason
+from covey.environments.template_calls import NoFormat, format_or_reason
 from covey.options.schema import Config
 from covey.plan.facts import Facts, ToolFacts
+from covey.types.turns import ToolFault
 
 # What is longer than any text that a model reads.
 _MOST_CHARS = 1_000_000
@@ -29,9 +31,10 @@ def with_tools(
         return facts, None
     # Runs without tools do not wait for these.
     from covey.environments.environment_host import start_environments
-    from covey.environments.tool_pool import start_tools
+    from covey.environments.tools import start_tools
 
-    found, faults = None, []
+    found: ToolHost | None = None
+    faults: list[ToolFault] = []
     if config.tools:
         found, faults = start_tools(
             [functions.get(name, name) for name in config.tools],
@@ -59,7 +62,7 @@ def with_tools(
     needs_format = bool(config.tools) or (environment is not None and not environment.has_step)
     if form is not None:
         tools = replace(tools, call_format=form.name)
-    elif read is not None and codec is not None and needs_format:
+    elif isinstance(read, NoFormat) and codec is not None and needs_format:
         is_chatml = all(codec.tokenizer.token_to_id(mark) is not None for mark in _CHATML)
         tools = replace(tools, no_format=read.kind, written=read.written, may_be_chatml=is_chatml)
     facts = replace(facts, tools=tools)
