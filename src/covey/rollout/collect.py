@@ -15,8 +15,9 @@ from covey.errors import EngineLost
 from covey.rewards.protocol import Scored
 from covey.rollout.assembly import RankShare, assemble
 from covey.rollout.engine import Capabilities, Engine
+from covey.rollout.running import lost_episode
 from covey.rollout.slots import CollectPlan, Slot, slots_of
-from covey.rollout.turns import TurnLoop, lost_episode
+from covey.rollout.turns import TurnLoop
 from covey.types import (
     Completion,
     Episode,

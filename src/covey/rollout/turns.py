@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -21,12 +20,19 @@ from covey.environments.protocol import Lost, Opened, Stepped
 from covey.environments.rendering import Conversation, Rendering, Spoken
 from covey.errors import EngineLost
 from covey.rollout.engine import Engine, nothing
+from covey.rollout.running import (
+    EndReward,
+    Running,
+    blocks,
+    group_seed,
+    lost_episode,
+    refused,
+    told,
+)
 from covey.rollout.slots import CollectPlan, Slot
 from covey.types import (
-    CallFailure,
     Completion,
     Episode,
-    EpisodeId,
     Finish,
     GenerationRequest,
     Outcome,
@@ -39,37 +45,6 @@ from covey.types.episode import digest_of
 from covey.types.turns import TurnCounts
 
 _LOOK_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class _Reward:
-    """What an environment gave at the end of an episode."""
-
-    value: Any
-
-
-@dataclass(slots=True)
-class _Running:
-    """An episode in progress. `missing` are the calls of the present turn that have no result yet, `begun` is
-    the prompt as text and as messages where an environment has made it."""
-
-    slot: Slot
-    key: int
-    draft: EpisodeDraft | None = None
-    turns: list[Turn] = field(default_factory=list)
-    schemas: tuple[Mapping[str, Any], ...] = ()
-    of_environment: frozenset[str] = frozenset()
-    spoken: Spoken | None = None
-    results: dict[int, ToolResult] = field(default_factory=dict)
-    missing: int = 0
-    since: float = 0.0
-    outcome: Outcome = Outcome.SCORED
-    sampled_s: float = 0.0
-    num_sampled: int = 0
-    num_tool_rounds: int = 0
-    asked: int = 0
-    begun: tuple[str, tuple[Mapping[str, Any], ...]] | None = None
-    reward: float | None = None
 
 
 class TurnLoop:
@@ -90,14 +65,14 @@ class TurnLoop:
         # Events that are still to come, and requests that the engine has.
         self._num_awaited = 0
         self._asked: dict[int, int] = {}
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         self._ended: list[tuple[int, Episode]] = []
 
     def episodes(self) -> Iterator[tuple[int, Episode]]:
         """Run until every episode has ended. Where nothing is left that could sample, those that have not
         ended are infrastructure failures."""
         for number, slot in enumerate(self._slots):
-            self._running[number] = _Running(slot, next(self._agents.keys))
+            self._running[number] = Running(slot, next(self._agents.keys))
             self._open(number)
         self._engine.on_turn = self._between_steps
         try:
@@ -160,9 +135,9 @@ class TurnLoop:
                     self._answer_calls(number)
             case Stepped():
                 self._take_step(number, value)
-            case _Reward(value=Lost() as lost):
+            case EndReward(value=Lost() as lost):
                 self._lose(number, lost.words)
-            case _Reward(value=reward):
+            case EndReward(value=reward):
                 one.reward = reward
                 self._end(number)
 
@@ -214,7 +189,7 @@ class TurnLoop:
         if isinstance(added, str) and isinstance(content, str):
             joined: Any = content + self._agents.renderer.hide(added)
         else:
-            joined = [*_blocks(content), *_blocks(added)]
+            joined = [*blocks(content), *blocks(added)]
         return replace(conversation, items=(*before, {**last, "content": joined}))
 
     def _shown(self, conversation: Conversation) -> tuple[Mapping[str, Any], ...]:
@@ -248,7 +223,7 @@ class TurnLoop:
         one.asked = request.turn.turn
         self._asked[self._engine.submit(request)] = number
 
-    def _room(self, one: _Running, length: int) -> int:
+    def _room(self, one: Running, length: int) -> int:
         """Return the most tokens of the next turn, which `length` tokens stand in front of."""
         limits, draft = self._agents.limits, one.draft
         assert draft is not None
@@ -285,7 +260,7 @@ class TurnLoop:
         if completion.finish is not Finish.STOP:
             self._finish(number, Outcome(completion.finish))
         elif agents.environment is not None and agents.environment.has_step:
-            agents.environment.step(one.key, _told(one, spoken, completion), self._await(number))
+            agents.environment.step(one.key, told(one, spoken, completion), self._await(number))
         elif not spoken.calls:
             self._finish(number, Outcome.SCORED)
         elif self._may_not_call(one):
@@ -293,7 +268,7 @@ class TurnLoop:
         else:
             self._call(number, spoken.calls)
 
-    def _may_not_call(self, one: _Running) -> bool:
+    def _may_not_call(self, one: Running) -> bool:
         limits = self._agents.limits
         rounds, turns = limits.max_tool_rounds, limits.max_turns
         return (rounds is not None and one.num_tool_rounds >= rounds) or (
@@ -311,13 +286,13 @@ class TurnLoop:
         for index, call in enumerate(calls):
             done = self._await(number, index)
             if call.fault or call.name not in names:
-                done(_refused(call, names))
+                done(refused(call, names))
             elif call.name in one.of_environment and self._agents.environment is not None:
                 self._agents.environment.call(one.key, call, done)
             elif self._agents.tools is not None:
                 self._agents.tools.call(call, done)
             else:
-                done(_refused(call, ()))
+                done(refused(call, ()))
 
     def _answer_calls(self, number: int) -> None:
         one = self._running[number]
@@ -373,7 +348,7 @@ class TurnLoop:
         one.outcome = outcome
         if environment is not None and environment.has_reward:
             done = self._await(number)
-            environment.reward(one.key, lambda value: done(_Reward(value)))
+            environment.reward(one.key, lambda value: done(EndReward(value)))
             return
         steps = [turn.reward for turn in one.turns if turn.reward is not None]
         one.reward = sum(steps) if steps else None
@@ -407,51 +382,3 @@ class TurnLoop:
         if self._agents.environment is not None:
             self._agents.environment.release([one.key])
         self._ended.append((number, lost_episode(one.slot, words, self._plan)))
-
-
-def lost_episode(slot: Slot, failure: str, plan: CollectPlan) -> Episode:
-    """Return the episode of a slot that infrastructure has failed."""
-    return Episode(
-        id=slot.episode_id(plan),
-        sequences=(),
-        outcome=Outcome.INFRASTRUCTURE,
-        text="",
-        sampling=plan.sampling,
-        failure=failure,
-    )
-
-
-def group_seed(episode: EpisodeId) -> int:
-    """Return the seed that the environments of a group begin with, 0 to 2**31 - 1: siblings begin alike."""
-    group = replace(episode, sibling=0).turn_id().text
-    return int.from_bytes(blake2b(group.encode(), digest_size=4).digest(), "little") >> 1
-
-
-def _told(one: _Running, spoken: Spoken, completion: Completion) -> dict[str, Any]:
-    """Return a turn as an environment is given it."""
-    return {
-        "text": one.turns[-1].opened + one.turns[-1].text,
-        "content": spoken.content,
-        "tool_calls": [
-            {"name": call.name, "arguments": dict(call.arguments), "fault": call.fault}
-            for call in spoken.calls
-        ],
-        "finish": str(completion.finish),
-        "number": len(one.turns) - 1,
-    }
-
-
-def _refused(call: ToolCall, names: Sequence[str]) -> ToolResult:
-    """Return the result of a call that no tool is asked with."""
-    if call.fault:
-        return ToolResult(name=call.name, content=f"Error: {call.fault}", failure=CallFailure.UNREADABLE)
-    known = ", ".join(names) or "none"
-    return ToolResult(
-        name=call.name,
-        content=f"Error: there is no tool {call.name!r}; the tools are: {known}",
-        failure=CallFailure.UNKNOWN,
-    )
-
-
-def _blocks(content: Any) -> list[Any]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)

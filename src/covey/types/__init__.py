@@ -7,15 +7,11 @@ field is filled in later.
 from covey.types.episode import (
     Completion,
     Episode,
-    EpisodeId,
     Finish,
-    GenerationRequest,
     Outcome,
-    SamplingParams,
     SequenceSummary,
     Source,
     TokenSequence,
-    TurnId,
 )
 from covey.types.kept import KeptSets
 from covey.types.messages import (
@@ -24,6 +20,7 @@ from covey.types.messages import (
     Problem,
     Severity,
 )
+from covey.types.requests import EpisodeId, GenerationRequest, SamplingParams, TurnId
 from covey.types.rewards import (
     GOLD_COLUMNS,
     GOLD_KEYS,

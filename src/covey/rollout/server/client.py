@@ -29,6 +29,7 @@ from covey.rollout.server.remote import (
     ask_later,
     base_of,
     ending,
+    gave_up,
     is_behind,
     said,
     tell,
@@ -36,8 +37,8 @@ from covey.rollout.server.remote import (
 from covey.rollout.server.send import send_weights
 from covey.rollout.server.values import WireError
 from covey.rollout.server.wire import REQUESTS, completion_of
-from covey.texts import counted, joined, tr
-from covey.types import Completion, Finding, Fix, GenerationRequest, Receipt, Severity
+from covey.texts import joined, tr
+from covey.types import Completion, Finding, Fix, GenerationRequest, Receipt
 
 # A server that failed so often since the last publish is asked no more.
 _STRIKES = 3
@@ -318,23 +319,7 @@ class ServerEngine:
             self._note(server, 0)
 
     def _note(self, server: RolloutServer, num_unfinished: int) -> None:
-        count = counted(num_unfinished, "completion")
-        unfinished = tr("; it had not finished {count}", count=count) if num_unfinished else ""
-        self._notices.append(
-            Finding(
-                code="W180",
-                seen=tr(
-                    "{address} is not used again before the next publish: {said}{unfinished}",
-                    address=server.address,
-                    said=server.said,
-                    unfinished=unfinished,
-                ),
-                why=CODES["W180"].why,
-                cause="",
-                severity=Severity.WARNING,
-                step=self._activity.step,
-            )
-        )
+        self._notices.append(gave_up(server, num_unfinished, self._activity.step))
 
     def _finding(self, code: str, what: str) -> Finding:
         said = {server.address: server.said or "nothing" for server in self._servers}

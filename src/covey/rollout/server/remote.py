@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from covey.codes import CODES
 from covey.rollout.server.bucket import Bucket
 from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
 from covey.rollout.server.group import CLOSING_S
@@ -25,8 +26,8 @@ from covey.rollout.server.group_send import GroupSender
 from covey.rollout.server.sampling_wire import kept_bytes
 from covey.rollout.server.values import WireError
 from covey.rollout.server.wire import WHOLE, ServerStatus, fingerprints_of, names_of, request_body
-from covey.texts import tr
-from covey.types import GenerationRequest, Receipt
+from covey.texts import counted, tr
+from covey.types import Finding, GenerationRequest, Receipt, Severity
 
 # Seconds in which a server says how it is.
 _STATUS_S = 30.0
@@ -355,3 +356,17 @@ def is_behind(error: BaseException | None) -> bool:
 def said(error: BaseException | None) -> str:
     """What a stream ended with, in words."""
     return tr("its answer ended early") if error is None else words_of(error)
+
+
+def gave_up(server: RolloutServer, num_unfinished: int, step: int) -> Finding:
+    """Return what is said of a server that is not used again before the next publish."""
+    count = counted(num_unfinished, "completion")
+    unfinished = tr("; it had not finished {count}", count=count) if num_unfinished else ""
+    seen = tr(
+        "{address} is not used again before the next publish: {said}{unfinished}",
+        address=server.address,
+        said=server.said,
+        unfinished=unfinished,
+    )
+    why = CODES["W180"].why
+    return Finding(code="W180", seen=seen, why=why, cause="", severity=Severity.WARNING, step=step)

@@ -1,0 +1,101 @@
+"""An episode in progress, and what is made of it for tools, environments and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from covey.environments.draft import EpisodeDraft
+from covey.environments.rendering import Spoken
+from covey.rollout.slots import CollectPlan, Slot
+from covey.types import (
+    CallFailure,
+    Completion,
+    Episode,
+    EpisodeId,
+    Outcome,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EndReward:
+    """What an environment gave at the end of an episode."""
+
+    value: Any
+
+
+@dataclass(slots=True)
+class Running:
+    """An episode in progress. `missing` are the calls of the present turn that have no result yet, `begun` is
+    the prompt as text and as messages where an environment has made it."""
+
+    slot: Slot
+    key: int
+    draft: EpisodeDraft | None = None
+    turns: list[Turn] = field(default_factory=list)
+    schemas: tuple[Mapping[str, Any], ...] = ()
+    of_environment: frozenset[str] = frozenset()
+    spoken: Spoken | None = None
+    results: dict[int, ToolResult] = field(default_factory=dict)
+    missing: int = 0
+    since: float = 0.0
+    outcome: Outcome = Outcome.SCORED
+    sampled_s: float = 0.0
+    num_sampled: int = 0
+    num_tool_rounds: int = 0
+    asked: int = 0
+    begun: tuple[str, tuple[Mapping[str, Any], ...]] | None = None
+    reward: float | None = None
+
+
+def lost_episode(slot: Slot, failure: str, plan: CollectPlan) -> Episode:
+    """Return the episode of a slot that infrastructure has failed."""
+    return Episode(
+        id=slot.episode_id(plan),
+        sequences=(),
+        outcome=Outcome.INFRASTRUCTURE,
+        text="",
+        sampling=plan.sampling,
+        failure=failure,
+    )
+
+
+def group_seed(episode: EpisodeId) -> int:
+    """Return the seed that the environments of a group begin with, 0 to 2**31 - 1: siblings begin alike."""
+    group = replace(episode, sibling=0).turn_id().text
+    return int.from_bytes(blake2b(group.encode(), digest_size=4).digest(), "little") >> 1
+
+
+def told(one: Running, spoken: Spoken, completion: Completion) -> dict[str, Any]:
+    """Return a turn as an environment is given it."""
+    return {
+        "text": one.turns[-1].opened + one.turns[-1].text,
+        "content": spoken.content,
+        "tool_calls": [
+            {"name": call.name, "arguments": dict(call.arguments), "fault": call.fault}
+            for call in spoken.calls
+        ],
+        "finish": str(completion.finish),
+        "number": len(one.turns) - 1,
+    }
+
+
+def refused(call: ToolCall, names: Sequence[str]) -> ToolResult:
+    """Return the result of a call that no tool is asked with."""
+    if call.fault:
+        return ToolResult(name=call.name, content=f"Error: {call.fault}", failure=CallFailure.UNREADABLE)
+    known = ", ".join(names) or "none"
+    return ToolResult(
+        name=call.name,
+        content=f"Error: there is no tool {call.name!r}; the tools are: {known}",
+        failure=CallFailure.UNKNOWN,
+    )
+
+
+def blocks(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
