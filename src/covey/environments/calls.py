@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What a function returned."""
+    """Holds what a function returned."""
 
     value: Any
     seconds: float = 0.0
@@ -28,7 +28,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What a function raised."""
+    """Holds what a function raised."""
 
     error: BaseException
     seconds: float = 0.0
@@ -36,13 +36,13 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A function that had not returned at its time limit."""
+    """Says that a function had not returned at its time limit."""
 
     seconds: float
 
 
 class Lock(Protocol):
-    """What a call holds while it runs; another thread may release it."""
+    """Is held by a call while it runs; another thread may release it."""
 
     def acquire(self) -> bool: ...
 
@@ -53,8 +53,8 @@ Outcome = Returned | Raised | Late
 
 
 class Loop:
-    """One event loop in a thread of its own, for all that is async: clients belong to the loop that they were
-    made in."""
+    """Runs all that is async on one event loop in a thread of its own: clients belong to the loop that they
+    were made in."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -69,11 +69,11 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
 
     def wait(self, awaitable: Awaitable[Any]) -> Any:
-        """What a coroutine returns."""
+        """Return what a coroutine returns."""
         return self.submit(awaitable).result()
 
     def is_blocked(self, seconds: float) -> bool:
-        """Whether the loop does nothing for so long: a function of its keeps it busy."""
+        """Return whether the loop starts nothing for so long: a function keeps it busy."""
         with contextlib.suppress(TimeoutError):
             self.submit(asyncio.sleep(0)).result(seconds)
             return False
@@ -81,8 +81,8 @@ class Loop:
 
 
 class Call:
-    """A call whose outcome is told once. Its time begins when it has `lock`, which is free again when the
-    outcome is told."""
+    """Calls a function and tells its outcome once. Its time begins when it has `lock`, which is free again
+    when the outcome is told."""
 
     def __init__(
         self, limit_s: float, done: Callable[[Outcome], None], loop: Loop, lock: Lock | None = None
@@ -99,7 +99,7 @@ class Call:
 
     @property
     def is_late(self) -> bool:
-        """Whether it was told that the time is over."""
+        """Whether the outcome is that the time is over."""
         return isinstance(self._outcome, Late)
 
     @property
@@ -181,7 +181,7 @@ class Lane:
         """Call a function after all others; its time begins when it does, and when `lock` is free."""
 
         def work(thread: int) -> bool:
-            """Whether this thread can go on."""
+            """Make the call; return whether this thread can go on."""
             is_left = threading.Event()
 
             def tell(outcome: Outcome) -> None:
@@ -213,7 +213,7 @@ class Lane:
 
 
 class Pending(Generic[T]):
-    """Answers that are due; each is given once, at the latest when all of this closes."""
+    """Gives each answer that is due once, at the latest when it is closed."""
 
     def __init__(self) -> None:
         self._due: dict[int, Callable[[], None]] = {}
@@ -222,7 +222,7 @@ class Pending(Generic[T]):
         self._is_closed = False
 
     def add(self, done: Callable[[T], None], ended: T) -> Callable[[T], None]:
-        """A function that tells `done` the answer; `ended` is the answer when all of this closes."""
+        """Return a function that tells `done` the answer; `ended` is the answer where it is closed before."""
         with self._lock:
             number = self._next
             self._next += 1

@@ -32,7 +32,7 @@ class Channel:
 
     @classmethod
     def over(cls, worker: WorkerProcess, ended: Callable[[WorkerProcess], None]) -> Channel:
-        """A channel to a worker; `ended` is told when it has ended."""
+        """Open a channel to a worker; `ended` is told when the worker has ended."""
         channel = cls(worker, ended)
         threading.Thread(target=channel._read, daemon=True).start()
         return channel
@@ -54,7 +54,7 @@ class Channel:
             return
         try:
             line = json.dumps({**request, "id": number}, default=plain_value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             with self._lock:
                 is_due = self._due.pop(number, None) is not None
             if is_due:

@@ -30,7 +30,7 @@ _CLOSES_WITHIN_S = 3.0
 
 
 class HostedEnvironments:
-    """Up to `places` environments at a time; `open` waits for one that is released."""
+    """Holds up to `places` environments at a time; `open` waits until another one is released."""
 
     def __init__(self, room: Room | RemoteRoom, shapes: Sequence[Shape], name: str, places: int) -> None:
         self.name = name
@@ -148,8 +148,8 @@ def start_environments(
     memory_gb: float | None = None,
     load_limit_s: float = 60.0,
 ) -> tuple[HostedEnvironments | None, list[ToolFault]]:
-    """What holds the environments of a class or a factory, or of one by the name that a row has in its column
-    `environment`; or None, and all that is wrong.
+    """Return what holds the environments of a class or a factory, or None and all that is wrong. With several
+    by name, the column `environment` of a row has the name of its own.
 
     They live in one process, except where one of them only exists in this program: then all live here, and
     what is late or takes too much memory cannot be ended. `memory_gb` is for all of the process.

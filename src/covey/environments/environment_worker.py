@@ -88,7 +88,7 @@ class EnvironmentWorker:
 
 
 def _packed(answer: Opened | Stepped | ToolResult | Lost | float | None) -> dict[str, Any]:
-    """An answer as JSON holds it; one that it cannot hold is lost."""
+    """Return an answer as JSON holds it; one that it cannot hold is lost."""
     match answer:
         case Lost():
             return {"lost": packed(answer.words)}

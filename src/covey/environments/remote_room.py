@@ -152,7 +152,7 @@ class RemoteRoom:
             return
 
     def _running(self) -> Channel:
-        """The channel to the process, which is started where none runs."""
+        """Return the channel to the process, which is started where none runs."""
         if self._channel is None or not self._channel.is_open:
             self._channel = Channel.over(self._workers.take(), self._workers.forget)
         return self._channel

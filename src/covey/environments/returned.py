@@ -17,11 +17,11 @@ _KEYS = frozenset(("messages", "done", "reward"))
 
 
 class WrongReturn(CoveyError):
-    """A method returned what it may not: in words that go on from the method's name."""
+    """Says what a method returned that it may not, in words that go on from its name."""
 
 
 def read_reset(shape: Shape, value: Any) -> Opened:
-    """What `reset` returned."""
+    """Read what `reset` returned."""
     if not shape.has_step:
         is_content = isinstance(value, list) and all(isinstance(block, Mapping) for block in value)
         if value is not None and not isinstance(value, str) and not is_content:
@@ -39,7 +39,7 @@ def read_reset(shape: Shape, value: Any) -> Opened:
 
 
 def read_step(value: Any) -> Stepped:
-    """What `step` returned."""
+    """Read what `step` returned."""
     expected = tr(
         "messages; with them whether it is over, and a reward; or an object of messages, done and reward"
     )
@@ -63,7 +63,7 @@ def read_step(value: Any) -> Stepped:
 
 
 def read_reward(value: Any) -> float | None:
-    """A reward: a finite number, or None."""
+    """Read a reward: a finite number, or None."""
     if value is None:
         return None
     number = number_of(value)

@@ -27,7 +27,7 @@ _ANSWERS_WITHIN_S = 1.0
 
 
 class Place:
-    """One environment, from before it is made to its release."""
+    """Holds one environment, from before it is made to its release."""
 
     def __init__(self, lane: Lane, factory: Factory, shape: Shape) -> None:
         self.lane, self.factory, self.shape = lane, factory, shape
@@ -36,7 +36,7 @@ class Place:
         self.tools: dict[str, Tool] = {}
 
     def lost(self, method: str, outcome: Raised | Late) -> Lost:
-        """That a method failed, in words."""
+        """Say that a method failed."""
         where = f"{self.name}.{method}()" if method else f"{self.name}()"
         if isinstance(outcome, Late):
             return Lost(words=tr("{where} returned nothing within {n:g} s", where=where, n=outcome.seconds))
@@ -46,14 +46,14 @@ class Place:
         return _said(error, self.factory if self.environment is None else self.environment)
 
     def tool(self, name: str) -> Tool:
-        """A method as a tool."""
+        """Return a method as a tool."""
         if name not in self.tools:
             self.tools[name] = Tool.of(getattr(self.environment, name))
         return self.tools[name]
 
 
 class Room:
-    """Environments by key, and the rewards that look at them.
+    """Holds environments by key, and the rewards that look at them.
 
     All that is sync runs in the thread of its environment, all that is async on one loop. Constructors and
     `reset` run one at a time, an async `reset` to its end: they draw from the generators of random, numpy and
@@ -73,7 +73,7 @@ class Room:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """No process beside this one."""
+        """The numbers of processes beside this one: there is none."""
         return ()
 
     def add(self, name: str, entry: Factory | Target, shape: Shape | None = None) -> Shape | list[ToolFault]:
@@ -213,13 +213,16 @@ class Room:
         """Do nothing: what runs in a thread of this process cannot be ended."""
 
     def _tried(self, factory: Factory) -> Shape | list[ToolFault]:
-        """The shape of what a factory makes."""
+        """Make an environment, and return its shape."""
         name = _name_of(factory)
+        self._reset_lock.acquire()
         try:
             environment = factory()
         except BaseException as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result
             words = tr("{name}() raised {words}", name=name, words=_said(error, factory))
             return [ToolFault(entry=name, kind="environment", words=words)]
+        finally:
+            self._reset_lock.release()
         shape = shape_of(name, environment)
         if isinstance(shape, Shape):
             place = Place(Lane(self._loop), factory, shape)
@@ -253,6 +256,8 @@ class Room:
             return read(outcome.value)
         except WrongReturn as error:
             return Lost(words=tr("{name}.{method}() {words}", name=place.name, method=method, words=error))
+        except Exception as error:  # noqa: BLE001 - to read a value may run users' code
+            return place.lost(method, Raised(error))
 
     def _close(self, place: Place, done: Callable[[], None]) -> None:
         def close() -> Any:
@@ -269,7 +274,7 @@ class Room:
 
 
 def _here(target: Target) -> Any:
-    """What a target names, imported into this process."""
+    """Import what a target names into this process."""
     return Loader((), {}).attribute(target)
 
 

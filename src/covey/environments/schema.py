@@ -20,7 +20,7 @@ _LONGEST = 300
 
 
 class Unusable(CoveyError):
-    """A function that cannot be a tool."""
+    """Says why a function cannot be a tool."""
 
     def __init__(self, fault: ToolFault) -> None:
         self.fault = fault
@@ -28,19 +28,19 @@ class Unusable(CoveyError):
 
 
 class BadArguments(CoveyError):
-    """Arguments that do not fit a function, in words for the model."""
+    """Says to the model why its arguments do not fit a function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a tool: pydantic's adapter of its type hint, and whether it must be given."""
+    """Holds pydantic's adapter of a parameter's type hint, and whether it must be given."""
 
     adapter: Any
     is_required: bool
 
 
 class Signature:
-    """What a function can be called with."""
+    """Knows what a function can be called with."""
 
     def __init__(self, name: str, parameters: Mapping[str, Parameter]) -> None:
         self._name = name
@@ -48,7 +48,7 @@ class Signature:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Signature:
-        """The signature of a function that has a schema."""
+        """Return the signature of a function that has a schema."""
         from pydantic import ConfigDict, TypeAdapter
 
         hints = get_type_hints(function, include_extras=True)
@@ -60,8 +60,8 @@ class Signature:
         return cls(function.__name__, parameters)
 
     def fit(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the type hints want them: `{"n": "3"}` is `{"n": 3}` for `n: int`, since one
-        format of calls has text alone. BadArguments where they do not fit."""
+        """Return the arguments as the type hints want them: `{"n": "3"}` is `{"n": 3}` for `n: int`, since
+        one format of calls has text alone. BadArguments where they do not fit."""
         known = self._parameters
         for name in arguments:
             if name not in known:
@@ -88,13 +88,20 @@ class Signature:
             # Not text, not JSON, or JSON that does not fit either (pydantic's error is a ValueError).
             pass
         message = first.errors(include_url=False, include_context=False)[0]["msg"]
-        given = repr(value) if len(repr(value)) <= 80 else f"{value!r:.77}..."
-        raise BadArguments(f"{self._name}(): argument {name!r}: {message[:_LONGEST]}; it was {given}")
+        raise BadArguments(f"{self._name}(): argument {name!r}: {message[:_LONGEST]}; it was {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "nested too deeply"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def schema_of(function: Callable[..., Any]) -> Schema:
-    """The schema of a function or a bound method, sync or async, out of its type hints and its docstring in
-    Google's style, as transformers makes it; Unusable, with its fault, where there is none."""
+    """Return the schema of a function or a bound method, sync or async, out of its type hints and its
+    docstring in Google's style, as transformers makes it; Unusable, with its fault, where it has none."""
     from transformers.utils import chat_template_utils as hub
 
     name = getattr(function, "__name__", None)

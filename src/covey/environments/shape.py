@@ -18,7 +18,7 @@ _OWN = ("reset", "get_reward", "close")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What covey calls of an environment, and what `reset` and `step` are passed.
+    """Says what covey calls of an environment, and what `reset` and `step` are passed.
 
     With `has_step` it is covey's: `reset(row, seed)`, `step(turn)`. Otherwise it is TRL's:
     `reset(**columns)`, and its public methods are `tools`. `seeds`: `reset` takes the seed, too.
@@ -32,7 +32,7 @@ class Shape:
     tools: Mapping[str, Schema] = field(default_factory=dict)
 
     def arguments(self, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """What `reset` is called with. A column `seed` is the data's, for TRL's environments."""
+        """Return what `reset` is called with; a column `seed` goes before the seed in TRL's kind."""
         given = {"seed": seed} if self.seeds else {}
         if self.has_step:
             return {**given, **({"row": dict(row)} if "row" in self.columns else {})}
@@ -40,7 +40,7 @@ class Shape:
 
 
 def shape_of(entry: str, environment: Any) -> Shape | list[ToolFault]:
-    """The shape of an environment, or all that is wrong with it."""
+    """Return the shape of an environment, or all that is wrong with it."""
     reset, kind = _method(environment, "reset"), type(environment).__name__
     if reset is None:
         words = tr("{kind} has no method `reset`, with which an episode begins", kind=kind)
@@ -94,7 +94,7 @@ def _faults_of_coveys(entry: str, kind: str, reset: Wants, step: Wants) -> list[
 
 
 def _tools(entry: str, environment: Any) -> tuple[dict[str, Schema], list[ToolFault]]:
-    """The public methods by name, in the order of the alphabet as TRL has them."""
+    """Return the public methods by name, in the order of the alphabet as TRL has them."""
     kind = type(environment)
     tools: dict[str, Schema] = {}
     faults = []

@@ -20,7 +20,7 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The seconds that a call may take, and the characters that its result may have."""
+    """Says how many seconds a call may take, and how many characters its result may have."""
 
     timeout_s: float
     max_result_chars: int
@@ -28,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that a model can call."""
+    """Holds a function that a model can call."""
 
     name: str
     function: Callable[..., Any]
@@ -37,7 +37,7 @@ class Tool:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Tool:
-        """The tool of a function that has a schema."""
+        """Return the tool of a function that has a schema."""
         return cls(
             name=function.__name__,
             function=function,
@@ -47,7 +47,7 @@ class Tool:
 
 
 def result_of(name: str, outcome: Outcome, max_result_chars: int) -> ToolResult:
-    """What the model is told of a call."""
+    """Return what the model is told of a call."""
     if isinstance(outcome, Late):
         words = f"returned nothing within {outcome.seconds:g} s"
         return failed(name, CallFailure.TIMEOUT, f"{name}() {words}", outcome.seconds)
@@ -61,12 +61,12 @@ def result_of(name: str, outcome: Outcome, max_result_chars: int) -> ToolResult:
 
 
 def failed(name: str, failure: CallFailure, words: str, seconds: float = 0.0) -> ToolResult:
-    """The result of a call without one: `Error: ` and a line of words."""
+    """Return the result of a call that failed: `Error: ` and a line of words."""
     return ToolResult(name=name, content=f"Error: {words}", failure=failure, seconds=seconds)
 
 
 def text_of(value: Any) -> str:
-    """A result as text: text as it is, lists and objects as JSON, None as nothing, else its `str`."""
+    """Return a value as text: text as it is, lists and objects as JSON, None as "", else its `str`."""
     if value is None:
         return ""
     is_json = isinstance(value, Mapping | list | tuple)
@@ -76,7 +76,7 @@ def text_of(value: Any) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """A text of at most so many characters and, where it was longer, a mark between its beginning and end."""
+    """Return at most so many characters of a text; a mark stands where more were."""
     if len(text) <= most:
         return text
     head = most - most // 4
@@ -85,29 +85,29 @@ def cut(text: str, most: int) -> str:
 
 
 def packed_result(result: ToolResult) -> dict[str, Any]:
-    """A result as JSON holds it."""
+    """Return a result as JSON holds it."""
     return asdict(result)
 
 
 def unpacked_result(value: Mapping[str, Any]) -> ToolResult:
-    """The result that `packed_result` made this of."""
+    """Return the result that `packed_result` made this of."""
     failure = value["failure"]
     return ToolResult(**{**value, "failure": CallFailure(failure) if failure else None})
 
 
 def unloadable(fault: Unloadable) -> ToolFault:
-    """The fault of a function or class that is not there, or whose import raised."""
+    """Return the fault of a function or class that is not there, or whose import raised."""
     kind = fault.kind if fault.kind in ("import", "missing") else "signature"
     return ToolFault(entry=fault.subject, kind=kind, words=str(fault))
 
 
 def packed_faults(faults: Sequence[ToolFault]) -> dict[str, Any]:
-    """The reply of a worker that cannot use what it was to load."""
+    """Return the reply of a worker that cannot use what it was to load."""
     return {"unusable": [{**asdict(fault), "words": packed(fault.words)} for fault in faults]}
 
 
 def faults_of(entry: str, reply: Mapping[str, Any]) -> list[ToolFault]:
-    """The faults that `packed_faults` made this of, as those of an entry."""
+    """Return the faults that `packed_faults` made this of, as those of an entry."""
     return [
         ToolFault(entry=entry, kind=f["kind"], words=unpacked(f["words"]), lacking=tuple(f["lacking"]))
         for f in reply["unusable"]

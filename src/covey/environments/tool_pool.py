@@ -26,15 +26,15 @@ Tell = Callable[[ToolResult], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
-    """A tool that the workers have."""
+    """Describes a tool that the workers have."""
 
     schema: Schema
     is_async: bool
 
 
 class ToolPool:
-    """Sync tools: one call at a time in each of up to `workers` processes. Async ones: up to 64 at a time in
-    one more."""
+    """Runs sync tools one at a time in each of up to `num_workers` processes, and up to 64 async ones at a
+    time in one more."""
 
     def __init__(self, workers: Workers, num_workers: int, limits: Limits) -> None:
         self._workers = workers
@@ -48,7 +48,7 @@ class ToolPool:
 
     @classmethod
     def of(cls, num_workers: int, limits: Limits, memory_gb: float | None, load_limit_s: float) -> ToolPool:
-        """A pool without tools, of which no process runs yet."""
+        """Return a pool without tools, of which no process runs yet."""
         opening = {"holds": "tools", "limits": asdict(limits), "memory_gb": memory_gb}
         return cls(Workers(Printed().start_worker, opening, load_limit_s), num_workers, limits)
 
@@ -102,8 +102,15 @@ class ToolPool:
     def _call(self, call: ToolCall, tell: Tell) -> None:
         limit_s = self._limits.timeout_s
         try:
+            request = json.dumps({**_request(call), "limit_s": limit_s})
+        except (TypeError, ValueError, RecursionError) as error:
+            tell(
+                failed(call.name, CallFailure.ARGUMENTS, f"{call.name}(): its arguments are no JSON: {error}")
+            )
+            return
+        try:
             worker = self._workers.take()
-            reply = self._workers.ask(worker, json.dumps({**_request(call), "limit_s": limit_s}), limit_s)
+            reply = self._workers.ask(worker, request, limit_s)
         except WorkerGone as gone:
             tell(_ended(call.name, gone, limit_s))
             return
@@ -127,7 +134,7 @@ class ToolPool:
 
 
 def repeated_names(entries: Sequence[str], names: Sequence[str]) -> list[ToolFault]:
-    """A fault for each tool whose name an earlier one has."""
+    """Return a fault for each tool whose name an earlier one has."""
     return [
         ToolFault(entry=entry, kind="signature", words=tr("another tool has the name {name}, too", name=name))
         for i, (entry, name) in enumerate(zip(entries, names, strict=True))

@@ -20,8 +20,8 @@ Entry = str | Callable[..., object]
 
 
 class LiveTools:
-    """Functions of this program that no worker can import, each call in a thread of its own, async ones on
-    one loop. One that is late is left alone: nothing can end it."""
+    """Calls functions of this program that no worker can import, sync ones in a thread a call, async ones on
+    one loop. A call that is late is left alone: nothing can end it."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -69,7 +69,7 @@ class LiveTools:
 
 
 class JoinedTools:
-    """Tools of several hosts as one; `hosts` has the host of each tool, in the order of the entries."""
+    """Joins tools of several hosts; `hosts` has the host of each tool, in the order of the entries."""
 
     def __init__(self, hosts: Mapping[str, ToolHost], all_hosts: Sequence[ToolHost]) -> None:
         self._hosts = hosts
@@ -99,8 +99,8 @@ def start_tools(
     max_result_chars: int,
     load_limit_s: float = 60.0,
 ) -> tuple[ToolHost, list[ToolFault]]:
-    """What runs these functions: `FILE.py:name`, `package.module:name`, or Python callables; and all that is
-    wrong with them. With a fault the host is there to be closed alone."""
+    """Return what runs these functions, and all that is wrong with them; with a fault, the host can only be
+    closed. Entries are `FILE.py:name`, `package.module:name`, or Python callables."""
     limits = Limits(timeout_s=timeout_s, max_result_chars=max_result_chars)
     pool, live = ToolPool.of(workers, limits, memory_gb, load_limit_s), LiveTools(limits)
     hosts: list[tuple[str, str, ToolHost]] = []

@@ -21,8 +21,8 @@ _GRACE_S = 1.0
 
 
 class Pipes:
-    """Requests and replies, a JSON line each. Nothing of the users' reads the requests, and a child process
-    can neither read nor answer them."""
+    """Reads requests and writes replies, a JSON line each. No code of users reads the requests, and a child
+    process can neither read nor answer them."""
 
     def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
         self._requests, self._replies = requests, replies
@@ -32,8 +32,8 @@ class Pipes:
 
     @classmethod
     def take(cls) -> Pipes:
-        """The two pipes under numbers of their own, which child processes do not inherit; standard input is
-        empty from here on and standard output is standard error."""
+        """Take the two pipes under numbers of their own, which child processes do not inherit; standard input
+        is empty from here on and standard output is standard error."""
         requests, replies = os.dup(0), os.dup(1)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -47,7 +47,7 @@ class Pipes:
         return pipes
 
     def requests(self) -> Iterator[dict[str, Any]]:
-        """Each request as it comes; when the parent closes the pipe or is gone, this process ends."""
+        """Return each request as it comes; when the parent closes the pipe or is gone, this process ends."""
         while True:
             yield json.loads(self._lines.get())
 

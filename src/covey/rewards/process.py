@@ -54,12 +54,12 @@ class WorkerProcess:
 
     @property
     def printed(self) -> IO[bytes]:
-        """What a quiet worker prints."""
+        """The pipe with what a quiet worker prints."""
         assert self._process.stderr is not None
         return self._process.stderr
 
     def is_running(self) -> bool:
-        """Whether the process has not ended yet."""
+        """Return whether the process has not ended yet."""
         return self._process.poll() is None
 
     def ask(self, request: str, limit_s: float) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class WorkerProcess:
             return b""
 
     def read(self, line: bytes) -> dict[str, Any]:
-        """The object on a line; WorkerGone where there is none."""
+        """Return the object on a line; WorkerGone where there is none."""
         try:
             return dict(json.loads(line))
         except (ValueError, TypeError):
@@ -113,7 +113,7 @@ class WorkerProcess:
             ) from None
 
     def gone(self) -> WorkerGone:
-        """How a process ended that answers no more."""
+        """Return how a process ended that answers no more."""
         # One that is just ending by itself keeps the exit code it ends with.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)

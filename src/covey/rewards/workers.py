@@ -38,7 +38,7 @@ class Workers:
             return tuple(sorted(worker.pid for worker in self._running))
 
     def take(self) -> WorkerProcess:
-        """A worker that waits for work, or a new one with everything loaded."""
+        """Return a worker that waits for work, or a new one with everything loaded."""
         try:
             while not (worker := self._idle.get_nowait()).is_running():
                 self.end(worker)
@@ -61,7 +61,7 @@ class Workers:
         self._idle.put(worker)
 
     def start(self) -> tuple[WorkerProcess, dict[str, Any]]:
-        """A new worker with nothing loaded, and what it says of its start."""
+        """Return a new worker with nothing loaded, and what it says of its start."""
         worker = self._start_process()
         with self._lock:
             self._running.add(worker)
@@ -76,7 +76,7 @@ class Workers:
         return self._prepared(worker, what)
 
     def ask(self, worker: WorkerProcess, request: str, limit_s: float) -> dict[str, Any]:
-        """The answer of a worker, which is ended where it gives none."""
+        """Return the answer of a worker, which is ended where it gives none."""
         try:
             return worker.ask(request, limit_s)
         except WorkerGone:
@@ -112,5 +112,5 @@ class Workers:
 
 
 def load_request(target: Target, **more: Any) -> dict[str, Any]:
-    """What asks a worker to load a function or class."""
+    """Return what asks a worker to load a function or class."""
     return {"do": "load", "target": asdict(target), **more}

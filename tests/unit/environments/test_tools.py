@@ -159,6 +159,15 @@ def test_arguments_that_do_not_fit(host, name, arguments, words):
     assert told.content.startswith(f"Error: {words}") and len(told.content) < 300
 
 
+def test_arguments_that_are_nested_too_deeply(host):
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    sync, other = results(host, ("calculate", {"expression": deep}), ("wait", {"seconds": deep}))
+    assert (sync.failure, other.failure) == (CallFailure.ARGUMENTS, CallFailure.ENDED)
+    assert "recursion" in sync.content and "could not be sent" in other.content
+
+
 def test_results_are_text(host):
     whats = ("none", "list", "object", "half", "long")
     none, listed, other, half, long = results(host, *(("give", {"what": what}) for what in whats))
