@@ -125,7 +125,6 @@ OF_PROGRAMS: Mapping[str, str] = {
     "quantization_config": tr("Quantization is set by options, in the group Quantization of `--help`."),
     "peft_config": tr("Adapters are set by options, in the group Adapters of `--help`."),
     "rollout_func": _NO_TURNS,
-    "environment_factory": _NO_TURNS,
     "optim_args": _ADAM,
     "optim_target_modules": _ADAM,
     "torch_compile_backend": _COMPILE,
