@@ -14,7 +14,7 @@ from covey.checks.rewards.golds import with_golds
 from covey.checks.rewards.look import with_rewards
 from covey.checks.run.look import replay_problem, run_facts, with_layout
 from covey.checks.servers.look import with_servers
-from covey.checks.tools.look import with_tools
+from covey.checks.tools.look import with_rehearsal, with_tools
 from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
@@ -89,7 +89,7 @@ def survey(
         facts = replace(facts, output=replace(facts.output, replay_problem=problem))
         return Survey(facts=facts, live=objects.model, codec=codec)
     facts, agents = with_tools(facts, config, codec, objects.functions)
-    tools = () if agents is None or agents.tools is None else tuple(agents.tools.schemas.values())
+    tools = () if agents is None else agents.schemas
     if codec is None:
         facts, data = _with_data_alone(facts, config, objects, offline=offline)
     else:
@@ -102,6 +102,8 @@ def survey(
     if agents is not None and environment is not None and rewards is not None and rewards.beside:
         environment.keep_all()
         agents = replace(agents, keeps_environments=True)
+    first = data.sample.entries[0] if data.sample is not None and data.sample.entries else None
+    facts = with_rehearsal(facts, config, first, codec, agents, rewards)
     return Survey(
         facts=with_engine_share(facts, config),
         live=objects.model,

@@ -55,6 +55,16 @@ The result is only a forecast: `covey train` runs on the machine on which it is 
 
 """
     ),
+    "rehearse": tr(
+        """\
+usage: covey rehearse [CONFIG.yaml] --option value ...
+
+The options of `covey train`. In place of the model, scripts play one prompt: the right answer, random words,
+silence, a broken call, a call with wrong arguments, calls without end. It prints what each of them got and
+one episode with its trained turns marked. No weights are read and nothing is written.
+
+"""
+    ),
     "eval": tr(
         """\
 usage: covey eval MODEL_OR_CHECKPOINT --dataset FILE ... [--option value ...]

@@ -15,6 +15,7 @@ VERBS: Mapping[str, str] = {
     "train": tr("Train a model; covey train --help has the options."),
     "rlhf": tr("Run a command of ms-swift, with the defaults of ms-swift."),
     "plan": tr("Show what train would do: no weights, no network."),
+    "rehearse": tr("Let scripted policies play the tools, the environment and the rewards of a run."),
     "eval": tr("Sample held-out prompts with a model or checkpoint and score them."),
     "export": tr("Write a checkpoint as a model; --merge merges its adapter."),
     "verify": tr("Check the files of a checkpoint for damage."),

@@ -8,7 +8,7 @@ from itertools import count
 
 from covey.data.text import TextCodec
 from covey.environments.call_format import CallFormat, Parsed
-from covey.environments.protocol import EnvironmentHost, ToolHost
+from covey.environments.protocol import EnvironmentHost, Schema, ToolHost
 from covey.environments.rendering import Renderer, Spoken
 from covey.types import Completion
 
@@ -46,6 +46,12 @@ class Agents:
     starts_differ: bool = False
     keeps_environments: bool = False
     keys: count[int]
+
+    @property
+    def schemas(self) -> tuple[Schema, ...]:
+        """Return the tools that every episode has."""
+        own = () if self.tools is None else tuple(self.tools.schemas.values())
+        return own if self.environment is None else (*own, *self.environment.schemas)
 
     def close(self) -> None:
         """End what runs tools and environments."""

@@ -66,11 +66,15 @@ class EnvironmentHost(Environments, Protocol):
 
     `has_step`: each turn goes to the environment (`step`); otherwise its methods are tools (`call`).
     `has_reward`: `reward` is asked at the end of an episode. `takes_seed`: `reset` is passed the seed.
+    `schemas` are those of tools that every environment has, which prompts tell the model of.
     """
 
     name: str
     has_step: bool
     has_reward: bool
+
+    @property
+    def schemas(self) -> Sequence[Schema]: ...
 
     def open(
         self, key: int, row: Mapping[str, Any], seed: int, done: Callable[[Opened | Lost], None]

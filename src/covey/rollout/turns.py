@@ -156,8 +156,10 @@ class TurnLoop:
         one = self._running[number]
         prompt, given = one.slot.prompt, one.slot.prompt.rendered_with
         own = tuple(given.get("tools", ()))
+        known = {tool["function"]["name"] for tool in own}
+        further = tuple(tool for tool in opened.tools if tool["function"]["name"] not in known)
         one.of_environment = frozenset(tool["function"]["name"] for tool in opened.tools)
-        one.schemas = (*own, *opened.tools)
+        one.schemas = (*own, *further)
         messages = prompt.messages or ()
         if prompt.opened and messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]
@@ -174,7 +176,7 @@ class TurnLoop:
             conversation, first = replace(conversation, items=opened.messages, num_trusted=0), None
         if opened.added:
             conversation, first = self._with_added(conversation, opened.added), None
-        if opened.tools:
+        if further:
             first = None
         one.draft = EpisodeDraft(self._agents.renderer, conversation, first)
         if first is None:

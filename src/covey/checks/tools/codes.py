@@ -50,4 +50,20 @@ CODES = (
         why="What an environment gives for an episode is a reward like any other: it is counted where "
         "reward_funcs names it.",
     ),
+    Code(
+        code="E397",
+        title="Environment that begins a group differently",
+        why="GRPO compares the episodes of a group with each other. Where they begin from different states, "
+        "a reward says more about the beginning than about what the model did.",
+    ),
+    Code(
+        code="W155",
+        title="Right answer is not the best policy",
+        why="What scores at least as much as the right answer is learned instead of it.",
+    ),
+    Code(
+        code="W156",
+        title="Silence scores more than trying",
+        why="A model that learns to say nothing is hard to teach anything else.",
+    ),
 )

@@ -9,7 +9,7 @@ from covey.checks.tools.codes import CODES
 from covey.config.derive import is_usual
 from covey.options.schema import Config
 from covey.options.turns import TurnOptions
-from covey.plan.facts import Facts
+from covey.plan.facts import Facts, Rehearsal
 from covey.plan.problem import problem, warning
 from covey.texts import joined, tr
 from covey.types import Fix, Problem
@@ -29,6 +29,7 @@ def tool_problems(config: Config, facts: Facts, typed: Collection[str] | None) -
         *_prompts(config, facts),
         *_limits(config),
         *_reward(config, facts),
+        *_rehearsed(config, facts),
     ]
 
 
@@ -142,6 +143,55 @@ def _reward(config: Config, facts: Facts) -> list[Problem]:
         count = Fix(text=tr("count them"), edits={"reward_funcs": [*config.reward_funcs, _REWARD]})
         return [warning("W154", "reward_funcs", seen, "", count)]
     return []
+
+
+def _rehearsed(config: Config, facts: Facts) -> list[Problem]:
+    """Return what scripted policies have shown."""
+    played = facts.tools.rehearsal
+    if played is None:
+        return []
+    if played.lost:
+        seen = tr(
+            "An episode was tried before the run, and the environment failed: {lost}.", lost=played.lost
+        )
+        fix = Fix(text=tr("mend the environment; `covey rehearse` tries it again"))
+        return [problem("E393", "environment_factory", seen, "", fix)]
+    found = []
+    if played.starts_alike is False and config.environment_starts == "alike":
+        seen = tr("The environment began the episodes of one group differently.")
+        cause = tr("reset() draws random numbers that are not seeded; it can be passed the argument seed.")
+        use = Fix(text=tr("draw them from random.Random(seed), with seed as an argument of reset()"))
+        meant = Fix(text=tr("if this is meant, allow it"), edits={"environment_starts": "differ"})
+        found.append(problem("E397", "environment_starts", seen, cause, use, meant))
+    return [*found, *_ranking(played)]
+
+
+def _ranking(played: Rehearsal) -> list[Problem]:
+    """Return warnings about rewards that put a scripted policy above what is right, or silence above
+    trying."""
+    found, option = [], "reward_funcs"
+    gold, silent = played.reward_of("gold"), played.reward_of("silent")
+    others = {p.name: p.reward for p in played.policies if p.name != "gold" and p.reward is not None}
+    best = max(others, key=lambda name: others[name], default="")
+    if gold is not None and best and others[best] >= gold:
+        seen = tr(
+            "The scripted policy {best!r} gets the reward {reward:g}; the right answer gets {gold:g}.",
+            best=best,
+            reward=others[best],
+            gold=gold,
+        )
+        look = Fix(text=tr("look at the rewards of each policy: `covey rehearse` with the same options"))
+        found.append(warning("W155", option, seen, "", look))
+    tries = [others[name] for name in ("wrong arguments", "endless") if name in others]
+    if silent is not None and tries and silent > max(tries):
+        seen = tr(
+            "Saying nothing gets the reward {silent:g}; trying and failing gets {tried:g}.",
+            silent=silent,
+            tried=max(tries),
+        )
+        equal = Fix(text=tr("give an episode without an attempt no more than a failed one"))
+        found.append(warning("W156", option, seen, "", equal))
+    return found
 
 
 CHECK = Check(judge=tool_problems, place=560, codes=CODES)

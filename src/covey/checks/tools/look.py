@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from covey.checks.rewards.golds import gold_text
+from covey.checks.rewards.handed import TRIAL
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents, TurnLimits
 from covey.environments.call_format import CallFormat
@@ -15,6 +18,8 @@ from covey.environments.rendering import Renderer, calls_alike
 from covey.environments.template_calls import NoFormat, format_or_reason
 from covey.options.schema import Config
 from covey.plan.facts import Facts, ToolFacts
+from covey.rewards.reward_set import RewardSet
+from covey.types import Prompt
 from covey.types.turns import ToolFault
 
 # What is longer than any text that a model reads.
@@ -87,3 +92,23 @@ def with_tools(
         starts_differ=config.environment_starts == "differ",
         keys=count(),
     )
+
+
+def with_rehearsal(
+    facts: Facts,
+    config: Config,
+    prompt: Prompt | None,
+    codec: TextCodec | None,
+    agents: Agents | None,
+    rewards: RewardSet | None,
+) -> Facts:
+    """Return the facts with what scripted policies showed on a prompt. One process plays them for all."""
+    if prompt is None or codec is None or agents is None or rewards is None or not config.reward_trial:
+        return facts
+    if os.environ.get("RANK", "0") != "0" or TRIAL in os.environ or rewards.apart:
+        return facts
+    from covey.checks.tools.rehearsal import rehearse
+
+    gold = gold_text(prompt.columns, config)
+    found = rehearse(prompt, gold or None, codec, agents, rewards, config.weights)
+    return replace(facts, tools=replace(facts.tools, rehearsal=found))

@@ -42,7 +42,7 @@ from covey.plan.facts.run import (
     RunOwner,
 )
 from covey.plan.facts.servers import ServerFacts, ServersFacts, VllmServeFacts
-from covey.plan.facts.tools import ToolFacts
+from covey.plan.facts.tools import Rehearsal, RehearsedPolicy, ToolFacts
 
 __all__ = [
     "AdapterFacts",
@@ -68,6 +68,8 @@ __all__ = [
     "PassRateFacts",
     "PromptFacts",
     "RayFacts",
+    "Rehearsal",
+    "RehearsedPolicy",
     "ResumeFacts",
     "RewardFacts",
     "RewardModelFacts",

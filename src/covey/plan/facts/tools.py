@@ -8,6 +8,41 @@ from covey.types.turns import ToolFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsedPolicy:
+    """What became of a scripted policy: the reward of its first episode (None: no value), how that ended, and
+    what it did; `seconds` are those of tools and environment."""
+
+    name: str
+    reward: float | None
+    outcome: str
+    num_turns: int
+    num_calls: int
+    num_failed_calls: int
+    num_sequences: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What scripted policies showed of tools, environment, template and rewards.
+
+    `starts_alike` says whether all episodes began with the same prompt (None: none began), `lost` why an
+    environment failed, and `rewritten` which policies needed several sequences, because the template writes
+    earlier turns in another way. `sample` is an episode as text, each trained turn between ⟦ and ⟧.
+    """
+
+    policies: tuple[RehearsedPolicy, ...] = ()
+    starts_alike: bool | None = None
+    lost: str = ""
+    rewritten: tuple[str, ...] = ()
+    sample: str = ""
+
+    def reward_of(self, name: str) -> float | None:
+        """Return the reward of a policy; None where it has none."""
+        return next((policy.reward for policy in self.policies if policy.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFacts:
     """What is known of the tools and the environment of a run.
 
@@ -19,6 +54,7 @@ class ToolFacts:
     written       what the template wrote of a call where its format is unknown
     may_be_chatml whether `chatml-tools` fits the tokenizer
     gives_reward  whether the environment may give rewards
+    rehearsal     what scripted policies showed; None where nothing was played
     """
 
     faults: tuple[ToolFault, ...] = ()
@@ -28,3 +64,4 @@ class ToolFacts:
     written: str = ""
     may_be_chatml: bool = False
     gives_reward: bool | None = None
+    rehearsal: Rehearsal | None = None
