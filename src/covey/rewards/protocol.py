@@ -53,8 +53,9 @@ class Scored:
         return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
     def steps(self, separator: str) -> list[str]:
-        """The text in steps; what the prompt opened is of the first. Of several turns each is a step."""
-        if len(self.episode.turns) > 1:
+        """The text in steps; what the prompt opened is of the first. With tools or an environment
+        each turn is a step."""
+        if self.episode.turns:
             return [turn.opened + turn.text for turn in self.episode.turns]
         pieces = steps_of(self.episode.text, separator)
         return [self.opened + pieces[0], *pieces[1:]] if pieces else []

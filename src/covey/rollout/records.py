@@ -124,6 +124,18 @@ def _turn_of(record: Mapping[str, Any]) -> Turn:
     )
 
 
+def conversation_text(record: Mapping[str, Any]) -> str:
+    """Return what a record's episode says to people: its text, or of several turns each with what followed,
+    each under the name of its role."""
+    if not record.get("turns"):
+        return str(record["text"])
+    parts = []
+    for turn in record["turns"]:
+        parts.append(f"[assistant]\n{turn['opened']}{turn['text']}")
+        parts += [f"[{answer['role']}]\n{answer.get('content') or ''}" for answer in turn["answer"]]
+    return "\n".join(parts)
+
+
 def _sequence_record(sequence: TokenSequence) -> Record:
     """The tokens of a sequence; one that is not an episode's first has its own prompt."""
     before = sequence.prompt_length

@@ -45,6 +45,8 @@ from covey.types.episode import digest_of
 from covey.types.turns import TurnCounts
 
 _LOOK_S = 0.2
+# Calls of one turn that are answered; the text of a turn may hold thousands.
+_MOST_CALLS = 64
 
 
 class TurnLoop:
@@ -287,7 +289,9 @@ class TurnLoop:
         names = [schema["function"]["name"] for schema in one.schemas]
         for index, call in enumerate(calls):
             done = self._await(number, index)
-            if call.fault or call.name not in names:
+            if index >= _MOST_CALLS:
+                done(refused(replace(call, fault=f"a turn may make {_MOST_CALLS} calls"), names))
+            elif call.fault or call.name not in names:
                 done(refused(call, names))
             elif call.name in one.of_environment and self._agents.environment is not None:
                 self._agents.environment.call(one.key, call, done)

@@ -14,6 +14,7 @@ from covey.options.output import OutputOptions
 from covey.plan.words import coded, sentence
 from covey.rollout.collect import Collected
 from covey.rollout.publisher import Published
+from covey.rollout.records import conversation_text
 from covey.telemetry.console import Console
 from covey.telemetry.files import RunFiles
 from covey.telemetry.owner import Lock
@@ -162,7 +163,7 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     parts: Sequence[Mapping[str, Any]] = record["parts"]
     return {
         "prompt": record["prompt"],
-        "completion": record["text"],
+        "completion": conversation_text(record),
         "reward": record["reward"],
         **{f"rewards/{p['name']}": p["value"] for p in parts},
         "advantage": record["advantage"],

@@ -15,11 +15,11 @@ from covey.types import Metric, Score
 
 
 def step_tokens(codec: TextCodec, separator: str) -> Callable[[Scored], tuple[int, ...]]:
-    """Counts the trained tokens up to the end of each step of an episode; the last step ends with it. Of
-    several turns each is a step."""
+    """Counts the trained tokens up to the end of each step of an episode; the last step ends with it. With
+    tools or an environment each turn is a step."""
 
     def ends(row: Scored) -> tuple[int, ...]:
-        if len(row.episode.turns) > 1:
+        if row.episode.turns:
             return row.episode.turn_ends
         ids, text = row.episode.trained_ids, row.episode.text
         characters = step_ends(text, separator)
