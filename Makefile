@@ -155,8 +155,9 @@ format: test-install ## rewrite the files in the project's format
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
 
-model: install ## rebuild the built-in model from random weights (about a minute)
+model: install ## rebuild the built-in models from random weights (about five minutes)
 	@$(VENV)/bin/python bench/make_model.py
+	@$(VENV)/bin/python bench/make_tools_model.py
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

@@ -85,7 +85,12 @@ class Figures:
     formatted: float
 
 
-def make_tokenizer() -> Qwen2Tokenizer:
+def make_tokenizer(
+    vocabulary: int = VOCABULARY,
+    merge_lines: Sequence[str] = _MERGE_LINES,
+    tags: Sequence[str] = TAG_TOKENS,
+    chat_template: str = CHAT_TEMPLATE,
+) -> Qwen2Tokenizer:
     """Train the byte-level tokenizer with single-digit numbers and the ChatML template.
 
     The tags of the answer format are ordinary added tokens: decoding that skips special tokens keeps them.
@@ -98,32 +103,37 @@ def make_tokenizer() -> Qwen2Tokenizer:
     core.pre_tokenizer = pipeline.pre_tokenizer
     core.decoder = pipeline.decoder
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(SPECIAL_TOKENS) - len(TAG_TOKENS),
+        vocab_size=vocabulary - len(SPECIAL_TOKENS) - len(tags),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    core.train_from_iterator(_MERGE_LINES, trainer)
+    core.train_from_iterator(merge_lines, trainer)
     core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
-    core.add_tokens([AddedToken(text, special=False, normalized=False) for text in TAG_TOKENS])
+    core.add_tokens([AddedToken(text, special=False, normalized=False) for text in tags])
     return Qwen2Tokenizer(
         tokenizer_object=core,
         unk_token=PAD,
         eos_token=IM_END,
         pad_token=PAD,
         extra_special_tokens=[IM_START],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         model_max_length=MAX_POSITIONS,
         padding_side="left",
     )
 
 
-def make_random_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
+def make_random_model(
+    tokenizer: PreTrainedTokenizerBase,
+    vocabulary: int = VOCABULARY,
+    num_layers: int = 4,
+    intermediate_size: int = 384,
+) -> Qwen2ForCausalLM:
     """Return the float32 model with random weights from torch's global generator."""
     config = Qwen2Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=MAX_POSITIONS,

@@ -26,7 +26,9 @@ def test_wheel_in_an_empty_environment(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("covey-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert "covey/quickstart/model/model.safetensors" in names
+    for folder in ("model", "tools_model"):
+        for file in ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"):
+            assert f"covey/quickstart/{folder}/{file}" in names
     assert not any(n.startswith(("tests", "bench", "recipes")) for n in names)
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from os.path import exists
 from pathlib import Path
 
-from covey.cli.targets import BUILT_IN, refused
+from covey.cli.targets import refused
 from covey.cli.verbs import nameless
 from covey.config import Parsed, parse
 from covey.config.checkpoints import checkpoints_around, list_checkpoints
@@ -15,7 +15,7 @@ from covey.config.evaluation import eval_options
 from covey.config.names import normalise
 from covey.errors import ConfigError
 from covey.paths import trouble
-from covey.quickstart.task import MODEL_DIR
+from covey.quickstart.built_in import BUILT_IN
 from covey.texts import tr
 from covey.texts.language import spoken
 from covey.texts.terminal import say
@@ -67,4 +67,4 @@ def _read(argv: Sequence[str]) -> tuple[str, str | None, Parsed]:
 
 
 def _path_of(name: str) -> str:
-    return str(MODEL_DIR) if name == BUILT_IN else name
+    return str(BUILT_IN[name].model_dir) if name in BUILT_IN else name

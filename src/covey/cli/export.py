@@ -9,7 +9,7 @@ from pathlib import Path
 from covey.checkpoint.manifest import export_target
 from covey.checks.output.judge import unwritable_problem
 from covey.checks.output.look import unwritable
-from covey.cli.targets import BUILT_IN, refused
+from covey.cli.targets import refused
 from covey.cli.verbs import nameless
 from covey.config.adapters import is_adapter
 from covey.config.argv import read_words
@@ -17,7 +17,7 @@ from covey.errors import ConfigError, CoveyError, DamagedModelError
 from covey.options.verbs import ExportOptions
 from covey.paths import cannot_be_read
 from covey.plan.problem import problem
-from covey.quickstart.task import MODEL_DIR
+from covey.quickstart.built_in import BUILT_IN
 from covey.texts import has_value, tr
 from covey.texts.language import spoken
 from covey.texts.terminal import say
@@ -85,7 +85,8 @@ def _named(options: ExportOptions, words: list[str]) -> tuple[str, Path | None]:
     named = [*words, *([options.checkpoint] if options.checkpoint is not None else [])]
     if len(set(named)) > 1:
         raise ConfigError([_two_checkpoints(*named)])
-    base = str(MODEL_DIR) if options.base == BUILT_IN else options.base
+    built_in = BUILT_IN.get(options.base or "")
+    base = options.base if built_in is None else str(built_in.model_dir)
     if named:
         return named[0], None if base is None else Path(base)
     if options.base is None:

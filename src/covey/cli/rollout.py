@@ -21,7 +21,7 @@ from covey.options.verbs import RolloutOptions
 from covey.options.vllm import LORA_RANKS
 from covey.plan.problem import problem
 from covey.plan.vllm_limits import OWNED
-from covey.quickstart.task import MODEL_DIR
+from covey.quickstart.built_in import BUILT_IN
 from covey.rollout.server.token import own_token
 from covey.rollout.server.values import WireError
 from covey.rollout.vllm.settings import VllmSettings
@@ -47,7 +47,8 @@ def rollout(argv: Sequence[str]) -> int:
                 )
             ]
         )
-    model = MODEL_DIR if options.model == "quickstart" else Path(expanduser(options.model))
+    built_in = BUILT_IN.get(options.model)
+    model = Path(expanduser(options.model)) if built_in is None else built_in.model_dir
     problems = [*_of_model(model), *_of_access(options), *_of_vllm(options)]
     if problems:
         raise ConfigError(problems)

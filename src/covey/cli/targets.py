@@ -9,14 +9,12 @@ from pathlib import Path
 
 from covey.checkpoint.examine import neither
 from covey.config.checkpoints import checkpoints_around
+from covey.config.quickstart import BUILT_IN_NAMES
 from covey.config.unreadable import fixes_of
 from covey.paths import trouble
 from covey.plan.problem import problem
 from covey.texts import Whole, joined, tr
 from covey.types import Fix, Problem
-
-BUILT_IN = "quickstart"
-"""The name of the built-in model."""
 
 
 def refused(verb: str, argv: Sequence[str], word: str, option: str = "") -> Problem | None:
@@ -38,8 +36,8 @@ def refused(verb: str, argv: Sequence[str], word: str, option: str = "") -> Prob
         cause = tr(
             "The checkpoints of this run are {names}.", names=joined(", ", (path.name for path in around))
         )
-    elif word == BUILT_IN:
-        cause = tr("quickstart is the built-in model; it is not a directory here.")
+    elif word in BUILT_IN_NAMES:
+        cause = tr("{word} is a built-in model; it is not a directory here.", word=word)
     elif not around:
         cause = tr("The path may be misspelled, or relative to another directory.")
     usual = tr("give the directory of a checkpoint or of a model: runs/NAME/checkpoint-N")

@@ -6,6 +6,9 @@ from typing import Any
 
 from covey.config.take import Typed
 
+BUILT_IN_NAMES = ("quickstart", "quickstart-tools")
+"""What `--model` and `--dataset` take for the built-in models and tasks."""
+
 QUICKSTART: dict[str, Any] = {
     "model": "quickstart",
     "dataset": ["quickstart"],
@@ -23,6 +26,25 @@ QUICKSTART: dict[str, Any] = {
     "save_steps": 200,
 }
 """Flags of `covey quickstart` override these; output_dir is runs/quickstart-001, counted up."""
+
+
+QUICKSTART_TOOLS: dict[str, Any] = {
+    "model": "quickstart-tools",
+    "dataset": ["quickstart-tools"],
+    "tools": ["covey.quickstart.calculator:calculate"],
+    "reward_funcs": ["accuracy"],
+    "num_generations": 8,
+    "per_device_train_batch_size": 64,
+    "gradient_accumulation_steps": 1,
+    # Two turns and what stands between them have 50 tokens.
+    "max_completion_length": 96,
+    "temperature": 1.0,
+    "learning_rate": 1e-4,
+    "lr_scheduler_type": "linear",
+    "max_steps": 100,
+    "save_steps": 50,
+}
+"""What `covey quickstart --task tools` runs: in two turns the model calls the calculator and answers."""
 
 
 def quickstart_typed(typed: dict[str, Typed]) -> dict[str, Typed]:

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from covey.config.quickstart import BUILT_IN_NAMES
 from covey.options.schema import Config
 from covey.options.verbs import RolloutOptions
 from covey.options.vllm import VllmOptions
@@ -32,7 +33,7 @@ def start_line(config: Config, address: str = "", facts: Facts | None = None, **
     `address` is where it is to listen, PORT where none is known; `more` are further options of vLLM.
     """
     directory = None if facts is None else facts.model.directory
-    model = config.model if config.model == "quickstart" or directory is None else directory
+    model = config.model if config.model in BUILT_IN_NAMES or directory is None else directory
     words = ["covey rollout --model", shlex.quote(model)]
     if config.torch_dtype in ("float32", "bfloat16"):
         words.append(f"--dtype {config.torch_dtype}")

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from covey.checks.model.look import QUICKSTART
 from covey.errors import ConfigError, GuardStop
 from covey.plan.problem import problem
-from covey.quickstart.task import MODEL_DIR
+from covey.quickstart.built_in import directory_of
 from covey.selftest import report
 from covey.selftest.checks import Measured, checks
 from covey.selftest.subject import refuse, subject, write_random_model
@@ -30,7 +29,7 @@ def selftest(
     """
     target = _device(device)
     with tempfile.TemporaryDirectory(prefix="covey-selftest-") as work:
-        directory = Path(work) if model is None else MODEL_DIR if model == QUICKSTART else Path(model)
+        directory = Path(work) if model is None else directory_of(model)
         if model is None:
             write_random_model(directory)
         else:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from covey.checks.data.faults import data_problem, hub_problem, unreadable_file
-from covey.checks.model.look import QUICKSTART
 from covey.data.errors import DataError
 from covey.data.lazy_rows import Changed, columns_of
 from covey.data.live import LiveRows
@@ -18,7 +17,7 @@ from covey.data.mix import mix, rename_columns, split_rows
 from covey.data.sources import DataSource, eval_name, load_source, parse_source
 from covey.options.schema import Config
 from covey.plan.facts import DataProblem, Facts, UnreadableFile
-from covey.quickstart import task
+from covey.quickstart.built_in import BUILT_IN
 
 Rows = Sequence[Mapping[str, Any]]
 Live = Mapping[str, LiveRows]
@@ -37,12 +36,12 @@ def with_data_problem(facts: Facts, problem: DataProblem) -> Facts:
 
 
 def sources_of(facts: Facts, texts: Sequence[str], live: Live) -> list[DataSource | str]:
-    """Each argument taken apart; the built-in task stays the word that it is."""
+    """Each argument taken apart; a built-in task stays the word that it is."""
     parsed: list[DataSource | str] = []
     for text in texts:
         try:
             source = parse_source(text)  # also of the built-in task, for what stands after its #
-            parsed.append(text if text.partition("#")[0] == QUICKSTART else source)
+            parsed.append(text if _name(text) in BUILT_IN else source)
         except DataError as error:
             raise Unusable(with_data_problem(facts, data_problem(error))) from error
     missing = tuple(
@@ -55,8 +54,13 @@ def sources_of(facts: Facts, texts: Sequence[str], live: Live) -> list[DataSourc
     return parsed
 
 
+def _name(text: str) -> str:
+    """The name of the built-in task in `quickstart#N`."""
+    return text.partition("#")[0]
+
+
 def _first(rows: Rows, text: str) -> Rows:
-    """The rows of the built-in task that `quickstart#N` means; they lie in a random order already."""
+    """The rows of a built-in task that `quickstart#N` means; they lie in a random order already."""
     _, mark, number = text.partition("#")
     return rows[: int(number)] if mark else rows
 
@@ -69,7 +73,7 @@ def load_tables(
     notes = list(facts.data.notes)
     for source in sources:
         if not isinstance(source, DataSource):
-            tables.append(_first(task.training_rows(), source))
+            tables.append(_first(BUILT_IN[_name(source)].training_rows(), source))
             continue
         if source.hub == "object":
             tables.append(_named(_table_of(facts, source, live), source, config.task_column))
@@ -138,7 +142,8 @@ def eval_rows(
         return facts, sets
     for source in sources:
         if not isinstance(source, DataSource):
-            sets.append((QUICKSTART, _first(task.held_out_rows(), source)))
+            name = _name(source)
+            sets.append((name, _first(BUILT_IN[name].held_out_rows(), source)))
             continue
         facts, (rows,) = load_tables(facts, config, [source], live, offline=offline)
         renamed: Rows = rows

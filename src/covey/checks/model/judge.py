@@ -12,6 +12,7 @@ from covey.checks.model.faults import model_fault_problems
 from covey.checks.model.quantization import quantization_problems
 from covey.checks.model.template import template_problems
 from covey.config.objects import is_live
+from covey.config.quickstart import BUILT_IN_NAMES
 from covey.options.schema import Config
 from covey.plan.check_stop_words import stop_word_problems
 from covey.plan.facts import Facts, LoraFacts, MachineFacts, ModelFacts
@@ -103,7 +104,7 @@ def _remote_code(config: Config, model: ModelFacts) -> list[Problem]:
     if is_live(config.model):
         return []
     is_here = model.directory is not None and os.path.normpath(config.model) == model.directory
-    if is_here or config.model.startswith(("/", "./", "../", "~")) or config.model == "quickstart":
+    if is_here or config.model.startswith(("/", "./", "../", "~")) or config.model in BUILT_IN_NAMES:
         return []
     return [
         Problem(

@@ -30,13 +30,12 @@ from covey.models.fit import fit_of
 from covey.options.schema import Config
 from covey.plan.facts import Facts, FaultDetails, ModelFacts, ModelFault, TargetFacts
 from covey.quickstart import task
+from covey.quickstart.built_in import BUILT_IN
 from covey.texts import joined, replaced, tr
 from covey.weight_files import stored_tensors
 
 if TYPE_CHECKING:
     from covey.models.live import LiveModel
-
-QUICKSTART = "quickstart"
 
 _OFF = {"repetition_penalty": 1.0}
 
@@ -57,8 +56,8 @@ _FAULTS: Mapping[str, ModelFault] = {
 
 def model_dir(config: Config) -> Path:
     """Where the model's files lie on this machine once they are there; nothing is asked of a hub."""
-    if config.model == QUICKSTART:
-        return task.MODEL_DIR
+    if config.model in BUILT_IN:
+        return BUILT_IN[config.model].model_dir
     return locate_model(
         config.model, revision=config.model_revision, use_hf=config.use_hf, offline=True
     ).directory
@@ -67,7 +66,7 @@ def model_dir(config: Config) -> Path:
 def fetch_model(config: Config) -> None:
     """Bring the weights of a hub's models to this machine; ConfigError says why they cannot be had."""
     fetch_reward_models(config)
-    if config.model == QUICKSTART or is_live(config.model):
+    if config.model in BUILT_IN or is_live(config.model):
         return
     try:
         fetch_weights(config.model, revision=config.model_revision, use_hf=config.use_hf)
@@ -222,8 +221,8 @@ def _with_fit(facts: Facts, directory: Path) -> Facts:
 
 def _located(config: Config, *, offline: bool) -> tuple[Path, bool]:
     """The directory, and whether its weights have to be there already."""
-    if config.model == QUICKSTART:
-        return task.MODEL_DIR, True
+    if config.model in BUILT_IN:
+        return BUILT_IN[config.model].model_dir, True
     files = locate_model(config.model, revision=config.model_revision, use_hf=config.use_hf, offline=offline)
     return files.directory, files.revision is None
 
