@@ -15,6 +15,7 @@ from covey.options.verbs import (
     DoctorOptions,
     ExportOptions,
     PlanOptions,
+    QuickstartOptions,
     RolloutOptions,
     SelftestOptions,
     VerifyOptions,
@@ -77,9 +78,9 @@ the groups Data, Rewards, Sampling and Evaluation.
     ),
     "quickstart": tr(
         """\
-usage: covey quickstart [--option value ...]
+usage: covey quickstart [--task sums|tools] [--option value ...]
 
-The options of `covey train`, with these values as defaults:
+The options of `covey train`, with these values as defaults (of the task sums):
 """
     ),
     "doctor": tr(
@@ -171,8 +172,9 @@ def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:
     """Return the help of a verb that takes the options of a run; `values` are those in place of defaults."""
     lines = [spoken(_USAGE[verb])]
     if verb == "plan":
-        lines += [_option(name, PlanOptions) for name in fields_of(PlanOptions)]
-        lines.append("")
+        lines += [*(_option(name, PlanOptions) for name in fields_of(PlanOptions)), ""]
+    if verb == "quickstart":
+        lines += [*(_option(name, QuickstartOptions) for name in fields_of(QuickstartOptions)), ""]
     if values:
         lines += [f"  {flags({name: value})}" for name, value in values.items()] + [""]
     for group, heading in GROUPS.items():

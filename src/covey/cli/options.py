@@ -21,11 +21,14 @@ from covey.cli.again import goes_on
 from covey.cli.launch import OUTPUT_DIR
 from covey.cli.machine import Planned
 from covey.config import Resolved, Typed, parse, resolve, to_run
+from covey.config.argv import take_out
 from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.config.quickstart import quickstart_typed
+from covey.config.take import Layer
 from covey.errors import ConfigError
 from covey.meeting import earlier_run
-from covey.options.schema import REQUIRED
+from covey.options.schema import REQUIRED, Config
+from covey.options.verbs import QuickstartOptions
 from covey.plan.layout import GPUS_OF_A_MACHINE
 from covey.plan.problem import problem
 from covey.texts import Whole, joined, plural, tr
@@ -44,6 +47,9 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
 
     `planned` is a machine that takes the place of this one, with what is wrong with its words.
     """
+    own = Layer(QuickstartOptions, verb)
+    if verb == "quickstart":
+        own, argv = take_out(verb, argv, QuickstartOptions, Config)
     parsed = parse(argv, verb if planned is None else "plan")
     if parsed.is_ms_swift and verb == "train":
         verb = "rlhf"
@@ -51,7 +57,9 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
         faults = [p for p in parsed.problems if p.severity is Severity.ERROR]
         raise ConfigError([*faults, lacking])
     typed = _BASES[verb](parsed.typed)
-    problems = [*parsed.problems]
+    if "task" in own.typed:
+        typed = quickstart_typed(parsed.typed, own.typed["task"].value)
+    problems = [*own.problems, *parsed.problems]
     if "nproc_per_node" not in typed:
         asked, faults = asked_processes(os.environ)
         problems += faults

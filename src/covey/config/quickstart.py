@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from covey.config.take import Typed
@@ -47,6 +48,10 @@ QUICKSTART_TOOLS: dict[str, Any] = {
 """What `covey quickstart --task tools` runs: in two turns the model calls the calculator and answers."""
 
 
-def quickstart_typed(typed: dict[str, Typed]) -> dict[str, Typed]:
+QUICKSTARTS: Mapping[str, Mapping[str, Any]] = {"sums": QUICKSTART, "tools": QUICKSTART_TOOLS}
+"""What `covey quickstart` runs, by its option task."""
+
+
+def quickstart_typed(typed: Mapping[str, Typed], task: str = "sums") -> dict[str, Typed]:
     """Return what was typed over the quickstart's own values, which have the source "quickstart"."""
-    return {name: Typed(value, "quickstart") for name, value in QUICKSTART.items()} | typed
+    return {name: Typed(value, "quickstart") for name, value in QUICKSTARTS[task].items()} | dict(typed)

@@ -24,6 +24,16 @@ class CommonOptions(VerbOptions):
     lang: Literal["en", "zh"] | None = option(None, COMMON["lang"])
 
 
+class QuickstartOptions(VerbOptions):
+    """What `covey quickstart` takes beside the options of a run."""
+
+    task: Literal["sums", "tools"] = option(
+        "sums",
+        "sums: the model learns sums of two numbers. tools: it learns in two turns to use a calculator for "
+        "products.",
+    )
+
+
 class DoctorOptions(VerbOptions):
     """What `covey doctor` takes."""
 

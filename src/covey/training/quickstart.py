@@ -6,20 +6,30 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
+from threading import Lock
 
 import torch
 
 from covey.checks.survey import Survey, model_dir
 from covey.comm import LocalComm
 from covey.config.resolve import Resolved
-from covey.data.rows import prompt_table
-from covey.data.text import load_codec
+from covey.data.rows import PromptOptions, prompt_table
+from covey.data.text import TextCodec, load_codec
+from covey.environments.agents import Agents, TurnLimits
+from covey.environments.protocol import ToolHost
+from covey.environments.rendering import Renderer, calls_alike
+from covey.environments.template_calls import format_of
+from covey.environments.tools import start_tools
 from covey.kernels.choose import KernelsName
 from covey.models.load import choose_stream, load_policy
-from covey.quickstart import task
+from covey.quickstart import tools_task
+from covey.quickstart.built_in import BUILT_IN
 from covey.rewards.registry import build, score_rows
 from covey.rollout.collect import collect
 from covey.rollout.native.engine import NativeEngine
@@ -29,9 +39,13 @@ from covey.texts.language import spoken
 from covey.texts.terminal import say
 from covey.training.run import Outcome, train
 from covey.training.together import Together
-from covey.types import Origin, SamplingParams, ScoredGroup
+from covey.types import Episode, Origin, SamplingParams, ScoredGroup, ToolCall, ToolResult
+
+TOOLS = "quickstart-tools"
+"""The built-in task with a tool."""
 
 _SHOWN = 4
+_MOST_CHARS = 1000
 _EVAL_SEED = 7
 
 
@@ -51,8 +65,16 @@ def _accuracy(scored: ScoredGroup) -> float:
     return scored.scores[0].total or 0.0
 
 
-def measure(directory: Path, max_new_tokens: int, kernels: KernelsName = "auto") -> Measured:
-    """Sample the 512 held-out prompts from a model directory and score them, under fixed noise."""
+def measure(
+    directory: Path,
+    max_new_tokens: int,
+    kernels: KernelsName = "auto",
+    name: str = "quickstart",
+    *,
+    is_shuffled: bool = False,
+) -> Measured:
+    """Sample the 512 held-out prompts of a built-in task from a model directory and score them, under fixed
+    noise; with `is_shuffled` each call of a tool is given the result of another one."""
     policy = load_policy(
         directory,
         device=torch.device("cpu"),
@@ -62,33 +84,75 @@ def measure(directory: Path, max_new_tokens: int, kernels: KernelsName = "auto")
     choose_stream(policy)
     policy.eval()
     codec = load_codec(directory)
-    table = prompt_table(task.held_out_rows(), codec, max_length=None)
+    agents = _agents(codec, max_new_tokens, is_shuffled=is_shuffled) if name == TOOLS else None
+    options = PromptOptions(tools=() if agents is None else agents.schemas)
+    table = prompt_table(BUILT_IN[name].held_out_rows(), codec, max_length=None, options=options)
     rewards = build(["accuracy"])
-    found = collect(
-        [table.take(i, Origin(epoch=0, rollout=0)) for i in range(len(table.entries))],
-        NativeEngine(policy),
-        lambda rows: lambda: score_rows(rewards, [1.0], rows),
-        codec,
-        CollectPlan(
-            num_generations=1,
-            sampling=SamplingParams(
-                temperature=1.0, max_new_tokens=max_new_tokens, stop_token_ids=codec.stop_token_ids
+    with nullcontext() if agents is None else closing(agents):
+        found = collect(
+            [table.take(i, Origin(epoch=0, rollout=0)) for i in range(len(table.entries))],
+            NativeEngine(policy),
+            lambda rows: lambda: score_rows(rewards, [1.0], rows),
+            codec,
+            CollectPlan(
+                num_generations=1,
+                sampling=SamplingParams(
+                    temperature=1.0, max_new_tokens=max_new_tokens, stop_token_ids=codec.stop_token_ids
+                ),
+                seed=_EVAL_SEED,
+                split="eval",
             ),
-            seed=_EVAL_SEED,
-            split="eval",
-        ),
-        LocalComm(),
-    )
+            LocalComm(),
+            agents,
+        )
     return Measured(groups=found.groups)
+
+
+def _agents(codec: TextCodec, max_tokens: int, *, is_shuffled: bool) -> Agents:
+    """The calculator, as a run has it."""
+    tools, _ = start_tools(
+        [tools_task.TOOL], workers=2, timeout_s=60.0, memory_gb=None, max_result_chars=_MOST_CHARS
+    )
+    form = format_of(codec)
+    return Agents(
+        renderer=Renderer(codec, calls_alike(codec, form)),
+        limits=TurnLimits(max_tokens=max_tokens),
+        format=form,
+        tools=_Shuffled(tools) if is_shuffled else tools,
+        keys=count(),
+    )
+
+
+class _Shuffled:
+    """Gives each call the result of the call before it."""
+
+    def __init__(self, tools: ToolHost) -> None:
+        self._tools, self._last, self._lock = tools, "0", Lock()
+        self.schemas = tools.schemas
+
+    def call(self, call: ToolCall, done: Callable[[ToolResult], None]) -> None:
+        """Start a call."""
+
+        def swap(result: ToolResult) -> None:
+            with self._lock:
+                content, self._last = self._last, result.content
+            done(replace(result, content=content))
+
+        self._tools.call(call, swap)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._tools.close()
 
 
 def quickstart(resolved: Resolved, found: Survey | None = None, others: Together | None = None) -> Outcome:
     """Measure, train, measure again, and say what to type next."""
     config = resolved.config
+    name = TOOLS if config.dataset == [TOOLS] else "quickstart"
     speaks = os.environ.get("RANK", "0") == "0"
     before = None
     if speaks and config.resume_from_checkpoint is None:
-        before = measure(model_dir(config), config.max_completion_length, config.kernels)
+        before = measure(model_dir(config), config.max_completion_length, config.kernels, name)
         _say(
             tr(
                 "held-out accuracy before training: {accuracy:.3f} (512 prompts, one sample each)",
@@ -99,12 +163,20 @@ def quickstart(resolved: Resolved, found: Survey | None = None, others: Together
     outcome = train(resolved, found, others)
     seconds = time.perf_counter() - started
     if speaks and outcome.exit_code == 0:
-        after = measure(outcome.checkpoint, config.max_completion_length, config.kernels)
-        _say(_report(outcome, before, after, seconds))
+        again = partial(measure, outcome.checkpoint, config.max_completion_length, config.kernels, name)
+        shuffled = again(is_shuffled=True) if name == TOOLS else None
+        _say(_report(outcome, name, before, again(), shuffled, seconds))
     return outcome
 
 
-def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds: float) -> str:
+def _report(
+    outcome: Outcome,
+    name: str,
+    before: Measured | None,
+    after: Measured,
+    shuffled: Measured | None,
+    seconds: float,
+) -> str:
     first = tr("{accuracy:.3f} -> ", accuracy=before.accuracy) if before is not None else ""
     run = os.path.relpath(outcome.output_dir)
     typed = os.path.relpath(sys.argv[0]) if os.path.basename(sys.argv[0]) == "covey" else "covey"
@@ -119,8 +191,9 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
                 steps=counted(outcome.step, "step"),
                 seconds=seconds,
             ),
+            *_without_results(shuffled),
             "",
-            *_samples(before.groups if before is not None else None, after.groups),
+            *_samples(name, before.groups if before is not None else None, after.groups),
             "",
             tr("run directory      {run}", run=run),
             tr("reward plot        {run}/reward.png", run=run),
@@ -131,9 +204,10 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
             "",
             tr("next:"),
             tr(
-                "  {typed} quickstart --max_steps {total_steps} --output_dir {run} "
+                "  {typed} quickstart{task} --max_steps {total_steps} --output_dir {run} "
                 "--resume_from_checkpoint latest --allow_changes true",
                 typed=typed,
+                task=" --task tools" if name == TOOLS else "",
                 total_steps=2 * outcome.total_steps,
                 run=run,
             ),
@@ -146,11 +220,31 @@ def _report(outcome: Outcome, before: Measured | None, after: Measured, seconds:
     )
 
 
-def _samples(before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup]) -> list[str]:
+def _without_results(shuffled: Measured | None) -> list[str]:
+    """How much the model answers with the results of other calls."""
+    if shuffled is None:
+        return []
+    words = tr(
+        "with other results {accuracy:.3f}   (each call gets another one's)", accuracy=shuffled.accuracy
+    )
+    return [words]
+
+
+def _said(episode: Episode) -> str:
+    """What an episode says, in one line: of several turns each with what it was answered."""
+    if len(episode.turns) < 2:
+        return episode.text
+    parts = []
+    for turn in episode.turns:
+        parts += [turn.text, *(str(answer["content"]) for answer in turn.answer)]
+    return " -> ".join(" ".join(part.split()) for part in parts)
+
+
+def _samples(name: str, before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup]) -> list[str]:
     """The first held-out prompts with what the model said of them then and now."""
     lines = []
     for number in range(_SHOWN):
-        row = task.held_out_rows()[number]
+        row = BUILT_IN[name].held_out_rows()[number]
         lines.append(
             tr(
                 "{content}  (gold {solution})",
@@ -158,12 +252,12 @@ def _samples(before: Sequence[ScoredGroup] | None, after: Sequence[ScoredGroup])
                 solution=row["solution"],
             )
         )
-        for name, groups in ((tr("before"), before), (tr("after"), after)):
+        for when, groups in ((tr("before"), before), (tr("after"), after)):
             if groups is not None:
                 scored = groups[number]
                 mark = tr("right") if _accuracy(scored) else tr("wrong")
-                said = Text(scored.group.episodes[0].text)
-                lines.append(joined("", ("  ", padded(name, 7), " ", mark, "  ", said)))
+                said = Text(_said(scored.group.episodes[0]))
+                lines.append(joined("", ("  ", padded(when, 7), " ", mark, "  ", said)))
     return lines
 
 
