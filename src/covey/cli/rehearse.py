@@ -67,12 +67,13 @@ def _cells(policy: RehearsedPolicy) -> tuple[str, ...]:
         str(policy.num_calls),
         str(policy.num_failed_calls),
         str(policy.num_sequences),
-        f"{policy.seconds:.2f}",
+        f"{policy.seconds:.1f}",
     )
 
 
 def _row(cells: Sequence[str]) -> str:
-    return joined("", [padded(cell, width) for cell, width in zip(cells, _WIDTHS, strict=True)])
+    *front, last = [padded(cell, width) for cell, width in zip(cells, _WIDTHS, strict=True)]
+    return joined("", [*front, last.rstrip()])
 
 
 def _nothing_to_play() -> Problem:

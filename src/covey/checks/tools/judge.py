@@ -70,7 +70,9 @@ def _fixes(kind: str, option: str) -> tuple[Fix, ...]:
     if kind == "no_docstring":
         form = "Args:\\n    a: The first number."
         return (Fix(text=tr("write a docstring that describes every argument: {form}", form=form)),)
-    if kind in ("missing", "import"):
+    if kind == "import":
+        return (Fix(text=tr("mend the file, so that `python FILE.py` runs")),)
+    if kind == "missing":
         return (Fix(text=tr("name it as FILE.py:NAME or package.module.name: --{option}", option=option)),)
     return (Fix(text=tr("docs/tools.md shows what functions and classes look like")),)
 
