@@ -10,7 +10,7 @@ from covey.config.names import ALIASES
 from covey.config.quickstart import QUICKSTART
 from covey.options.declare import fields_of
 from covey.options.schema import FACTS, OPTIONS
-from covey.options.verbs import PlanOptions
+from covey.options.verbs import PlanOptions, QuickstartOptions, VerbOptions
 from covey.plan.words import flags
 from covey.types import Fix, Problem, Severity
 
@@ -41,7 +41,7 @@ def test_help_has_every_option_with_its_default_and_other_names(verb: str) -> No
     text = help_text(verb)
     assert text.startswith(f"usage: covey {verb} ")
     shown = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
-    own = list(fields_of(PlanOptions)) if verb == "plan" else []
+    own = list(fields_of({"plan": PlanOptions, "quickstart": QuickstartOptions}.get(verb, VerbOptions)))
     names = [n for n in OPTIONS if verb == "plan" or not FACTS[n].not_built]
     assert shown == [f"--{name}" for name in (*own, *names)]
     # A name of another tool is shown with its option, and hidden with it.

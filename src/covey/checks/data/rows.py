@@ -78,20 +78,7 @@ def _refused(config: Config, data: DataFacts, left_out: LeftOut) -> Problem:
     )
     first, code = tr("row {rows}", rows=left_out.rows[0]), REFUSED[left_out.reason]
     if left_out.reason == "lost":
-        seen = tr(
-            "The chat template leaves out a message of {rows}. In {first}: the {detail}.",
-            rows=rows,
-            first=first,
-            detail=left_out.detail,
-        )
-        fixes = [Fix(text=tr("use a chat template that writes every message: --chat_template FILE"))]
-        if left_out.role == "system" and config.system is not None:
-            fixes.append(Fix(text=tr("leave out --system, or put its text into the user messages")))
-        elif left_out.role == "developer":
-            fixes.append(Fix(text=tr("give this message the role system")))
-        elif left_out.role == "system":
-            fixes.append(Fix(text=tr("put the text of this message into the user message")))
-        return problem(code, option, seen, "", *fixes)
+        return _lost(config, left_out, code, option, rows, first)
     if left_out.reason == "tools_lost":
         seen = tr(
             "The chat template does not write the tools of {rows}. In {first}: the tool {detail!r}.",
@@ -120,18 +107,39 @@ def _refused(config: Config, data: DataFacts, left_out: LeftOut) -> Problem:
         fix = Fix(text=tr("change the role in the data; the roles are {roles}", roles=_ROLES))
         return problem(code, option, seen, "", fix)
     if left_out.reason == "unknown_tool":
-        seen = tr(
-            "The column tools of {rows} names a tool that the run does not have. In {first}: {detail!r}.",
-            rows=rows,
-            first=first,
-            detail=left_out.detail,
-        )
-        return problem(code, option, seen, "", Fix(text=tr("add it to --tools, or take it out of the data")))
+        return _unknown_tool(left_out, code, option, rows, first)
     if left_out.reason == "not_continued":
         return _not_continued(config, data, left_out, option, rows)
     seen = tr("The column tools of {rows} does not hold a list of functions with names.", rows=rows)
     form = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
     return problem(code, option, seen, "", Fix(text=tr("write tools as {form}", form=form)))
+
+
+def _lost(config: Config, left_out: LeftOut, code: str, option: str, rows: str, first: str) -> Problem:
+    seen = tr(
+        "The chat template leaves out a message of {rows}. In {first}: the {detail}.",
+        rows=rows,
+        first=first,
+        detail=left_out.detail,
+    )
+    fixes = [Fix(text=tr("use a chat template that writes every message: --chat_template FILE"))]
+    if left_out.role == "system" and config.system is not None:
+        fixes.append(Fix(text=tr("leave out --system, or put its text into the user messages")))
+    elif left_out.role == "developer":
+        fixes.append(Fix(text=tr("give this message the role system")))
+    elif left_out.role == "system":
+        fixes.append(Fix(text=tr("put the text of this message into the user message")))
+    return problem(code, option, seen, "", *fixes)
+
+
+def _unknown_tool(left_out: LeftOut, code: str, option: str, rows: str, first: str) -> Problem:
+    seen = tr(
+        "The column tools of {rows} names a tool that the run does not have. In {first}: {detail!r}.",
+        rows=rows,
+        first=first,
+        detail=left_out.detail,
+    )
+    return problem(code, option, seen, "", Fix(text=tr("add it to --tools, or take it out of the data")))
 
 
 def _not_continued(config: Config, data: DataFacts, left_out: LeftOut, option: str, rows: str) -> Problem:

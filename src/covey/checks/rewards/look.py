@@ -63,9 +63,8 @@ def with_rewards(
     refused = _refused(facts.rewards, config, models)
     entries = [name for name in dict.fromkeys(config.rewards) if name not in refused]
     columns = facts.data.columns or ()
-    first = prompts.entries[0] if prompts is not None and prompts.entries else None
     found = [models[name] if name in models else functions.get(name, name) for name in entries]
-    is_messages = first is not None and first.messages is not None and "prompt" in columns
+    is_messages = _are_messages(prompts, columns)
     rewards = _started(config, found, environments, prompt_is_messages=is_messages)
     if not rewards.faults and config.task_rewards is not None:
         rewards = rewards.of_tasks(asked(config.task_rewards, entries, rewards.names))
@@ -100,6 +99,12 @@ def with_rewards(
         rewards.close()
         return facts, None
     return facts, rewards
+
+
+def _are_messages(prompts: PromptTable | None, columns: Sequence[str]) -> bool:
+    """Whether prompts are messages in a column `prompt`, as TRL has them."""
+    first = prompts.entries[0] if prompts is not None and prompts.entries else None
+    return first is not None and first.messages is not None and "prompt" in columns
 
 
 def _texts(config: Config, functions: Functions) -> tuple[tuple[str, str], ...]:

@@ -13,7 +13,7 @@ from covey.checks.rewards.handed import TRIAL
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents, TurnLimits
 from covey.environments.call_format import CallFormat
-from covey.environments.protocol import ToolHost
+from covey.environments.protocol import EnvironmentHost, ToolHost
 from covey.environments.rendering import Renderer, calls_alike
 from covey.environments.template_calls import NoFormat, format_or_reason
 from covey.options.schema import Config
@@ -34,42 +34,17 @@ def with_tools(
     where there are none, or something stands against them."""
     if not config.has_turns or config.replay_rollouts is not None:
         return facts, None
-    # Runs without tools do not wait for these.
-    from covey.environments.environment_host import start_environments
-    from covey.environments.tools import start_tools
-
-    found: ToolHost | None = None
-    faults: list[ToolFault] = []
-    if config.tools:
-        found, faults = start_tools(
-            [functions.get(name, name) for name in config.tools],
-            workers=config.tool_workers,
-            timeout_s=config.tool_timeout_s,
-            memory_gb=config.tool_memory_gb,
-            max_result_chars=_MOST_CHARS,
-        )
-    environment = None
-    if config.environment_factory is not None:
-        environment, more = start_environments(
-            functions.get(config.environment_factory, config.environment_factory),
-            places=config.max_environments,
-            timeout_s=config.tool_timeout_s,
-            max_result_chars=_MOST_CHARS,
-        )
-        faults = [*faults, *more]
+    found, environment, faults = _started(config, functions)
+    of_environment = () if environment is None else environment.schemas
+    schemas = (*(() if found is None else found.schemas.values()), *of_environment)
     tools = ToolFacts(
         faults=tuple(faults),
-        names=tuple(found.schemas) if found is not None else (),
+        names=tuple(schema["function"]["name"] for schema in schemas),
         gives_reward=None if environment is None else environment.has_step or environment.has_reward,
     )
-    read = None if codec is None else format_or_reason(codec)
-    form = read if isinstance(read, CallFormat) else None
-    needs_format = bool(config.tools) or (environment is not None and not environment.has_step)
-    if form is not None:
-        tools = replace(tools, call_format=form.name)
-    elif isinstance(read, NoFormat) and codec is not None and needs_format:
-        is_chatml = all(codec.tokenizer.token_to_id(mark) is not None for mark in _CHATML)
-        tools = replace(tools, no_format=read.kind, written=read.written, may_be_chatml=is_chatml)
+    form = None
+    if codec is not None:
+        form, tools = _with_format(tools, codec, is_needed=bool(schemas) or bool(config.tools))
     facts = replace(facts, tools=tools)
     if faults or tools.no_format or codec is None:
         for host in (found, environment):
@@ -92,6 +67,49 @@ def with_tools(
         starts_differ=config.environment_starts == "differ",
         keys=count(),
     )
+
+
+def _started(
+    config: Config, functions: Mapping[str, Any]
+) -> tuple[ToolHost | None, EnvironmentHost | None, list[ToolFault]]:
+    """Start what runs the tools and the environments, and return all that is wrong with them."""
+    # Runs without tools do not wait for these.
+    from covey.environments.environment_host import start_environments
+    from covey.environments.tools import start_tools
+
+    tools: ToolHost | None = None
+    environment: EnvironmentHost | None = None
+    faults: list[ToolFault] = []
+    if config.tools:
+        tools, faults = start_tools(
+            [functions.get(name, name) for name in config.tools],
+            workers=config.tool_workers,
+            timeout_s=config.tool_timeout_s,
+            memory_gb=config.tool_memory_gb,
+            max_result_chars=_MOST_CHARS,
+        )
+    if config.environment_factory is not None:
+        environment, more = start_environments(
+            functions.get(config.environment_factory, config.environment_factory),
+            places=config.max_environments,
+            timeout_s=config.tool_timeout_s,
+            max_result_chars=_MOST_CHARS,
+        )
+        faults = [*faults, *more]
+    return tools, environment, faults
+
+
+def _with_format(
+    tools: ToolFacts, codec: TextCodec, *, is_needed: bool
+) -> tuple[CallFormat | None, ToolFacts]:
+    """Return the format in which the template writes calls, and the facts with it, or why it has none."""
+    read = format_or_reason(codec)
+    if not isinstance(read, NoFormat):
+        return read, replace(tools, call_format=read.name)
+    if not is_needed:
+        return None, tools
+    is_chatml = all(codec.tokenizer.token_to_id(mark) is not None for mark in _CHATML)
+    return None, replace(tools, no_format=read.kind, written=read.written, may_be_chatml=is_chatml)
 
 
 def with_rehearsal(
