@@ -97,7 +97,8 @@ def test_what_is_said(exports: Exports, capsys: pytest.CaptureFixture[str]) -> N
         ("c-5 --output_dir file/there", ["E403"], "file is a file, not a directory"),
         ("absent --output_dir there", ["E413", "E402"], "absent: no such file or directory"),
         ("c-5 --adapters d", ["E106"], "Two checkpoints are given: c-5 and d"),
-        ("quickstart", ["E413"], "quickstart is the built-in model"),
+        ("quickstart", ["E413"], "quickstart is a built-in model"),
+        ("quickstart-tools", ["E413"], "quickstart-tools is a built-in model"),
     ],
 )
 def test_refusals(
