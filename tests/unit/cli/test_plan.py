@@ -51,6 +51,14 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert content["notes"] == []
 
 
+def test_each_built_in_task_is_read_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "quickstart-tools"
+    words = ["--model", name, "--dataset", f"{name}#64", "--val_dataset", f"{name}#8", *TASK[4:], *RATE]
+    facts = planned(capsys, *words)["facts"]
+    assert (facts["num_parameters"], facts["num_prompts"]) == (489_088, 64)
+    assert facts["eval_sets"] == [{"name": name, "num_prompts": 8}]
+
+
 @pytest.mark.parametrize(
     ("words", "tuner"),
     [
