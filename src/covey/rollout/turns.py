@@ -78,12 +78,12 @@ class TurnLoop:
             self._open(number)
         self._engine.on_turn = self._between_steps
         try:
-            while self._running:
-                for completion in self._engine.results():
-                    self._activity.advance()
-                    self._take_turn(self._asked.pop(completion.request_id), completion)
-                    yield from self._taken()
+            # A rank without episodes steps with those that are one engine with it.
+            for completion in self._engine.results():
+                self._activity.advance()
+                self._take_turn(self._asked.pop(completion.request_id), completion)
                 yield from self._taken()
+            yield from self._taken()
         except EngineLost as error:
             for number in list(self._running):
                 self._lose(number, error.finding.seen)
@@ -101,11 +101,11 @@ class TurnLoop:
 
     def _between_steps(self) -> None:
         """Take what has come back; where the engine has nothing to do, wait for more."""
-        while self._num_awaited:
+        while self._num_awaited and self._running:
             try:
                 event = self._events.get(block=not self._asked, timeout=_LOOK_S)
             except Empty:
-                if self._asked:
+                if self._asked or self._activity.has_to_stop:
                     return
                 continue
             self._num_awaited -= 1
