@@ -154,7 +154,7 @@ MUTANTS = (
         1,
         changed(draft.EpisodeDraft, "sequences", lambda found, *a: found[1:] or found),
         REWRITTEN,
-        "3 turns were sampled, but 2",
+        "3 turns were sampled, but",
     ),
     Mutant(
         "drops a sequence on its way to the rows",

@@ -89,6 +89,10 @@ HEALTHY: Mapping[str, Mapping[str, Any]] = {
 SAID = {"F105", "F108"}
 
 
+# The built-in model has learned one turn alone: in later ones it may repeat itself, or come to no end.
+SAID_OF_TURNS = {"F206", "F219"}
+
+
 def _findings(run: Path) -> list[str]:
     path = run / "events.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
@@ -104,7 +108,8 @@ def test_a_healthy_run_is_silent(options: Mapping[str, Any], tmp_path: Path) -> 
         chosen["reward_funcs"] = [f"{tmp_path / 'noisy.py'}:noisy"]
     outcome = train(**chosen)
     assert (outcome.exit_code, outcome.step) == (0, 100)
-    assert _findings(tmp_path / "run") == []
+    said = SAID_OF_TURNS if "environment_factory" in options else set()
+    assert {*_findings(tmp_path / "run")} <= said
 
 
 @pytest.mark.slow
