@@ -11,7 +11,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from mutants import faults, faults_inputs, faults_publish, faults_ranks, faults_selection, stories
+from mutants import (
+    faults,
+    faults_inputs,
+    faults_publish,
+    faults_ranks,
+    faults_selection,
+    faults_turns,
+    stories,
+)
 from mutants.harness import Mutant, Seen, Surveys, run_with
 from mutants.ranks import seen_in_two
 
@@ -41,6 +49,7 @@ def in_two(mutants: Sequence[Mutant], work: Path) -> Found:
 GROUPS: Sequence[tuple[str, Callable[[Sequence[Mutant], Path], Found], Sequence[Mutant]]] = (
     ("one process", in_one, faults.MUTANTS),
     ("replayed groups", in_one, faults_selection.MUTANTS),
+    ("episodes of several turns", in_one, faults_turns.MUTANTS),
     ("what a run is given", in_one, faults_inputs.MUTANTS),
     ("a publish", in_one, faults_publish.MUTANTS),
     ("one of two processes", in_two, faults_ranks.MUTANTS),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from covey.api import train
+from mutants.faults_turns import EXTENDED, REWRITTEN
 from mutants.harness import BASE
 from support.runs import train_in_processes
 
@@ -75,10 +76,21 @@ HEALTHY: Mapping[str, Mapping[str, Any]] = {
         **{"off_policy_sequence_mask_delta": 0.5, "rollout_importance_sampling_mode": "token_truncate"},
         "num_iterations": 2,
     },
+    "three turns": EXTENDED,
+    "three turns in LoRA, two passes with KL, top-p": {
+        **{**EXTENDED, **LORA, "num_iterations": 2, "beta": 0.05, "top_p": 0.9},
+    },
+    "three turns, a sequence each": REWRITTEN,
+    "three turns, a sequence each, two passes with KL": {**REWRITTEN, "num_iterations": 2, "beta": 0.05},
+    "three turns, any of which may be cut": {**EXTENDED, "max_completion_length": 40},
     "temperature that falls": {"temperature": 1.0, "temperature_end": 0.7, "temperature_schedule": "linear"},
 }
 # What a healthy run may say: a reward that never differs in the first rollout, and the model's layout.
 SAID = {"F105", "F108"}
+
+
+# The built-in model has learned one turn alone: in later ones it may repeat itself, or come to no end.
+SAID_OF_TURNS = {"F206", "F219"}
 
 
 def _findings(run: Path) -> list[str]:
@@ -96,7 +108,8 @@ def test_a_healthy_run_is_silent(options: Mapping[str, Any], tmp_path: Path) -> 
         chosen["reward_funcs"] = [f"{tmp_path / 'noisy.py'}:noisy"]
     outcome = train(**chosen)
     assert (outcome.exit_code, outcome.step) == (0, 100)
-    assert _findings(tmp_path / "run") == []
+    said = SAID_OF_TURNS if "environment_factory" in options else set()
+    assert {*_findings(tmp_path / "run")} <= said
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from covey.checks.judge import refuse_faults
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.types import Problem
-from mutants import faults, faults_inputs, faults_publish, faults_selection, stories
+from mutants import faults, faults_inputs, faults_publish, faults_selection, faults_turns, stories
 from mutants.harness import BASE, Mutant, Surveys, nothing, run_with
 
 MUTANTS = (
@@ -21,6 +21,7 @@ MUTANTS = (
     *faults_selection.MUTANTS,
     *faults_inputs.MUTANTS,
     *faults_publish.MUTANTS,
+    *faults_turns.MUTANTS,
     *stories.MUTANTS,
 )
 # The runs in which the fault is planted; where the options are the fault there is none without it.

@@ -194,8 +194,21 @@ class Renderer:
                 written.append(segment.removesuffix(item.opened) + content)
             text, before = self._render(conversation, marked), "".join(written)
             if text.startswith(before):
-                return text[len(before) :]
+                return text[len(before) :] if self._keeps_words(conversation, segments, others) else None
         return None
+
+    def _keeps_words(
+        self, conversation: Conversation, segments: Sequence[str], messages: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Return whether the template writes the turns themselves too, spaces aside: some cut a text at words
+        that a mark has not, such as `<answer>`."""
+        written = []
+        for segment, number in zip(segments, _turns(conversation)[-len(segments) :], strict=True):
+            item = conversation.items[number]
+            assert isinstance(item, Spoken)
+            written += [segment.removesuffix(item.opened), messages[number]["content"]]
+        before = "".join("".join(written).split())
+        return "".join(self._render(conversation, messages).split()).startswith(before)
 
     def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
         return self._codec.render(messages, tools=conversation.tools, kwargs=conversation.arguments)

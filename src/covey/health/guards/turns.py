@@ -9,16 +9,16 @@ from covey.health.guard import Guard
 from covey.health.guards.rollout import RolloutFacts
 from covey.health.words import broken
 from covey.texts import tr
-from covey.types import Episode, ScoredGroup, Source
+from covey.types import Episode, ScoredGroup, Source, TrainSample
 from covey.types.episode import digest_of
 
 
-def check_turns(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
-    """Raise GuardStop where turns and tokens contradict each other, on the rank that has them.
+def check_turns(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], facts: RolloutFacts) -> None:
+    """Raise GuardStop where turns, tokens and rows contradict each other; tokens on the rank that has them.
 
     F110: what a tool or an environment wrote would be trained, or a turn has other tokens than were sampled.
-    F111: a turn is missing. F143: the episodes of a group began differently. F144: two turns of an episode
-    were drawn with the same noise.
+    F111: a turn or a sequence is missing. F113: the sequences of an episode have different advantages. F143:
+    the episodes of a group began differently. F144: two turns of an episode were drawn with the same noise.
     """
     for number, scored in enumerate(groups):
         if facts.has_environment and not facts.starts_differ:
@@ -29,6 +29,36 @@ def check_turns(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
                 name = tr("completion {sibling} of group {group}", sibling=sibling, group=number)
                 _check_sources(name, episode, facts.step)
                 _check_episode(name, episode, facts.step)
+    _check_rows(groups, rows, facts.step)
+
+
+def _check_rows(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], step: int) -> None:
+    """Raise GuardStop where an episode has not one row a sequence, or rows of different advantages."""
+    of_episode: dict[tuple[int, int], list[TrainSample]] = {}
+    for row in rows:
+        sample = row.annotated.sample
+        of_episode.setdefault((sample.group, sample.sibling), []).append(row)
+    for number, scored in enumerate(groups):
+        for sibling, (episode, score) in enumerate(zip(scored.group.episodes, scored.scores, strict=True)):
+            own = of_episode.get((number, sibling), [])
+            name = tr("completion {sibling} of group {group}", sibling=sibling, group=number)
+            numbers = sorted(row.annotated.sample.sequence for row in own)
+            if numbers != list(range(len(episode.sequences) or 1)):
+                seen = tr(
+                    "{name}: it has {num_sequences} sequences, but the rows {rows} of it would be trained",
+                    name=name,
+                    num_sequences=len(episode.sequences),
+                    rows=numbers,
+                )
+                raise broken(
+                    "F111", step, seen, tr("A sequence of an episode was lost on its way to the loss.")
+                )
+            # Where steps have rewards, a row has the advantages of its own steps.
+            if score.steps is None and len({row.advantage for row in own}) > 1:
+                seen = tr(
+                    "{name}: its {num_rows} rows have different advantages", name=name, num_rows=len(own)
+                )
+                raise broken("F113", step, seen, tr("Advantages were given to rows of other episodes."))
 
 
 def _check_starts(number: int, scored: ScoredGroup, step: int) -> None:
@@ -110,4 +140,8 @@ F144 = Code(
     "choices of an earlier one.",
 )
 
-GUARD = Guard(place=4, of_rollout=lambda seen: check_turns(seen.groups, seen.facts), codes=(F143, F144))
+GUARD = Guard(
+    place=4,
+    of_rollout=lambda seen: check_turns(seen.groups, seen.rows, seen.facts),
+    codes=(F143, F144),
+)
