@@ -13,7 +13,7 @@ class ModelOptions(Options):
     model: str = option(
         ...,
         "Directory with weights and tokenizer, an id on the Hugging Face hub, ms::ID for ModelScope, or "
-        "quickstart for the built-in model.",
+        "quickstart or quickstart-tools for a built-in model.",
         trl="required",
         swift="required",
         names=("model_name_or_path", "model_id_or_path"),
