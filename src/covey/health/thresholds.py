@@ -76,6 +76,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "repetitive": _t(0.05, "chosen; a healthy run has next to none"),
     "repetitive_least": _t(3, "chosen: fewer completions are a small sample"),
     "unknown_ids": _t(0.001, "chosen: one token in a thousand; of a model and its own tokenizer it is none"),
+    "failed_calls": _t(0.5, "chosen: more calls fail than give a result"),
     # -- rewards
     "reward_fall_share": _t(0.25, "chosen: a quarter below the start"),
     "level_spreads": _t(2, "chosen: rewards of 0 and 1 are one apart, which is two deviations at a half"),

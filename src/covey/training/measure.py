@@ -132,15 +132,15 @@ def outcome_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
 
 
 def turn_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
-    """Count turns and calls of tools, under TRL's names where it has them; nothing where every episode is one
-    turn without calls.
+    """Count turns and calls of tools, under TRL's names where it has them; nothing without tools and
+    environment.
 
     `turn_length` is in tokens of the model; `tools/call_frequency` is in calls an episode,
     `tools/failure_frequency` the share of them that failed.
     """
     present = [e for e in episodes if e.outcome is not Outcome.INFRASTRUCTURE]
     num_turns, num_calls = sum(e.counts.num_turns for e in present), sum(e.counts.num_calls for e in present)
-    if num_turns == len(present) and not num_calls:
+    if not num_turns:
         return {}
     failed = sum(e.counts.num_failed_calls for e in present)
     num_tokens = sum(e.num_trained for e in present)

@@ -97,16 +97,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCounts:
-    """What every rank knows of the turns of an episode: how many there are, how many calls of tools were
-    answered, and how many of these failed."""
+    """What every rank knows of the turns of an episode: how many there are (0: it has neither tools nor an
+    environment), how many calls of tools were answered, and how many of these failed."""
 
-    num_turns: int = 1
+    num_turns: int = 0
     num_calls: int = 0
     num_failed_calls: int = 0
 
     @classmethod
     def of(cls, turns: Sequence[Turn]) -> TurnCounts:
-        """Count the turns of an episode; one without tools and environment has none, and is one turn."""
+        """Count the turns of an episode."""
         results = [result for turn in turns for result in turn.results]
         failed = sum(result.failure is not None for result in results)
-        return cls(num_turns=len(turns) or 1, num_calls=len(results), num_failed_calls=failed)
+        return cls(num_turns=len(turns), num_calls=len(results), num_failed_calls=failed)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from covey.codes import CODES
+from covey.health.rule import LASTING
 from covey.health.rule_list import RULES
 from covey.health.rules import Rules
 from covey.health.thresholds import THRESHOLDS
@@ -173,6 +174,12 @@ CASES: list[tuple[str, dict[str, Curve | float], int, dict[str, Curve | float]]]
         {"completions/most_common_ratio": after(40, 0.88, 0.1)},
     ),
     ("F225", {"sampling/ess": after(40, 0.45, 0.99)}, 43, {"sampling/ess": after(40, 0.55, 0.99)}),
+    (
+        "F235",
+        {"tools/call_frequency": 1.0, "tools/failure_frequency": after(40, 0.6, 0.2)},
+        40 + LASTING,
+        {"tools/call_frequency": 1.0, "tools/failure_frequency": after(40, 0.45, 0.2)},
+    ),
 ]
 
 
@@ -211,6 +218,24 @@ ALTHOUGH: list[tuple[str, dict[str, Curve | float]]] = [
     ("F224", {"completions/most_common_ratio": after(20, 0.97, 0.1)}),
     ("F225", {"sampling/ess": after(20, 0.3, 0.99)}),
 ]
+
+
+def test_tools_that_are_never_called() -> None:
+    """Only where the run has tools: an environment without any is not called either."""
+
+    def codes(options: dict[str, Any], *calls: float) -> list[str]:
+        rules = Rules({**OPTIONS, **options})
+        found = [
+            sign.code
+            for step, value in enumerate(calls, start=1)
+            for sign in rules.check(record(step, {**HEALTHY, "tools/call_frequency": value}))
+        ]
+        return [code for code in found if code == "F234"]
+
+    none = [0.0] * LASTING
+    assert codes({"tools": ["tools.py:f"]}, *none) == ["F234"]
+    assert codes({"tools": ["tools.py:f"]}, *none[1:], 0.1, *none[1:]) == []
+    assert codes({}, *none) == [] and codes({"tools": []}, *none) == []
 
 
 @pytest.mark.parametrize("prefix", ["", "eval_"])

@@ -1,4 +1,4 @@
-"""Episodes of several turns on ranks that are one engine: the first one plays them, the others step with it."""
+"""Episodes of several turns on ranks that are one engine: the first one plays, the others step with it."""
 
 from __future__ import annotations
 
