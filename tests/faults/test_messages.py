@@ -26,14 +26,22 @@ from covey.options.declare import fields_of
 from covey.options.verbs import RolloutOptions
 from covey.plan.words import flags
 from covey.types import Problem, Severity
-from faults import cases_data, cases_inputs, cases_options, cases_rows, cases_run, cases_servers
+from faults import (
+    cases_data,
+    cases_inputs,
+    cases_options,
+    cases_rows,
+    cases_run,
+    cases_servers,
+    cases_turns,
+)
 from faults.case import SUMS, Case, words
 from support.quick import REFUSALS
 
 MESSAGES = Path(__file__).parent / "messages"
 CASES = (
     *(*cases_options.CASES, *cases_inputs.CASES, *cases_rows.CASES),
-    *(*cases_data.CASES, *cases_run.CASES, *cases_servers.CASES),
+    *(*cases_data.CASES, *cases_run.CASES, *cases_servers.CASES, *cases_turns.CASES),
 )
 # The others are verbs that do not exist: there is no run to mend.
 RUNS = tuple(case for case in CASES if case.words.startswith(("train ", "rlhf ")))

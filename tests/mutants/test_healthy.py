@@ -89,8 +89,9 @@ HEALTHY: Mapping[str, Mapping[str, Any]] = {
 SAID = {"F105", "F108"}
 
 
-# The built-in model has learned one turn alone: in later ones it may repeat itself, or come to no end.
-SAID_OF_TURNS = {"F206", "F219"}
+# The built-in model has learned one turn alone: in later ones it may repeat itself, be unsure of every token,
+# or come to no end.
+SAID_OF_TURNS = {"F205", "F206", "F219"}
 
 
 def _findings(run: Path) -> list[str]:

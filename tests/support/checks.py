@@ -180,7 +180,9 @@ def gathered_anew(given: Facts, before: Config, after: Config) -> Facts:
     )
     source = ("model", "chat_template", "trust_remote_code")
     if any(getattr(after, name) != getattr(before, name) for name in source):
-        found = changed(found, model={"problem": None, "fault": None}, template={"problem": None})
+        found = changed(
+            found, model={"problem": None, "fault": None}, template={"problem": None}, tools={"no_format": ""}
+        )
     if after.streaming != before.streaming:
         found = changed(found, data={"problem": None})
     if after.system == "r1":

@@ -51,7 +51,7 @@ def shape_of(entry: str, environment: Any) -> Shape | list[ToolFault]:
         has_step = step is not None and "turn" in wants_of(step).names
     except TypeError as error:
         words = tr("a method of {kind} {error}", kind=kind, error=error)
-        return [ToolFault(entry=entry, kind="signature", words=words)]
+        return [ToolFault(entry=entry, kind="environment", words=words)]
     has_reward = _method(environment, "get_reward") is not None
     if step is not None and has_step:
         faults = _faults_of_coveys(entry, kind, wants, wants_of(step))
@@ -89,7 +89,7 @@ def _faults_of_coveys(entry: str, kind: str, reset: Wants, step: Wants) -> list[
                 names=joined(", ", unknown),
                 form=form,
             )
-            faults.append(ToolFault(entry=entry, kind="signature", words=words, lacking=unknown))
+            faults.append(ToolFault(entry=entry, kind="environment", words=words, lacking=unknown))
     return faults
 
 

@@ -309,8 +309,8 @@ def test_close_answers_what_runs():
         ("Raises", ["environment"], "Raises() raised OSError: no server at port 80 (maze.py, line"),
         ("NoReset", ["environment"], "NoReset has no method `reset`"),
         ("NoHints", ["no_hints", "no_docstring"], "the method first of NoHints is a tool of the model, but"),
-        ("WantsMore", ["signature", "signature"], "WantsMore.reset demands difficulty, but it is called as"),
-        ("ByPosition", ["signature"], "a method of ByPosition takes row only by position"),
+        ("WantsMore", ["environment", "environment"], "WantsMore.reset demands difficulty, but it is called as"),
+        ("ByPosition", ["environment"], "a method of ByPosition takes row only by position"),
     ],
 )
 def test_faults(name, kinds, words):

@@ -25,7 +25,7 @@ def tool_problems(config: Config, facts: Facts, typed: Collection[str] | None) -
         return [*_idle(config, typed or ()), *_reward(config, facts)]
     return [
         *_faults(config, facts),
-        *_format(facts),
+        *_format(config, facts),
         *_prompts(config, facts),
         *_limits(config),
         *_reward(config, facts),
@@ -71,13 +71,18 @@ def _fixes(kind: str, option: str) -> tuple[Fix, ...]:
         form = "Args:\\n    a: The first number."
         return (Fix(text=tr("write a docstring that describes every argument: {form}", form=form)),)
     if kind == "import":
-        return (Fix(text=tr("mend the file, so that `python FILE.py` runs")),)
+        return (Fix(text=tr("mend its file; Python says the same of it when it imports the file")),)
     if kind == "missing":
-        return (Fix(text=tr("name it as FILE.py:NAME or package.module.name: --{option}", option=option)),)
+        return (Fix(text=tr("name it as --{option} FILE.py:NAME or package.module:NAME", option=option)),)
     return (Fix(text=tr("docs/tools.md shows what functions and classes look like")),)
 
 
-def _format(facts: Facts) -> list[Problem]:
+def _option(config: Config) -> str:
+    """Return the option that makes episodes of several turns."""
+    return "tools" if config.tools else "environment_factory"
+
+
+def _format(config: Config, facts: Facts) -> list[Problem]:
     """Return what stands against the chat template."""
     tools = facts.tools
     said = {
@@ -95,7 +100,7 @@ def _format(facts: Facts) -> list[Problem]:
     )
     own = Fix(text=tr("give a template that writes tools: --chat_template FILE"))
     fixes = (chatml, own) if tools.may_be_chatml else (own,)
-    return [problem("E392", "tools", said[tools.no_format], "", *fixes)]
+    return [problem("E392", _option(config), said[tools.no_format], "", *fixes)]
 
 
 def _prompts(config: Config, facts: Facts) -> list[Problem]:
@@ -103,7 +108,7 @@ def _prompts(config: Config, facts: Facts) -> list[Problem]:
     if facts.prompts.are_text:
         seen = tr("Some prompts are text that no chat template has touched.")
         fix = Fix(text=tr("send them through the chat template"), edits={"apply_chat_template": True})
-        return [problem("E394", "tools", seen, "", fix)]
+        return [problem("E394", _option(config), seen, "", fix)]
     if config.truncation_strategy == "left":
         seen = tr("truncation_strategy left cuts the beginning of a prompt, where the tools stand.")
         fix = Fix(text=tr("leave out long prompts"), edits={"truncation_strategy": "delete"})
