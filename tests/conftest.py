@@ -37,7 +37,8 @@ _WHOLE = (
     *("journeys/test_trackers.py", "learning/", "faults/test_endings.py", "faults/test_failures.py"),
     *("faults/test_exchange.py", "faults/test_hangs.py", "faults/test_machines.py"),
     *("faults/test_programs.py", "faults/test_ranks.py", "faults/test_restarts.py", "faults/test_server"),
-    *("faults/test_signs.py", "real/"),
+    *("faults/test_signs.py", "faults/test_turns_lost.py", "invariance/test_turns.py", "real/"),
+    "resume/test_turns.py",
 )
 # Seconds from which a part of a test is named with its time.
 _LONG_S = 30.0

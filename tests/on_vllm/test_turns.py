@@ -66,7 +66,7 @@ def test_one_process(drops_thoughts: bool, start: Any, learner: Learner, truth: 
 
 @pytest.mark.multi
 def test_two_ranks_that_are_one_vllm(tmp_path: Path, start: Any, learner: Learner, truth: Any) -> None:
-    """The first one plays all episodes while the second one steps with it; tokens are those of one process."""
+    """The first plays all episodes while the second steps with it; tokens are those of one process."""
     first, second = on_ranks(Path(__file__).with_name("turns_program.py"), tmp_path, 2)
     with start() as engine:
         engine.publish(learner.weights(), 0)

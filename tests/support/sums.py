@@ -255,7 +255,8 @@ def play(
     more_ends: Sequence[int] = (),
     on_completion: Callable[[Completion], None] = lambda completion: None,
 ) -> Played:
-    """Sample a rollout. `more_ends` are tokens that end a turn, for a model that writes its own end seldom."""
+    """Sample a rollout. `more_ends` are tokens that end a turn too, as a random model
+    seldom writes its own."""
     ends = (*codec.stop_token_ids, *more_ends)
     sampling = SamplingParams(
         temperature=temperature, max_new_tokens=most, stop_token_ids=ends, **(filters or {})

@@ -97,8 +97,9 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
 def _of_stopped_run(typed: Mapping[str, Typed], verb: str, argv: Sequence[str]) -> Problem | None:
     """Return the problem of a resume without the options of the run, where its config.yaml has them."""
     asked = typed["resume_from_checkpoint"].value if "resume_from_checkpoint" in typed else None
-    lacking = [name for name in REQUIRED if name not in typed]
-    if asked is None or not lacking or (len(lacking) == 1 and "reward_model" in typed):
+    is_scored = "reward_model" in typed or "environment_factory" in typed
+    lacking = [n for n in REQUIRED if n not in typed and not (n == "reward_funcs" and is_scored)]
+    if asked is None or not lacking:
         return None
     is_path = asked not in ("latest", "auto")
     output = str(typed["output_dir"].value) if "output_dir" in typed else ""
