@@ -10,7 +10,6 @@ with results that belong to other calls: who reads them is wrong then.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import random
 import shutil
@@ -175,8 +174,8 @@ def encode(codec: TextCodec, messages: list[dict[str, Any]]) -> list[tuple[int, 
 
 def _loss(model: Any, rows: list[list[tuple[int, bool]]]) -> torch.Tensor:
     """The mean loss of the learned tokens; what all rows begin with is computed once."""
-    shared = len([0 for same in zip(*rows, strict=False) if len(set(same)) == 1])
-    shared = next((n for n, same in enumerate(zip(*rows, strict=False)) if len(set(same)) > 1), shared)
+    columns = zip(*rows, strict=False)
+    shared = next(n for n, column in enumerate(columns) if len(set(column)) > 1)
     ids_BT = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor([token for token, _ in row[shared:]]) for row in rows], batch_first=True
     )
@@ -264,38 +263,35 @@ def main() -> None:
     start, lines = arguments.model, []
     before = measure(start, held_out, data / "untrained")
     lines.append(before.line("untrained"))
-    _say(
-        f"untrained: {before.calls:.1%} of {_HELD_OUT} episodes have a valid call; accuracy {before.accuracy:.3f}"
-    )
+    _say(f"untrained: {before.calls:.1%} of episodes have a valid call; accuracy {before.accuracy:.3f}")
     if before.calls < _LEAST_CALLS:
-        _say(
-            f"under {_LEAST_CALLS:.0%}: a supervised warm-up, {_WARM_STEPS} steps of {_WARM_BATCH} conversations"
-        )
+        _say(f"under {_LEAST_CALLS:.0%}: warm-up, {_WARM_STEPS} steps of {_WARM_BATCH} conversations")
         start, warming = data / "warm", time.perf_counter()
         warm_up(arguments.model, every[:_TRAINED], start, arguments.seed)
         seconds = time.perf_counter() - warming
         before = measure(start, held_out, data / "warmed")
-        lines += [f"{'warm-up':28} {'':11} {'':9} {seconds:8.0f}", before.line("after the warm-up")]
+        lines += [_time("warm-up", seconds), before.line("after the warm-up")]
     training = time.perf_counter()
     outcome = train(start, dataset, run, arguments.seed)
-    lines.append(
-        f"{f'training, {outcome.step} steps':28} {'':11} {'':9} {time.perf_counter() - training:8.0f}"
-    )
+    lines.append(_time(f"training, {outcome.step} steps", time.perf_counter() - training))
     after = measure(outcome.checkpoint, held_out, data / "after")
     other = measure(outcome.checkpoint, held_out, data / "others", other_results())
     lines += [after.line("after the training"), other.line("with results of other calls")]
     for number in range(_SHOWN):
         _say(f"\n{every[_TRAINED + number].question}  (gold {every[_TRAINED + number].row['solution']})")
         _say(f"  before  {_said(before.records[number])}\n  after   {_said(after.records[number])}")
+    lines.append(_time("in all", time.perf_counter() - began))
     _say(f"\n{'':28} {'valid calls':>11} {'accuracy':>9} {'seconds':>8}\n" + "\n".join(lines))
-    _say(f"{'in all':28} {'':11} {'':9} {time.perf_counter() - began:8.0f}")
-    _say(
-        f"\nmean reward of each step: {_curve(run)}\nreward plot {run}/reward.png   model {outcome.checkpoint}"
-    )
+    _say(f"\nreward of each step  {_curve(run)}\nreward plot          {run}/reward.png")
+    _say(f"model                {outcome.checkpoint}")
+
+
+def _time(what: str, seconds: float) -> str:
+    return f"{what:28} {'':11} {'':9} {seconds:8.0f}"
 
 
 def _has_call(record: dict[str, Any]) -> bool:
-    results = [result for turn in record["turns"] or () for result in turn["results"]]
+    results = [result for turn in record["turns"] for result in turn["results"]]
     return any(result["failure"] is None for result in results)
 
 
@@ -310,7 +306,7 @@ def _write(path: Path, rows: list[Problem]) -> None:
 
 def _said(record: dict[str, Any]) -> str:
     parts = []
-    for turn in record["turns"] or [{"text": record["text"], "results": ()}]:
+    for turn in record["turns"]:
         parts += [turn["text"], *(f"[{result['content']}]" for result in turn["results"])]
     mark = "right" if record["reward"] else "wrong"
     return f"{mark}  {' '.join(' '.join(parts).split())}"
