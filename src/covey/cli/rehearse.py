@@ -14,7 +14,7 @@ from covey.texts.language import spoken
 from covey.texts.terminal import say
 from covey.types import Fix, Problem
 
-_WIDTHS = (18, 8, 16, 6, 6, 7, 10, 8)
+_WIDTHS = (18, 8, 16, 6, 6, 7, 10)
 
 
 def rehearse(argv: Sequence[str]) -> int:
@@ -72,8 +72,8 @@ def _cells(policy: RehearsedPolicy) -> tuple[str, ...]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    *front, last = [padded(cell, width) for cell, width in zip(cells, _WIDTHS, strict=True)]
-    return joined("", [*front, last.rstrip()])
+    *front, last = cells
+    return joined("", [*(padded(cell, width) for cell, width in zip(front, _WIDTHS, strict=True)), last])
 
 
 def _nothing_to_play() -> Problem:

@@ -46,7 +46,7 @@ _REF = tr(
     "The reference model of the KL term is the initial model; with --sync_ref_model it follows the policy."
 )
 _QUANT = tr("The options for quantization are in the group Quantization of `covey train --help`.")
-_MULTI = tr("Each completion is a single answer; this version has no tool calls and no multi-turn rollouts.")
+_MULTI = tr("Type --tools and --environment_factory, with functions and classes of yours (docs/tools.md).")
 _SPLIT = tr("Subset and split are part of the data set's name: --dataset ID:SUBSET@SPLIT.")
 _OURS = tr(
     "Trackers read this setting from their own environment variables; covey has only --report_to and "

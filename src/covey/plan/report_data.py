@@ -139,6 +139,8 @@ def turn_lines(config: Config, facts: Facts) -> list[str]:
         lines.append(
             tr("an episode has {turns}, with results of tools up to {own} tokens", turns=turns, own=own)
         )
+    if facts.tools.rehearsal is not None and facts.tools.rehearsal.rewritten:
+        lines.append(tr("the chat template rewrites earlier turns, so that turns begin new sequences"))
     return lines
 
 
