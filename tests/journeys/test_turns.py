@@ -248,7 +248,8 @@ def test_a_tool_that_fails_is_answered_and_the_run_goes_on(monkeypatch: pytest.M
     (line,) = metrics(Path("run"))
     assert (line["tools/call_frequency"], line["tools/failure_frequency"]) == (1.0, 0.5)
     assert line["num_turns"] == 2.0 and line["outcome/scored"] == 8
-    assert "x" * 100 not in done.out + done.err
+    assert "[what else this worker process prints is not shown]" in done.out + done.err
+    assert len(done.out + done.err) < 1_000_000
 
 
 # -- environments

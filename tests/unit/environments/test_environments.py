@@ -309,7 +309,7 @@ def test_close_answers_what_runs():
         ("Raises", ["environment"], "Raises() raised OSError: no server at port 80 (maze.py, line"),
         ("NoReset", ["environment"], "NoReset has no method `reset`"),
         ("NoHints", ["no_hints", "no_docstring"], "the method first of NoHints is a tool of the model, but"),
-        ("WantsMore", ["environment", "environment"], "WantsMore.reset demands difficulty, but it is called as"),
+        ("WantsMore", ["environment"] * 2, "WantsMore.reset demands difficulty, but it is called as"),
         ("ByPosition", ["environment"], "a method of ByPosition takes row only by position"),
     ],
 )
