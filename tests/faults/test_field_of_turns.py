@@ -80,8 +80,8 @@ def codec() -> TextCodec:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "envs.py").write_text(SAYS)
-    rows = [{"messages": [{"role": "user", "content": ""}], "solution": "7"} for _ in range(16)]
-    write_jsonl(tmp_path / "empty.jsonl", rows)
+    rows = [{"messages": [{"role": "user", "content": "> "}], "solution": "7"} for _ in range(16)]
+    write_jsonl(tmp_path / "short.jsonl", rows)
     return tmp_path
 
 
@@ -129,22 +129,30 @@ def advantages(group: ScoredGroup) -> list[float | None]:
 
 
 def played(
-    codec: TextCodec, script: Script, engine: Any = ScriptedEngine, **hosts: Any
+    codec: TextCodec, script: Script, engine: Any = ScriptedEngine, prompt: str = "What is 2*3?", **hosts: Any
 ) -> tuple[Episode, Any]:
-    plan = plan_of(codec)
-    prompt = prompt_of(codec, [USER], [SCHEMA] if "tools" in hosts else ())
+    """One episode, and the engine."""
+    plan, asked = plan_of(codec), {"role": "user", "content": prompt}
+    prompts = [prompt_of(codec, [asked], [SCHEMA] if "tools" in hosts else ())]
     made = engine(codec, script)
-    loop = TurnLoop(slots_of([prompt], plan), made, plan, codec, agents_for(codec, **hosts), Activity())
+    loop = TurnLoop(slots_of(prompts, plan), made, plan, codec, agents_for(codec, **hosts), Activity())
     ((_, episode),) = loop.episodes()
     return episode, made
 
 
 @pytest.mark.usefixtures("here")
 def test_1_what_reset_returns_is_in_the_prompt_and_an_async_reward_counts() -> None:
-    """T#6067: with an empty prompt the model saw nothing, and the reward was always 0."""
-    records = trained("Says", "empty.jsonl")
-    assert {r["prompt"] for r in records} == {"<|im_start|>user\nsay 7<|im_end|>\n<|im_start|>assistant\n"}
+    """T#6067: the model saw nothing of it, and the reward was always 0."""
+    records = trained("Says", "short.jsonl")
+    assert {r["prompt"] for r in records} == {"<|im_start|>user\n> say 7<|im_end|>\n<|im_start|>assistant\n"}
     assert {r["reward"] for r in records} == {0.75}
+
+
+def test_1_what_reset_returns_is_all_of_an_empty_prompt(codec: TextCodec) -> None:
+    says = Environments(reset=lambda n: Opened(added="say 7"), step_=asks(1))
+    _, engine = played(codec, lambda turn: "Seven.", prompt="", environment=says)
+    (request,) = engine.requests
+    assert codec.written_out(request.prompt_token_ids) == codec.render([{"role": "user", "content": "say 7"}])
 
 
 @pytest.mark.usefixtures("here")
@@ -201,7 +209,7 @@ def test_5_one_lost_sandbox_of_eight_costs_one_completion(codec: TextCodec) -> N
     group = scored(codec, lost, siblings=8)
     found = advantages(group)
     assert [value is None for value in found] == [n == 3 for n in range(8)]
-    assert sum(value for value in found if value is not None) == pytest.approx(0.0)
+    assert sum(value for value in found if value is not None) == pytest.approx(0.0, abs=1e-6)
     assert [e.outcome is Outcome.INFRASTRUCTURE for e in group.group.episodes] == [n == 3 for n in range(8)]
 
 

@@ -128,12 +128,6 @@ def test_what_the_model_sampled_is_trained_and_nothing_else(name, kind):
     if "tools" in kind and format_of(codec) is None:
         return
     episode, requests, _ = played(name, kind, 4)
-    sampled = [
-        codec.encode(
-            [turn.text],
-        )[0]
-        for turn in episode.turns
-    ]
     for sequence in episode.sequences:
         start = 0
         for source, count in sequence.sources:
