@@ -28,10 +28,10 @@ class Sample:
     `Sample(group=3, sibling=0, episode=24, tokens=sequence, temperature=1.0, outcome=Outcome.SCORED)`.
     `group` and `episode` count within the rollout. An episode has one or several samples, one behind the
     other, which `sequence` counts: a turn whose template rewrites what stood before begins a new one. The
-    prompt of sequence 0 is the same for every sibling. `owner` is the rank that collected the row (None:
-    every rank has it); other ranks have a summary of its tokens, unless they forward it. `age` is how many
-    optimizer steps the policy has taken since the version of the oldest token: above 0 its ratio is not 1
-    before the rollout's first update.
+    prompt of sequence 0 is the same for every sibling, unless environments begin differently. `owner` is the
+    rank that collected the row (None: every rank has it); other ranks have a summary of its tokens, unless
+    they forward it. `age` is how many optimizer steps the policy has taken since the version of the oldest
+    token: above 0 its ratio is not 1 before the rollout's first update.
     """
 
     group: int
@@ -92,7 +92,7 @@ class Sample:
     @property
     def prompt_key(self) -> Hashable:
         """Equal for the rows that begin with the same prompt at the same temperature."""
-        own = (self.sibling, self.sequence) if self.sequence else ()
+        own = (self.sibling, self.sequence) if self.sequence else (self.tokens.prompt_digest,)
         return (self.group, self.temperature, *own)
 
 

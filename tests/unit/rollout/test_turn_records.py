@@ -251,3 +251,15 @@ def test_an_environments_rewards_are_scores_and_the_lost_have_none(keeps, codec)
     assert sorted(environment.released) == [0, 1, 2, 3]
     keys = [e.environment for e in group.group.episodes]
     assert [key is not None for key in keys] == [keeps, keeps, False, keeps]
+
+
+def test_rows_share_a_prompt_where_it_is_the_same(codec):
+    """A layout computes the prompt of rows with one key once."""
+    for differs, num_keys in ((False, 1), (True, 2)):
+        word = lambda n, d=differs: Opened(added=f" Word {n % 2 * d}.")  # noqa: E731
+        group = scored(codec, played(codec, environment=Environments(reset=word, step_=asks(1))))
+        samples = to_samples([group])
+        assert len({sample.prompt_key for sample in samples}) == num_keys
+        # A rank without the tokens has the same keys.
+        elsewhere = [replace(sample, tokens=sample.summary) for sample in samples]
+        assert [s.prompt_key for s in elsewhere] == [s.prompt_key for s in samples]

@@ -9,7 +9,7 @@ from covey.health.guard import Guard
 from covey.health.guards.rollout import RolloutFacts
 from covey.health.words import broken
 from covey.texts import tr
-from covey.types import Episode, ScoredGroup, Source, TrainSample
+from covey.types import Episode, Fix, ScoredGroup, Source, TrainSample
 from covey.types.episode import digest_of
 
 
@@ -75,7 +75,14 @@ def _check_starts(number: int, scored: ScoredGroup, step: int) -> None:
         "reset() of the environment draws random numbers that are not seeded, such as those of a service. "
         "covey seeds random, numpy and torch, and passes the argument seed to a reset() that has one."
     )
-    raise broken("F143", step, seen, cause)
+    raise broken(
+        "F143",
+        step,
+        seen,
+        cause,
+        Fix(text=tr("draw them from the argument seed of reset(self, row, seed), equal for a group")),
+        Fix(text=tr("let each episode begin in its own way"), edits={"environment_starts": "differ"}),
+    )
 
 
 def _check_sources(name: str, episode: Episode, step: int) -> None:
