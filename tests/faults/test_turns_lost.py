@@ -119,9 +119,7 @@ def run(
         words += ["--rollout_servers", *(server.address for server in servers)]
         words += ["--rollout_token_file", str(servers[0].token_file)]
     pids = ",".join(str(server.process.pid) for server in servers[:kills])
-    return run_ranks(
-        turns_run.__file__, fault, world - 1, pids, "train", *words, folder=folder, world=world
-    )
+    return run_ranks(turns_run.__file__, fault, world - 1, pids, "train", *words, folder=folder, world=world)
 
 
 @contextmanager
