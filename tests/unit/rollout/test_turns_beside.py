@@ -68,7 +68,7 @@ def test_others_decode_while_answers_are_awaited(
         quickstart_codec,
         sums_agents(quickstart_codec),
     )
-    found, waited = held(engine, lambda: engine.num_computed, codec)
+    found, waited = held(engine, lambda: engine.num_computed, quickstart_codec)
     assert len(waited) == 4 and min(waited) >= MORE
     assert found.tokens == expected.tokens
 
