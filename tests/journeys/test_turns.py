@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from covey.data.text import load_codec
 from covey.environments.template_calls import format_of
@@ -17,7 +18,17 @@ from covey.rollout.engine import Capabilities
 from covey.rollout.scripted import ScriptedEngine
 from covey.training import build
 from covey.types import ToolCall, TurnId
-from journeys.helpers import Done, covey, events, flags, metrics, rollouts, small
+from journeys.helpers import (
+    Done,
+    completions,
+    covey,
+    events,
+    flags,
+    metrics,
+    rollouts,
+    small,
+    tensors,
+)
 
 TOOLS = '''"""Tools that fail."""
 
@@ -333,3 +344,45 @@ def test_seeded_environments_begin_alike_in_each_group() -> None:
     (records,) = rollouts(Path("run"))
     starts = {(r["group"], r["prompt"]) for r in records}
     assert len(starts) == 2 and len({prompt for _, prompt in starts}) == 2
+
+
+@pytest.mark.usefixtures("here")
+def test_a_resumed_run_draws_the_same_turns() -> None:
+    """And trains them to the same weights. The sampler's logprobs are equal up to rounding: which turns
+    decode side by side depends on when environments answer."""
+    steps = {"max_steps": 4, "save_steps": 2, "learning_rate": 1e-3}
+    ends = [trained("Sums", output_dir="whole", **steps)]
+    ends += [trained("Sums", output_dir="cut", stop_after_steps=2, **steps)]
+    ends += [trained("Sums", output_dir="cut", resume_from_checkpoint="latest", **steps)]
+    assert [done.code for done in ends] == [0, 0, 0]
+    assert completions(Path("whole")) == completions(Path("cut"))
+    one, other = (tensors(Path(run) / "checkpoint-4") for run in ("whole", "cut"))
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    for whole, cut in zip(metrics(Path("whole")), metrics(Path("cut")), strict=True):
+        assert {n: v for n, v in whole.items() if isinstance(v, int | float)} == pytest.approx(
+            {n: v for n, v in cut.items() if isinstance(v, int | float)}, abs=1e-5
+        )
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["Sums", "Differs"])
+def test_turns_are_replayed_without_their_environment(name: str) -> None:
+    """Also those of episodes that began differently."""
+    assert trained(name, environment_starts="differ").code == 0
+    options = small(
+        "quickstart#64",
+        "again",
+        replay_rollouts="run/rollouts",
+        num_generations=8,
+        per_device_train_batch_size=16,
+        max_completion_length=64,
+        max_steps=1,
+    )
+    done = covey("train", *flags(options))
+    assert done.code == 0, done.err
+    first, second = (metrics(Path(run))[0] for run in ("run", "again"))
+    for key in ("reward", "num_turns", "completions/mean_length", "outcome/scored"):
+        assert first[key] == second[key]
+    for key in ("loss", "grad_norm", "entropy"):
+        assert first[key] == pytest.approx(second[key], rel=1e-4)

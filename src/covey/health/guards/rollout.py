@@ -14,6 +14,7 @@ from covey.texts import joined, tr
 from covey.types import (
     Episode,
     Fix,
+    Group,
     Sample,
     ScoredGroup,
     TokenSequence,
@@ -111,7 +112,7 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
                 planned=group.planned,
                 num_generations=facts.num_generations,
             )
-        elif not facts.has_environment and not prompts <= (own := {group.prompt.digest}):
+        elif not _may_differ(group, facts) and not prompts <= (own := {group.prompt.digest}):
             seen = tr(
                 "group {number} has completions of {num_prompts} different prompts",
                 number=number,
@@ -120,6 +121,11 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
         else:
             continue
         raise broken("F112", facts.step, seen, tr("Completions were sorted into the wrong groups."))
+
+
+def _may_differ(group: Group, facts: RolloutFacts) -> bool:
+    """Return whether an environment has made the prompts, in this run or in the one that is replayed."""
+    return facts.has_environment or (facts.version is None and any(e.turns for e in group.episodes))
 
 
 def _check_row(row: TrainSample, episode: Episode, facts: RolloutFacts) -> None:
