@@ -2,8 +2,8 @@
 
 - Slow answers: seconds of a rollout whose answers take 0.5 s each, against decoding alone, the answers of one
   episode, and the sum of decoding and all answers. How many tokens were decoded while answers were awaited.
-- The loop: CPU seconds of the turn loop against the path of single turns on equal work, in turns, and what
-  the loop takes for a turn without an engine.
+- The loop: CPU seconds of the turn loop against the path of single turns on equal work, and what the loop
+  takes for a turn without an engine.
 - Keys and values that are kept: tokens that are computed and seconds, with each turn anew and with turns that
   extend the former one.
 

@@ -200,6 +200,28 @@ def test_where_memory_is_short_the_first_that_ended_goes(tiny_policy, monkeypatc
         assert one_turn(engine, request).token_ids == alone(policy, request).token_ids
 
 
+def test_what_is_held_is_counted_as_rows_come_and_go(tiny_policy) -> None:
+    """A part that siblings share counts once, and is gone with the last of them: no row looks at
+    the others."""
+    held = kept.KeptRows(lambda: 1 << 40)
+
+    def copied(length: int) -> kept.Copied:
+        return kept.Copied({0: torch.zeros(2, 1, length, 4)}, length)
+
+    prompt = copied(5)
+    rows = [kept.KeptRow((1,) * 9, (), [prompt, copied(3 + s)]) for s in range(3)]
+    turns = [first_turn(9, s).turn for s in range(3)]
+    for turn, row in zip(turns, rows, strict=True):
+        held.keep(turn, row)
+    assert held._held == prompt.num_bytes + sum(row.parts[1].num_bytes for row in rows)
+    held.keep(turns[0], rows[0])
+    assert held._held == prompt.num_bytes + sum(row.parts[1].num_bytes for row in rows)
+    for turn, left in zip(turns, (2, 1, 0), strict=True):
+        held.take([replace(first_turn(9), extends=turn)])
+        assert len(held) == left and (held._held > prompt.num_bytes) is (left > 0)
+    assert held._held == 0 and not held._uses
+
+
 def test_a_cache_that_cannot_grow_makes_turns_wait(tiny_policy, monkeypatch) -> None:
     policy = tiny_policy("llama")
     engine = NativeEngine(policy)

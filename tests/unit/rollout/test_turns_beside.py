@@ -62,13 +62,9 @@ def test_others_decode_while_answers_are_awaited(
     kind: type, quickstart_policy: Policy, quickstart_codec: TextCodec
 ) -> None:
     engine = kind(quickstart_policy)
-    expected = play(
-        kind(quickstart_policy),
-        sum_prompts(quickstart_codec, 4),
-        quickstart_codec,
-        sums_agents(quickstart_codec),
-    )
-    found, waited = held(engine, lambda: engine.num_computed, quickstart_codec)
+    codec = quickstart_codec
+    expected = play(kind(quickstart_policy), sum_prompts(codec, 4), codec, sums_agents(codec))
+    found, waited = held(engine, lambda: engine.num_computed, codec)
     assert len(waited) == 4 and min(waited) >= MORE
     assert found.tokens == expected.tokens
 

@@ -6,6 +6,7 @@ short: then the one that ended first goes. What is not there any more is compute
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,29 +80,43 @@ class KeptRows:
 
     free_bytes: Callable[[], int]
     _rows: dict[TurnId, KeptRow] = field(default_factory=dict)
+    # How many rows each part belongs to, and the bytes of all parts.
+    _uses: Counter[Copied] = field(default_factory=Counter)
+    _held: int = 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def keep(self, turn: TurnId, row: KeptRow) -> None:
         """Keep a row that has ended, and as many of the former ones as there is memory for."""
+        self._drop(turn)
         self._rows[turn] = row
-        held = self._num_bytes()
-        most = _SHARE * (self.free_bytes() + held)
-        while self._rows and held > most:
-            del self._rows[next(iter(self._rows))]
-            held = self._num_bytes()
+        for part in row.parts:
+            self._held += 0 if self._uses[part] else part.num_bytes
+            self._uses[part] += 1
+        most = _SHARE * (self.free_bytes() + self._held)
+        while self._rows and self._held > most:
+            self._drop(next(iter(self._rows)))
 
     def take(self, requests: Sequence[GenerationRequest]) -> KeptRow | None:
         """The longest row that requests of one prompt begin with; the rows that they extend are kept no
         longer."""
-        found = [self._rows.pop(r.extends, None) for r in requests if r.extends is not None]
+        found = [self._drop(r.extends) for r in requests if r.extends is not None]
         usable = [row for row in found if row is not None and row.begins(requests[0])]
         return max(usable, key=lambda row: row.length, default=None)
 
     def clear(self) -> None:
         """Drop every row."""
         self._rows.clear()
+        self._uses.clear()
+        self._held = 0
 
-    def _num_bytes(self) -> int:
-        return sum(part.num_bytes for part in {part for row in self._rows.values() for part in row.parts})
+    def _drop(self, turn: TurnId) -> KeptRow | None:
+        """Keep a row no longer, and return it where it was kept."""
+        row = self._rows.pop(turn, None)
+        for part in () if row is None else row.parts:
+            self._uses[part] -= 1
+            if not self._uses[part]:
+                del self._uses[part]
+                self._held -= part.num_bytes
+        return row
