@@ -42,9 +42,9 @@ def rehearsal_lines(played: Rehearsal) -> list[str]:
     lines = [_row((*names, tr("seconds"))), *(_row(_cells(policy)) for policy in played.policies), ""]
     if played.starts_alike is not None:
         alike = (
-            tr("the episodes of a group begin alike")
+            tr("the episodes of a group begin with the same prompt")
             if played.starts_alike
-            else tr("the episodes of a group begin DIFFERENTLY")
+            else tr("the episodes of a group begin with DIFFERENT prompts")
         )
         lines.append(alike)
     if played.rewritten:

@@ -208,7 +208,7 @@ class _Reading:
         answer: str | None = None,
         continues: bool = False,
     ) -> ReadRow:
-        tools = () if text is not None else tuple(self._tools)
+        tools = () if text is not None or self._value("tools") == [] else tuple(self._tools)
         if text is None and not _is_empty(tools_value := self._value("tools")):
             tools = chosen_tools(tools_value, tools) if tools else tuple(tools_of(tools_value))
         kwargs = self._value("chat_template_kwargs") if text is None else None

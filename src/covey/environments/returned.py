@@ -13,6 +13,7 @@ from covey.errors import CoveyError
 from covey.rewards.callee import number_of
 from covey.texts import tr
 
+_ROLES = ("user", "tool", "system", "developer", "assistant")
 _KEYS = frozenset(("messages", "done", "reward"))
 
 
@@ -53,13 +54,14 @@ def read_step(value: Any) -> Stepped:
         raise _wrong(value, expected)
     else:
         messages, done, reward = value, False, None
-    if not isinstance(done, bool) and number_of(done) is None:
-        raise _wrong(value, expected)
-    return Stepped(
-        messages=() if messages is None else _messages(messages, expected, value),
-        is_done=bool(done),
-        reward=read_reward(reward),
-    )
+    if type(done).__name__ not in ("bool", "bool_") or isinstance(reward, bool):
+        raise _wrong(
+            value, tr("(messages, done, reward) with True or False for done, a number as the reward")
+        )
+    read = () if messages is None else _messages(messages, expected, value)
+    if not read and not done:
+        raise _wrong(value, tr("messages, since the episode is not over,"))
+    return Stepped(messages=read, is_done=bool(done), reward=read_reward(reward))
 
 
 def read_reward(value: Any) -> float | None:
@@ -78,8 +80,8 @@ def _messages(value: Any, expected: str, whole: Any) -> tuple[Message, ...]:
     if not isinstance(value, list | tuple):
         raise _wrong(whole, expected)
     for message in value:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise _wrong(message, tr("messages, each an object with a role and content"))
+        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
+            raise _wrong(message, tr("messages, each an object with a role (user, tool, system) and content"))
     return tuple(dict(message) for message in value)
 
 

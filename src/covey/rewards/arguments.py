@@ -27,18 +27,20 @@ STANDARD = (
     "finish_reason",
     "is_truncated",
     "environment_reward",
+    "num_turns",
+    "turns",
     "prompt_id",
     "trainer_state",
     "log_extra",
     "log_metric",
 )
-# What a function may name beside them where episodes have several turns.
+# Where data have columns of these names, and episodes have one turn, the columns are meant.
 _OF_TURNS: Mapping[str, Callable[[Scored], Any]] = {
-    "num_turns": lambda row: row.episode.counts.num_turns,
-    "turns": lambda row: [asdict(turn) for turn in row.episode.turns],
+    "num_turns": lambda row: len(row.turns),
+    "turns": lambda row: [asdict(turn) for turn in row.turns],
 }
 # What takes time to make, or few have, goes to those who name it, not to whoever takes everything.
-_ONLY_NAMED = ("completion_steps", "environment_reward", "environments")
+_ONLY_NAMED = ("completion_steps", "environment_reward", "environments", *_OF_TURNS)
 _AS_TEXT = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
 
 
@@ -67,9 +69,12 @@ def arguments_of(
         # The key of each: the objects are where the function is called.
         "environments": lambda r: r.episode.environment,
         "prompt_id": lambda r: str(r.prompt.id),
-        **(_OF_TURNS if any(r.episode.turns for r in rows) else {}),
+        **_OF_TURNS,
     }
-    columns = sorted({name for r in rows for name in r.prompt.columns} - {*STANDARD, *readers})
+    own = {name for r in rows for name in r.prompt.columns}
+    if not any(r.episode.turns for r in rows):
+        readers = {name: read for name, read in readers.items() if name not in _OF_TURNS.keys() & own}
+    columns = sorted(own - {*STANDARD, *readers} | (own & _OF_TURNS.keys() - readers.keys()))
     names = [n for n in readers if n in wants.names or (wants.takes_all and n not in _ONLY_NAMED)]
     values = {name: [readers[name](r) for r in rows] for name in names}
     values.update({n: [r.prompt.columns.get(n) for r in rows] for n in columns if wants.includes(n)})

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from covey.rewards.steps import steps_of
 from covey.texts import packed, unpacked
-from covey.types import Episode, Metric, Prompt, RewardCause, RewardFault, ScorePart
+from covey.types import Episode, Metric, Prompt, RewardCause, RewardFault, ScorePart, Turn
 
 Form = Literal["text", "messages"]
 
@@ -39,11 +39,15 @@ class Scored:
         return self.opened + self.episode.text
 
     @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns of the assistant; without tools and environment the completion is the only one."""
+        text = self.episode.text
+        return self.episode.turns or (Turn(text=text, opened=self.opened, content=self.text),)
+
+    @property
     def spoken(self) -> list[dict[str, Any]]:
         """All that follows the prompt as messages: turns of the assistant, their calls, and the results."""
-        if not self.episode.turns:
-            return [{"role": "assistant", "content": self.text}]
-        return [message for turn in self.episode.turns for message in turn.messages()]
+        return [message for turn in self.turns for message in turn.messages()]
 
     @property
     def before(self) -> tuple[Mapping[str, Any], ...] | None:

@@ -302,10 +302,9 @@ class TurnLoop:
 
     def _answer_calls(self, number: int) -> None:
         one = self._running[number]
-        results = tuple(one.results[index] for index in sorted(one.results))
-        messages = [
-            {"role": "tool", "name": result.name, "content": self._cut(result.content)} for result in results
-        ]
+        given = [one.results[index] for index in sorted(one.results)]
+        results = tuple(replace(result, content=self._cut(result.content)) for result in given)
+        messages = [{"role": "tool", "name": result.name, "content": result.content} for result in results]
         one.turns[-1] = replace(one.turns[-1], results=results)
         self._answer(number, messages, Source.TOOL)
 
@@ -357,7 +356,9 @@ class TurnLoop:
             environment.reward(one.key, lambda value: done(EndReward(value)))
             return
         steps = [turn.reward for turn in one.turns if turn.reward is not None]
-        one.reward = sum(steps) if steps else None
+        # What is cut before its environment gave a reward has earned none.
+        is_cut = environment is not None and outcome is not Outcome.SCORED
+        one.reward = sum(steps) if steps or is_cut else None
         self._end(number)
 
     def _end(self, number: int) -> None:

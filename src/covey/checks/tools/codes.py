@@ -66,4 +66,9 @@ CODES = (
         title="Silence scores more than trying",
         why="A model that learns to say nothing is hard to teach anything else.",
     ),
+    Code(
+        code="W157",
+        title="No policy is given a reward",
+        why="A run whose episodes have no reward stops at its first rollout.",
+    ),
 )

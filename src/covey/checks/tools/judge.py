@@ -177,6 +177,10 @@ def _ranking(played: Rehearsal) -> list[Problem]:
     """Return warnings about rewards that put a scripted policy above what is right, or silence above
     trying."""
     found, option = [], "reward_funcs"
+    if played.policies and all(policy.reward is None for policy in played.policies):
+        seen = tr("None of {num} scripted policies was given a reward.", num=len(played.policies))
+        give = Fix(text=tr("have step() return (messages, done, reward), or get_reward() a number"))
+        return [warning("W157", option, seen, "", give)]
     gold, silent = played.reward_of("gold"), played.reward_of("silent")
     others = {p.name: p.reward for p in played.policies if p.name != "gold" and p.reward is not None}
     best = max(others, key=lambda name: others[name], default="")

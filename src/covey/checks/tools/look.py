@@ -19,11 +19,12 @@ from covey.environments.template_calls import NoFormat, format_or_reason
 from covey.options.schema import Config
 from covey.plan.facts import Facts, ToolFacts
 from covey.rewards.reward_set import RewardSet
+from covey.texts import joined, tr
 from covey.types import Prompt
 from covey.types.turns import ToolFault
 
-# What is longer than any text that a model reads.
-_MOST_CHARS = 1_000_000
+# A longer result is cut: it would take seconds to tokenise, and megabytes of the records.
+_MOST_CHARS = 100_000
 _CHATML = ("<|im_start|>", "<|im_end|>")
 
 
@@ -96,6 +97,14 @@ def _started(
             max_result_chars=_MOST_CHARS,
         )
         faults = [*faults, *more]
+    if tools is not None and environment is not None:
+        own = [schema["function"]["name"] for schema in environment.schemas]
+        entry = str(config.environment_factory)
+        words = tr(
+            "its methods and --tools have the same names: {names}",
+            names=joined(", ", names := sorted({*own} & tools.schemas.keys())),
+        )
+        faults += [ToolFault(entry=entry, kind="signature", words=words)] if names else []
     return tools, environment, faults
 
 
