@@ -93,6 +93,7 @@ def test_without_a_server_what_has_not_ended_is_lost(tmp_path: Path) -> None:
     assert 0 < len(lost) < len(kinds)
     for server in servers:
         assert all(server.address in episode.failure for episode in lost)
+    assert all("no rollout server is left" in episode.failure for episode in lost)
     for own, due in zip(found.episodes, expected.episodes, strict=True):
         if own.outcome is Outcome.INFRASTRUCTURE:
             assert own.sequences == () and own.turns == ()

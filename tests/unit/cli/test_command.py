@@ -108,3 +108,15 @@ def test_a_resume_without_the_options_of_the_run_names_its_configuration(
     err = capsys.readouterr().err
     assert f"`covey rlhf run/config.yaml {words}`" in err
     assert "model, dataset, reward_funcs are not given" in err
+
+
+def test_a_resume_of_a_run_with_an_environment_needs_no_rewards(capsys: pytest.CaptureFixture[str]) -> None:
+    """The environment rewards, in a resumed run too."""
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("model:\n  model: quickstart\n")
+    resume = "--output_dir run --resume_from_checkpoint auto --environment_factory absent.py:Sums"
+    assert main(["train", *resume.split()]) == 2
+    assert "model, dataset are not given" in capsys.readouterr().err
+    assert main(["train", *resume.split(), "--model", "quickstart", "--dataset", "quickstart#8"]) == 2
+    err = capsys.readouterr().err
+    assert "E105" not in err and "absent.py" in err
