@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -159,8 +158,8 @@ def test_a_long_result_is_cut(codec, written) -> None:
     (told,) = episode.turns[0].answer
     assert told["content"].startswith("abc abc") and "[cut after 8 of " in told["content"]
     assert told["content"] in text_of(codec, episode)
-    # What the tool gave stays on record.
-    assert episode.turns[0].results[0].content == "abc " * 100
+    # The records hold what the model was given: a tool may give megabytes.
+    assert episode.turns[0].results[0].content == told["content"]
 
 
 # -- how it ends
@@ -238,16 +237,15 @@ def test_a_tool_that_does_not_exist_is_answered_with_those_that_do(codec, writte
 def test_calls_of_a_turn_run_side_by_side_and_are_answered_in_their_order(codec, written) -> None:
     calls = [ToolCall(name="calculate", arguments={"expression": s}) for s in ("0.4", "0.3", "0.01")]
     script = lambda turn: ANSWER if turn.turn else written(*calls)  # noqa: E731
-    tools, began = LateTools(), time.monotonic()
+    tools = LateTools()
     episodes, _ = played(codec, script, tools, siblings=2)
-    assert time.monotonic() - began < 0.7
     assert tools.most == 6
     for episode in episodes:
         assert [r.content for r in episode.turns[0].results] == ["0.4", "0.3", "0.01"]
         assert [m["content"] for m in episode.turns[0].answer] == ["0.4", "0.3", "0.01"]
         text = text_of(codec, episode).split("</tool_call>")[-1]
         assert text.index("0.4") < text.index("0.3") < text.index("0.01")
-        assert episode.turns[0].seconds == pytest.approx(0.4, abs=0.2)
+        assert episode.turns[0].seconds >= 0.4
 
 
 def test_an_episode_that_waits_holds_up_no_other(codec, written) -> None:

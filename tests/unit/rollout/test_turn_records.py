@@ -36,6 +36,7 @@ from covey.types import (
     ToolCall,
     TrainSample,
 )
+from covey.types.turns import TurnCounts
 from support.agents import CALL, SCHEMA, AnsweringTools, agents_for, plan_of, prompt_of
 from support.turn_hosts import Environments, Filtering, asks
 
@@ -149,7 +150,8 @@ def test_counts_and_metrics_of_turns(codec):
     lost = replace(episodes[3], outcome=Outcome.INFRASTRUCTURE, sequences=(), turns=())
     assert turn_metrics([*episodes[:3], lost])["num_turns"].value == 2.0
     assert outcome_metrics([*episodes[:3], lost])["outcome/infrastructure"].value == 1
-    assert turn_metrics(episodes[:1]) == {}
+    # Without tools and environment there is nothing to count.
+    assert turn_metrics([replace(episodes[0], turns=(), counts=TurnCounts())]) == {}
 
 
 # -- records
