@@ -149,10 +149,10 @@ MUTANTS = (
     Mutant("trains the template's end of a turn", "F110", 1, _said(_with_end), EXTENDED),
     Mutant("drops a turn", "F111", 1, _drops_a_turn, EXTENDED, "3 turns were sampled, but 2"),
     Mutant(
-        "drops the first sequence of an episode",
+        "drops the last sequence of an episode",
         "F111",
         1,
-        changed(draft.EpisodeDraft, "sequences", lambda found, *a: found[1:] or found),
+        changed(draft.EpisodeDraft, "sequences", lambda found, *a: found[:-1] or found),
         REWRITTEN,
         "3 turns were sampled, but",
     ),
