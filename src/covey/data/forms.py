@@ -90,16 +90,21 @@ def are_pairs(columns: Sequence[str]) -> bool:
 
 
 def read_row(
-    row: Mapping[str, Any], *, system: str | None, is_raw: bool, tools: Sequence[Message] = ()
+    row: Mapping[str, Any],
+    *,
+    system: str | None,
+    is_raw: bool,
+    tools: Sequence[Message] = (),
+    may_be_empty: bool = False,
 ) -> ReadRow:
     """Read a row; a `prompt` string stays as it is when `is_raw`. Where the run has `tools`, a row has those
-    that it names, or all of them."""
+    that it names, or all of them. `may_be_empty`: the last message may have no text."""
     names = standard_names(row)
     media = tuple(names[n] for n in MEDIA_COLUMNS if n in names and row[names[n]])
     if media:
         return ReadRow(columns=row, reason="media", media=media)
     columns, unread = plain_columns(row)
-    reading = _Reading(columns, names, tools)
+    reading = _Reading(columns, names, tools, may_be_empty=may_be_empty)
     try:
         read = reading.read(system=system, is_raw=is_raw)
     except RowFault as fault:
@@ -116,10 +121,15 @@ class _Reading:
     """One row while it is read."""
 
     def __init__(
-        self, columns: dict[str, Any], names: Mapping[str, str], tools: Sequence[Message] = ()
+        self,
+        columns: dict[str, Any],
+        names: Mapping[str, str],
+        tools: Sequence[Message] = (),
+        *,
+        may_be_empty: bool = False,
     ) -> None:
         self._columns = columns
-        self._tools = tools
+        self._tools, self._may_be_empty = tools, may_be_empty
         self._names = names
         self._used: set[str] = set()
         self._read_as: list[str] = []
@@ -183,7 +193,7 @@ class _Reading:
         asked = [m for m in messages if m["role"] not in ("system", "developer")]
         if not asked and (answer is not None or begun is not None):
             raise RowFault("only_answers")
-        if not asked or not (asked[-1]["content"] or "").strip():
+        if not asked or not (self._may_be_empty or (asked[-1]["content"] or "").strip()):
             raise RowFault("no_prompt")
         own = self._system()
         if messages[0]["role"] not in ("system", "developer"):

@@ -90,10 +90,12 @@ def render(
     system: str | None,
     is_raw: bool,
     tools: Sequence[Message] = (),
+    may_be_empty: bool = False,
 ) -> Rendered:
     """The prompt of a row; a `prompt` string stays as it is when `is_raw`, all else goes through the
-    template. `tools` are those of the run, of which the row may choose some by name."""
-    read = read_row(row, system=system, is_raw=is_raw, tools=tools)
+    template. `tools` are those of the run, of which the row may choose some by name.
+    `may_be_empty`: the last message may have no text."""
+    read = read_row(row, system=system, is_raw=is_raw, tools=tools, may_be_empty=may_be_empty)
     if read.reason:
         return Rendered(row=read, reason=read.reason, detail=read.detail)
     if read.text is not None:

@@ -38,13 +38,14 @@ _NAMED_ROWS = 5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
     """How rows become prompts; `system` is the text itself (`system_text`). `tools` are those that the run
-    has; a row may name some of them."""
+    has; a row may name some of them. An environment may write the prompt, so that a row's is empty."""
 
     system: str | None = None
     apply_chat_template: bool = False
     truncation_strategy: Literal["delete", "left"] = "delete"
     task_column: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
+    has_environment: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +308,7 @@ def _render(
             system=options.system,
             is_raw=not options.apply_chat_template,
             tools=options.tools,
+            may_be_empty=options.has_environment,
         )
     except TemplateError as error:
         words = tr("row {number}: {error}", number=number + 1, error=error)

@@ -255,6 +255,7 @@ def prompt_options(config: Config, tools: Tools = ()) -> PromptOptions:
         truncation_strategy=config.truncation_strategy,
         task_column=config.task_column,
         tools=tuple(tools),
+        has_environment=config.environment_factory is not None,
     )
 
 

@@ -56,7 +56,7 @@ def _faults(config: Config, facts: Facts) -> list[Problem]:
             problem(
                 code,
                 option,
-                tr("{entry}: {words}.", entry=fault.entry, words=fault.words.rstrip(".")),
+                tr("{entry}: {words}.", entry=fault.entry, words=fault.words),
                 "",
                 *_fixes(fault.kind, option),
             )

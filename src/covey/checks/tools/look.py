@@ -134,6 +134,9 @@ def with_rehearsal(
         return facts
     if os.environ.get("RANK", "0") != "0" or TRIAL in os.environ or rewards.apart:
         return facts
+    if facts.prompts.are_text:
+        # They are refused, and an environment would be given none.
+        return facts
     from covey.checks.tools.rehearsal import rehearse
 
     gold = gold_text(prompt.columns, config)
