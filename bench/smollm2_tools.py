@@ -36,7 +36,7 @@ _COMPLETION = 96
 _STEPS, _BATCH, _RATE = 16, 32, 3e-5
 
 _LEAST_CALLS = 0.05  # below, there is a warm-up
-_WARM_STEPS, _WARM_BATCH, _WARM_RATE = 24, 8, 1e-4
+_WARM_STEPS, _WARM_BATCH, _WARM_RATE = 20, 4, 1e-4
 # How often each way is taken in the warm-up.
 _RIGHT_CALL, _WRONG_CALL = 0.40, 0.25  # else a guess
 _RIGHT_READING = 0.65
@@ -149,7 +149,7 @@ def warm_up(directory: Path, trained: list[Problem], target: Path, seed: int) ->
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if number % 5 == 0:
+        if number % 5 == 1:
             _say(f"  warm-up step {number:3d}  loss {loss.item():.3f}  {time.perf_counter() - began:.0f} s")
     model.save_pretrained(target)
     for file in directory.glob("*token*"):
