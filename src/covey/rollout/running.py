@@ -10,6 +10,7 @@ from typing import Any
 from covey.environments.draft import EpisodeDraft
 from covey.environments.rendering import Spoken
 from covey.rollout.slots import CollectPlan, Slot
+from covey.texts import tr
 from covey.types import (
     CallFailure,
     Completion,
@@ -62,6 +63,16 @@ def lost_episode(slot: Slot, failure: str, plan: CollectPlan) -> Episode:
         text="",
         sampling=plan.sampling,
         failure=failure,
+    )
+
+
+def no_room(length: int, contexts: Sequence[int]) -> str:
+    """Return why an episode cannot begin, whose prompt has `length` tokens."""
+    return tr(
+        "the environment made a prompt of {length} tokens, but model and engine hold {context} (with vLLM "
+        "--vllm_max_model_len)",
+        length=length,
+        context=min(contexts),
     )
 
 

@@ -26,6 +26,7 @@ from covey.rollout.running import (
     blocks,
     group_seed,
     lost_episode,
+    no_room,
     refused,
     told,
 )
@@ -208,13 +209,14 @@ class TurnLoop:
     # -- turns of the model
 
     def _ask(self, number: int) -> None:
-        """Ask the engine for the next turn, or end the episode where there is no room for one."""
+        """Ask the engine for the next turn. A prompt that leaves no room for one is no episode."""
         one = self._running[number]
         assert one.draft is not None
         prompt_ids = one.draft.prompt_ids
         room = self._room(one, len(prompt_ids))
         if room < 1:
-            self._finish(number, Outcome.TRUNCATED)
+            # Behind later turns there is room, or they are not answered.
+            self._lose(number, no_room(len(prompt_ids), self._contexts()))
             return
         episode, turn = one.slot.episode_id(self._plan), len(one.turns)
         request = GenerationRequest(
@@ -234,8 +236,12 @@ class TurnLoop:
         room = limits.max_tokens
         if not limits.is_per_turn:
             room -= max(length - draft.prompt_length, one.num_sampled)
-        contexts = (limits.context, self._engine.capabilities.context)
-        return min([room, *(context - length for context in contexts if context is not None)])
+        return min([room, *(context - length for context in self._contexts())])
+
+    def _contexts(self) -> list[int]:
+        """Return how many tokens model and engine can hold, as far as they say so."""
+        said = (self._agents.limits.context, self._engine.capabilities.context)
+        return [context for context in said if context is not None]
 
     def _take_turn(self, number: int, completion: Completion) -> None:
         one, agents = self._running[number], self._agents

@@ -141,10 +141,10 @@ def test_the_context_of_the_model_ends_it(codec) -> None:
         assert (episode.outcome, len(episode.turns)) == (Outcome.TRUNCATED, turns)
         for request in engine.requests:
             assert len(request.prompt_token_ids) + request.sampling.max_new_tokens == size + more
-    # No room for one token: an episode without a turn.
+    # No room for one token: an episode cannot begin, and says why.
     (episode,), engine = played(codec, lambda turn: ANSWER, None, never, context=size)
-    assert (episode.outcome, episode.turns, engine.requests) == (Outcome.TRUNCATED, (), [])
-    assert (episode.num_trained, episode.tokens[0].length, episode.text) == (0, size, "")
+    assert (episode.outcome, episode.sequences, engine.requests) == (Outcome.INFRASTRUCTURE, (), [])
+    assert f"a prompt of {size} tokens" in episode.failure and f"hold {size}" in episode.failure
 
 
 def test_a_long_result_is_cut(codec, written) -> None:
