@@ -36,6 +36,7 @@ class HostedEnvironments:
         self.name = name
         self.has_step = any(shape.has_step for shape in shapes)
         self.has_reward = any(shape.has_reward for shape in shapes)
+        self.has_tools = any(shape.tools for shape in shapes)
         self.takes_seed = any(shape.seeds for shape in shapes)
         # Where rows choose among several, each tells its own tools when it is opened.
         self.schemas = tuple(shapes[0].tools.values()) if len(shapes) == 1 else ()

@@ -64,13 +64,15 @@ class ToolHost(Protocol):
 class EnvironmentHost(Environments, Protocol):
     """Makes environments, one an episode, by `key`.
 
-    `has_step`: each turn goes to the environment (`step`); otherwise its methods are tools (`call`).
+    `has_step`: each turn goes to the environment (`step`); otherwise its methods are tools (`call`), where it
+    `has_tools`.
     `has_reward`: `reward` is asked at the end of an episode. `takes_seed`: `reset` is passed the seed.
     `schemas` are those of tools that every environment has, which prompts tell the model of.
     """
 
     name: str
     has_step: bool
+    has_tools: bool
     has_reward: bool
 
     @property

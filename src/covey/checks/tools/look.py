@@ -45,7 +45,8 @@ def with_tools(
     )
     form = None
     if codec is not None:
-        form, tools = _with_format(tools, codec, is_needed=bool(schemas) or bool(config.tools))
+        is_needed = bool(config.tools) or (environment is not None and environment.has_tools)
+        form, tools = _with_format(tools, codec, is_needed=is_needed)
     facts = replace(facts, tools=tools)
     if faults or tools.no_format or codec is None:
         for host in (found, environment):
@@ -98,13 +99,10 @@ def _started(
         )
         faults = [*faults, *more]
     if tools is not None and environment is not None:
-        own = [schema["function"]["name"] for schema in environment.schemas]
-        entry = str(config.environment_factory)
-        words = tr(
-            "its methods and --tools have the same names: {names}",
-            names=joined(", ", names := sorted({*own} & tools.schemas.keys())),
-        )
-        faults += [ToolFault(entry=entry, kind="signature", words=words)] if names else []
+        own = {schema["function"]["name"] for schema in environment.schemas}
+        if names := sorted(own & tools.schemas.keys()):
+            words = tr("its methods and --tools have the same names: {names}", names=joined(", ", names))
+            faults.append(ToolFault(entry=str(config.environment_factory), kind="signature", words=words))
     return tools, environment, faults
 
 
