@@ -194,7 +194,9 @@ def test_4_an_environment_that_never_answers_wedges_nothing() -> None:
         tool_timeout_s=0.5,
         max_steps=1,
     )
-    done = covey("train", *flags(options))
+    refused = covey("train", *flags(options))
+    assert refused.code == 2 and "E393 environment_factory" in refused.err
+    done = covey("train", *flags({**options, "reward_trial": False}))
     assert done.code == 3 and "F138 at step 1" in done.err
     assert "8 × Silent.step() returned nothing within 0.5 s" in " ".join(done.err.split())
     assert time.monotonic() - began < 20

@@ -153,7 +153,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(name: str, **changes: Any) -> Done:
-    """A run of one step in an environment: 2 prompts x 8 completions."""
+    """A run of one step in an environment: 2 prompts x 8 completions. It is not rehearsed, since that finds
+    before the run what fails always."""
     options = small(
         "quickstart#64",
         "run",
@@ -164,6 +165,7 @@ def trained(name: str, **changes: Any) -> Done:
         max_completion_length=64,
         max_steps=1,
         tool_timeout_s=1.0,
+        reward_trial=False,
     )
     return covey("train", *flags({**options, **changes}))
 
@@ -185,6 +187,21 @@ def seen_in(done: Done, code: str) -> str:
     words = " ".join(said[1].split())
     assert " ".join(event["seen"].split()) in words
     return words
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("Raises", "E393", "Raises.reset(): KeyError: 'gold' (envs.py, line"),
+        ("Hangs", "E393", "Hangs.step() returned nothing within 1 s"),
+        ("Dies", "E393", "ended the worker process with exit code 7"),
+    ],
+)
+def test_the_rehearsal_refuses_what_fails_always(name: str, code: str, words: str) -> None:
+    done = trained(name, reward_trial=True)
+    assert done.code == 2 and f"{code} environment_factory" in done.err
+    assert words in " ".join(done.err.split()) and not Path("run").exists()
 
 
 # -- tools
