@@ -29,7 +29,8 @@ EXTENDED = {
     "max_tokens_per_micro_batch": 1000,
 }
 REWRITTEN = {**EXTENDED, "chat_template": str(_HERE / "rewrites.jinja")}
-UNSEEDED = {**EXTENDED, "environment_factory": str(_HERE / "turns.py:Unseeded")}
+# The rehearsal would refuse it before the run.
+UNSEEDED = {**EXTENDED, "environment_factory": str(_HERE / "turns.py:Unseeded"), "reward_trial": False}
 
 
 def _trains(wanted: Source) -> Plant:

@@ -121,7 +121,9 @@ def assert_exact(found: Played, subject: Subject, kind: str) -> None:
     if kind == "user, thoughts dropped" and subject.name == "built-in":
         assert sum(len(episode.sequences) > 1 for episode in found.episodes) > 8
     if kind != "user, thoughts dropped":
-        assert {len(episode.sequences) for episode in found.episodes} == {1}
+        # A random model may write the end of a thought, in front of which the template cuts the turn.
+        whole = [e for e in found.episodes if not any("</think>" in turn.text for turn in e.turns)]
+        assert whole and {len(episode.sequences) for episode in whole} == {1}
 
 
 @pytest.fixture(scope="module")
