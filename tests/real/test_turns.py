@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
 import pytest
 
@@ -63,7 +63,8 @@ class AsksAgain:
         pass
 
 
-@cache
+# A tokenizer takes hundreds of megabytes.
+@lru_cache(maxsize=2)
 def codec_of(name: str) -> TextCodec:
     tokenizer, template, thinking = CODECS[name]
     if template not in TOOL_TEMPLATES:
