@@ -163,7 +163,7 @@ def test_a_signal_while_slow_answers_are_waited_for(tmp_path: Path, monkeypatch:
         real(self)
 
     monkeypatch.setattr(TurnLoop, "_between_steps", begins)
-    stopped = train(from_dict(opts(cut, max_steps=2), 1))
+    stopped = train(from_dict(opts(cut, max_steps=2, reward_trial=False), 1))
     assert stopped.exit_code == 143 and stopped.step == 0 and has_begun
     monkeypatch.setenv("COVEY_TEST_SLOW_S", "0")
     train(from_dict(opts(cut, max_steps=2, resume_from_checkpoint="latest"), 1))

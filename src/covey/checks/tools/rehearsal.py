@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from covey.activity import Activity
@@ -25,6 +27,8 @@ GOLD_TURNS = "gold_turns"
 # Turns of a policy that never ends, where nothing else limits it; and random words of a turn.
 _MOST_TURNS = 8
 _WORDS = 12
+# After so long no further script begins, and no further turn of one that plays: environments may be slow.
+_SECONDS = 20.0
 
 Say = Callable[[int, "_Known"], str | None]
 """Gives the text of a turn, by its number, and what is known of the episode."""
@@ -39,6 +43,11 @@ class _Known:
     call: str | None
     empty_call: str | None
     words: Callable[[], str]
+
+
+def _until(ends: float, say: Say, turn: int, known: _Known) -> str | None:
+    """What a script says, or nothing more where its time is over."""
+    return None if turn and time.monotonic() > ends else say(turn, known)
 
 
 def _first(turn: int, text: str | None) -> str | None:
@@ -78,10 +87,11 @@ def rehearse(
     rows: list[RehearsedPolicy] = []
     sample, lost, rewritten = "", "", set[str]()
     alike: list[bool] = []
+    ends = time.monotonic() + _SECONDS
     for number, (name, say) in enumerate(_POLICIES.items()):
-        if say(0, known) is None:
+        if say(0, known) is None or (rows and time.monotonic() > ends):
             continue
-        episodes = _play(prompt, number, say, known, codec, agents)
+        episodes = _play(prompt, number, partial(_until, ends, say), known, codec, agents)
         first = episodes[0]
         lost = lost or next((e.failure for e in episodes if e.outcome is Outcome.INFRASTRUCTURE), "")
         starts = [e.sequences[0].prompt_digest for e in episodes if e.sequences]
