@@ -137,7 +137,7 @@ def name_and_arguments(call: Any) -> tuple[str, Mapping[str, Any]]:
     return name, arguments
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         raise UnreadableCall("The call gives a key of a JSON object twice.")
@@ -148,7 +148,7 @@ def _no_number(word: str) -> Any:
     raise ValueError(word)
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_number)
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats, parse_constant=_no_number)
 
 
 def _is_deep(value: Any) -> bool:

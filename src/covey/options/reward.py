@@ -57,7 +57,7 @@ class RewardOptions(Options):
         60.0,
         "Time limit for one call of a reward function, in seconds.",
         gt=0,
-        why="It is a time limit: with 0 seconds every call of a reward would time out.",
+        why="With 0 seconds every call of a reward would time out.",
         resume="free",
     )
     reward_workers: int = option(
@@ -140,7 +140,7 @@ class RewardOptions(Options):
         60.0,
         "Time limit for one answer of the judge, in seconds.",
         gt=0,
-        why="It is a time limit: with 0 seconds every request to the judge would time out.",
+        why="With 0 seconds every request to the judge would time out.",
     )
     cosine_min_len_value_wrong: float = option(
         ...,

@@ -35,7 +35,7 @@ class TurnOptions(Options):
         256,
         "Largest number of environments that a training process keeps at a time; further episodes wait.",
         ge=1,
-        why="Each episode has an environment of its own, so at least one is needed.",
+        why="An episode cannot run without an environment.",
         resume="free",
         read_if=only_if_set("environment_factory"),
     )
@@ -72,7 +72,7 @@ class TurnOptions(Options):
         60.0,
         "Time limit for one call of a tool or of an environment, in seconds.",
         gt=0,
-        why="It is a time limit: with 0 seconds every call would time out.",
+        why="With 0 seconds every call would time out.",
         resume="free",
     )
     tool_workers: int = option(
@@ -89,7 +89,7 @@ class TurnOptions(Options):
         4.0,
         "Largest memory of a process that runs tools, in GB.",
         gt=0,
-        why="A Python process needs some memory.",
+        why="With 0 GB the process that runs the tools could not start.",
         resume="free",
         read_if=only_if_set("tools"),
     )

@@ -101,8 +101,8 @@ CODES = (
     Code(
         code="W120",
         title="Wrong answers that score as high as right ones",
-        why="The reward cosine depends on the length of an answer, too. With these values a wrong answer "
-        "can score as much as a right one, so training can move the model towards wrong answers.",
+        why="The reward cosine changes with the length of the answer. With these values some wrong answers "
+        "score as much as some right ones, so training can make wrong answers more likely.",
     ),
     Code(
         code="W125",

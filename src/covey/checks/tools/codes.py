@@ -8,13 +8,13 @@ CODES = (
     Code(
         code="E390",
         title="Tool or environment that cannot be loaded",
-        why="The model would be told of tools that do not exist.",
+        why="covey imports every tool and environment before the run starts, and this one failed.",
     ),
     Code(
         code="E391",
         title="Function that cannot be a tool",
-        why="The model is told of a tool by its name, its description and the types of its arguments, which "
-        "come from type hints and docstring.",
+        why="The chat template gives the model a description of each tool. covey makes it from the "
+        "function's name, type hints and docstring, and a part of that is missing here.",
     ),
     Code(
         code="E392",
@@ -42,7 +42,8 @@ CODES = (
     Code(
         code="E396",
         title="Reward of an environment that there is not",
-        why="The reward environment is what an environment gives for an episode; else it has no value.",
+        why="The reward environment reads the rewards that an environment returns. This run has no "
+        "environment, or one that returns none.",
     ),
     Code(
         code="W154",
@@ -53,8 +54,8 @@ CODES = (
     Code(
         code="E397",
         title="Environment that begins a group differently",
-        why="GRPO compares the episodes of a group with each other. Where they begin from different states, "
-        "a reward says more about the beginning than about what the model did.",
+        why="GRPO compares the rewards of a group. If its episodes start from different states, the reward "
+        "shows which start was easier, not which answer was better.",
     ),
     Code(
         code="W155",
@@ -64,7 +65,7 @@ CODES = (
     Code(
         code="W156",
         title="Silence scores more than trying",
-        why="A model that learns to say nothing is hard to teach anything else.",
+        why="Training makes the policy with the higher reward more likely, so the model learns to answer nothing.",
     ),
     Code(
         code="W157",

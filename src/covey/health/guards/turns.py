@@ -137,14 +137,14 @@ def _written(episode: Episode) -> Iterator[int]:
 F143 = Code(
     code="F143",
     title="Episodes of a group began differently",
-    why="GRPO compares the episodes of a group with each other. Where they begin from different states, a "
-    "reward says more about the beginning than about what the model did.",
+    why="GRPO compares the rewards of a group. If its episodes start from different states, the reward shows "
+    "which start was easier, not which answer was better.",
 )
 F144 = Code(
     code="F144",
     title="Turns drawn with the same noise",
-    why="Every turn of an episode has random numbers of its own. With the same ones a turn would repeat the "
-    "choices of an earlier one.",
+    why="covey draws the tokens of each turn with different random numbers. Two turns used the same ones "
+    "here, so their samples are not independent.",
 )
 
 GUARD = Guard(

@@ -47,8 +47,8 @@ def failing_calls(h: History) -> Sign | None:
 F234 = Rule(
     code="F234",
     title="No tool is called",
-    why="A model that never calls a tool learns nothing about it: no call is sampled that a reward could "
-    "make more likely.",
+    why="GRPO can only make sampled behaviour more likely. Without a sampled call the model does not learn "
+    "to use its tools.",
     check=no_calls,
     streak=LASTING,
     when=f"the run has tools, and in {LASTING} rollouts in a row no episode calls one",
@@ -57,7 +57,7 @@ F234 = Rule(
 F235 = Rule(
     code="F235",
     title="Most calls of tools fail",
-    why="What the model is given in place of results are errors, and it learns to answer without tools.",
+    why="A failed call gives the model an error message and no result, so it learns to answer without tools.",
     check=failing_calls,
     streak=LASTING,
     when=f"in {LASTING} rollouts in a row more than {pct('failed_calls')} of the calls of tools fail",
