@@ -55,7 +55,8 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     (
         "E364",
         "Tools that cannot be read",
-        "The chat template needs the tools as a list of functions with names.",
+        "The chat template needs the tools as a list of functions with names. Where the run has tools, a row "
+        "can only name some of them.",
     ),
     (
         "E365",

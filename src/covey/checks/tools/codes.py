@@ -65,7 +65,8 @@ CODES = (
     Code(
         code="W156",
         title="Silence scores more than trying",
-        why="Training makes the policy with the higher reward more likely, so the model learns to answer nothing.",
+        why="Training makes the policy with the higher reward more likely, so the model learns to answer "
+        "nothing.",
     ),
     Code(
         code="W157",
