@@ -130,7 +130,7 @@ def slow_answers(bench: Bench) -> None:
 
 
 def loop(bench: Bench) -> None:
-    """What the loop takes, with one turn an episode, and without an engine."""
+    """Return the seconds that the loop takes with one turn an episode, and without an engine."""
     engine = NativeEngine(bench.policy)
     alone = replace(agents_for(bench.codec, form=None), format=None)
     ratios = []

@@ -1,4 +1,4 @@
-"""What `covey quickstart` runs: the built-in model on the built-in task, in about a minute on two cores."""
+"""Declares the runs of `covey quickstart`: built-in models learn built-in tasks in minutes on two cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from covey.config.take import Typed
 
 BUILT_IN_NAMES = ("quickstart", "quickstart-tools")
-"""What `--model` and `--dataset` take for the built-in models and tasks."""
+"""Names the built-in models and tasks, as `--model` and `--dataset` take them."""
 
 QUICKSTART: dict[str, Any] = {
     "model": "quickstart",
@@ -45,11 +45,11 @@ QUICKSTART_TOOLS: dict[str, Any] = {
     "max_steps": 100,
     "save_steps": 50,
 }
-"""What `covey quickstart --task tools` runs: in two turns the model calls the calculator and answers."""
+"""Sets the options of `covey quickstart --task tools`: the model calls the calculator, then answers."""
 
 
 QUICKSTARTS: Mapping[str, Mapping[str, Any]] = {"sums": QUICKSTART, "tools": QUICKSTART_TOOLS}
-"""What `covey quickstart` runs, by its option task."""
+"""Maps the option task of `covey quickstart` to the options of its run."""
 
 
 def quickstart_typed(typed: Mapping[str, Typed], task: str = "sums") -> dict[str, Typed]:

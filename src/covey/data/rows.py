@@ -37,8 +37,8 @@ _NAMED_ROWS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """How rows become prompts; `system` is the text itself (`system_text`). `tools` are those that the run
-    has; a row may name some of them. An environment may write the prompt, so that a row's is empty."""
+    """Says how rows become prompts; `system` is the text itself (`system_text`). `tools` are those of the
+    run; a row may name some of them. An environment may write the prompt, so that a row's is empty."""
 
     system: str | None = None
     apply_chat_template: bool = False
@@ -159,7 +159,7 @@ def _shared(
 
 @functools.cache
 def _made_by() -> list[str]:
-    """What a file of prompts depends on beside what is asked for: the code, and the libraries."""
+    """Return what a file of prompts depends on beside the options: the digest of the code, and versions."""
     code = hashlib.blake2b(digest_size=16)
     for path in sorted(Path(__file__).parent.glob("*.py")):
         code.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What goes on between the turns of an episode, and how far it may go."""
+"""Runs the tools and environment of an episode between its turns, and holds its limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covey.types import Completion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLimits:
-    """How far an episode goes.
+    """Limits the turns, calls and tokens of an episode.
 
     `max_turns` counts turns of the model, `max_tool_rounds` those whose calls are answered; None is no limit.
     `max_tokens` is the most tokens behind the prompt, or with `is_per_turn` of one turn; results of tools are

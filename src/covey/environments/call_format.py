@@ -1,4 +1,4 @@
-"""How models write calls of tools: what a format is, and what every format reads in the same way.
+"""Defines a format of tool calls, and reads the parts that all formats share.
 
 Faults are sentences that are sent back to the model, so they are English whatever language covey speaks.
 """

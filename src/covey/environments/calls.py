@@ -99,12 +99,12 @@ class Call:
 
     @property
     def is_late(self) -> bool:
-        """Whether the outcome is that the time is over."""
+        """Return whether the outcome is that the time is over."""
         return isinstance(self._outcome, Late)
 
     @property
     def is_on_loop(self) -> bool:
-        """Whether a coroutine was started."""
+        """Return whether a coroutine was started."""
         return self._future is not None
 
     def run(self, function: Callable[[], Any]) -> None:

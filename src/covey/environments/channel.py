@@ -39,7 +39,7 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the process still answers."""
+        """Return whether the process still answers."""
         return self._end is None and self._worker.is_running()
 
     def send(self, request: Mapping[str, Any], done: Callable[[Answer], None]) -> None:

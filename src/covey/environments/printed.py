@@ -1,4 +1,4 @@
-"""What tools and environments print: some of it goes to standard error, the rest is read and dropped."""
+"""Passes some of what tools and environments print to standard error, and drops the rest."""
 
 from __future__ import annotations
 

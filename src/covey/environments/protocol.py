@@ -1,4 +1,4 @@
-"""What runs tools and environments, seen from a rollout: requests that come back later, from any thread."""
+"""Declares how a rollout asks tools and environments: each answer comes later, from any thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """What an environment says of a turn: the messages that follow, whether the episode is over, and a reward
+    """Holds the answer to a turn: the messages that follow, whether the episode is over, and a reward
     for the turn (None: it gives none)."""
 
     messages: tuple[Message, ...] = ()

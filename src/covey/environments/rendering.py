@@ -1,4 +1,4 @@
-"""What the chat template writes between two turns, and whether it goes on from what was sampled.
+"""Finds the text that the chat template writes between two turns, and whether it keeps what was sampled.
 
 The template is rendered with a mark in the place of each turn of the model. Where all that stands around the
 marks is what the model has been given so far, what follows the last mark is the text between this turn and
@@ -55,7 +55,7 @@ Item = Mapping[str, Any] | Spoken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a rendering is made of: messages and turns in order, `tools` and arguments of the template.
+    """Holds the input of a rendering: messages and turns in order, `tools` and arguments of the template.
 
     The first `num_trusted` items come from the data set, whose marks are control tokens.
     """

@@ -1,4 +1,4 @@
-"""What environments return, read: `reset` of both kinds, `step`, and `get_reward`."""
+"""Reads the values that environments return: `reset` of both kinds, `step`, and `get_reward`."""
 
 from __future__ import annotations
 

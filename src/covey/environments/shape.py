@@ -1,4 +1,4 @@
-"""What kind of environment a class makes: covey's, which is given each turn, or TRL's, whose methods are
+"""Tells which kind of environment a class makes: covey's is given each turn, TRL's has methods that are
 tools."""
 
 from __future__ import annotations

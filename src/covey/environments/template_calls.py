@@ -32,7 +32,7 @@ _ANSWER = {"role": "tool", "name": _NAME, "content": _RESULT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoFormat:
-    """Why no format reads the calls of a template.
+    """Says why no format reads the calls of a template.
 
     `no_tools`: it writes the same prompt with tools and without. `no_calls`: it refuses or leaves out the
     calls of an assistant's message, or the results in messages of role tool. `unknown_format`: no format

@@ -28,7 +28,7 @@ class Untrusted:
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
-        """What the tokenizer has as one token whatever surrounds it, whitespace aside; and the private
+        """Matches every text that the tokenizer always makes one token of, whitespace aside, and the private
         characters, which stand for marks here."""
         marks = sorted((mark for mark in self._known if mark.strip()), key=len, reverse=True)
         private = f"[{chr(_FIRST)}-{chr(_FIRST + _NUMBER)}]"

@@ -1,4 +1,4 @@
-"""What happens between the turns of an episode."""
+"""Declares the options of tools, environments and turns."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ class TurnOptions(Options):
 
     @property
     def has_turns(self) -> bool:
-        """Whether an episode may have several turns."""
+        """Return whether an episode may have several turns."""
         return bool(self.tools) or self.environment_factory is not None
 
     @property
     def is_limited_by_turn(self) -> bool:
-        """Whether max_completion_length limits each turn alone."""
+        """Return whether max_completion_length limits each turn alone."""
         return self.has_turns and self.completion_length_limit_scope == "per_round"

@@ -25,7 +25,7 @@ class CommonOptions(VerbOptions):
 
 
 class QuickstartOptions(VerbOptions):
-    """What `covey quickstart` takes beside the options of a run."""
+    """Declares what `covey quickstart` takes beside the options of a run."""
 
     task: Literal["sums", "tools"] = option(
         "sums",

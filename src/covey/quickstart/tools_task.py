@@ -16,7 +16,7 @@ TOOL = "covey.quickstart.calculator:calculate"
 """The function that the model calls, as `--tools` takes it."""
 
 HELD_OUT = 512
-"""How many of the 8,100 ordered pairs no training ever sees."""
+"""Counts the pairs, of 8,100 ordered ones, that serve evaluation only."""
 
 _OPERANDS = range(10, 100)
 _SPLIT_SEED = 20_261

@@ -51,7 +51,7 @@ class Unsendable(TypeError):
 def arguments_of(
     rows: Sequence[Scored], form: Form, wants: Wants, step_separator: str
 ) -> dict[str, list[Any]]:
-    """What the function wants of these rows, by name; a column never takes the place of what was sampled.
+    """Return the arguments that the function wants of these rows, by name; a column never replaces a sample.
 
     In the form `text` prompts and completions are strings, in the form `messages` lists of messages. Steps
     are strings in both.
@@ -102,7 +102,7 @@ def _messages(row: Scored, messages: Sequence[Mapping[str, Any]] | None) -> list
 
 
 def plain_value(value: Any) -> Any:
-    """What JSON has in place of a value of another type; a TypeError names the type where it has nothing."""
+    """Return a value as JSON can hold it; a TypeError names a type that has no such form."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, _AS_TEXT):

@@ -73,7 +73,7 @@ class Loader:
         return callee_of(self.attribute(target), self._options)
 
     def attribute(self, target: Target) -> Any:
-        """What a file, a module or the registry has under the target's name."""
+        """Return the object that a file, a module or the registry has under the target's name."""
         if target.module is None and target.file is None:
             return self.orms()[target.name]
         module = self._module(target)

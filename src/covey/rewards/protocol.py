@@ -29,7 +29,7 @@ class Scored:
 
     @property
     def opened(self) -> str:
-        """What the template had begun of the last turn."""
+        """Return the part of the last turn that the template wrote, such as `<think>`."""
         return self.episode.turns[-1].opened if self.episode.turns else self.prompt.opened
 
     @property
@@ -122,7 +122,7 @@ class Judged:
 
 
 class Environments(Protocol):
-    """What holds the environments of episodes, and calls the rewards that read them where they are."""
+    """Holds the environments of episodes, and calls rewards that read them in the same process."""
 
     def load_reward(self, reward: Any) -> Any:
         """Import a function; gives a `Loaded` of covey.rewards.pool, or a RewardFault."""

@@ -25,7 +25,7 @@ from covey.types import (
 
 @dataclass(frozen=True, slots=True)
 class EndReward:
-    """What an environment gave at the end of an episode."""
+    """Holds the reward that an environment gave at the end of an episode."""
 
     value: Any
 

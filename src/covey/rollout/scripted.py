@@ -71,15 +71,15 @@ class ScriptedEngine:
         return Receipt(version=version)
 
     def held_base(self) -> str:
-        """It holds no base."""
+        """Return "": a script has no base weights."""
         return ""
 
     def rest(self) -> None:
-        """It has no memory to free."""
+        """Do nothing: a script uses no GPU memory."""
 
     def take_notices(self) -> list[Finding]:
-        """Nothing happens to it."""
+        """Return []: a script reports no findings."""
         return []
 
     def close(self) -> None:
-        """It holds no process."""
+        """Do nothing: a script starts no process."""

@@ -221,7 +221,7 @@ def _report(
 
 
 def _without_results(shuffled: Measured | None) -> list[str]:
-    """How much the model answers with the results of other calls."""
+    """Return a line with the accuracy where each call gets another call's result."""
     if shuffled is None:
         return []
     words = tr(
@@ -231,7 +231,7 @@ def _without_results(shuffled: Measured | None) -> list[str]:
 
 
 def _said(episode: Episode) -> str:
-    """What an episode says, in one line: of several turns each with what it was answered."""
+    """Return an episode as one line: each turn, and the results that followed it."""
     if len(episode.turns) < 2:
         return episode.text
     parts = []

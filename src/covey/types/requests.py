@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64,
+    """Says how a completion is drawn: `SamplingParams(temperature=1.0, max_new_tokens=64,
     stop_token_ids=(257,))`. It ends with one of the tokens, or with the one that completes a stop string.
 
     `banned_token_ids` (ascending) have no part in any probability: neither the softmax that draws nor the one
@@ -28,7 +28,7 @@ class SamplingParams:
 
     @property
     def has_filters(self) -> bool:
-        """Whether tokens may be left out, so that the engine records what was kept."""
+        """Return whether tokens may be left out, so that the engine records what was kept."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
@@ -90,5 +90,5 @@ class GenerationRequest:
 
     @property
     def prefix(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-        """What a cache of keys and values depends on: the tokens of the prompt, and its media."""
+        """Return the key of a cache of keys and values: the tokens of the prompt, and its media."""
         return self.prompt_token_ids, self.media

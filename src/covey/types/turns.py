@@ -1,4 +1,4 @@
-"""What an episode of several turns did: calls of tools, their results, and what followed each turn."""
+"""Records an episode of several turns: calls of tools, their results, and what followed each turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class CallFailure(StrEnum):
-    """Why a call of a tool gave no result.
+    """Names the reason why a call of a tool gave no result.
 
     `UNREADABLE`: the text of the call cannot be parsed. `UNKNOWN`: no tool has this name. `ARGUMENTS`: they
     do not fit its signature. `RAISED`: the function raised. `TIMEOUT`: it ran into its time limit. `ENDED`:
@@ -26,7 +26,7 @@ class CallFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFault:
-    """Something that stands against using a function as a tool, or a class as an environment.
+    """Says why a function cannot be a tool, or a class not an environment.
 
     `kind` is "missing", "import", "no_hints", "no_docstring", "signature" or "environment"; `words` say what
     it is.
@@ -97,7 +97,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCounts:
-    """What every rank knows of the turns of an episode: how many there are (0: it has neither tools nor an
+    """Counts the turns of an episode, known to every rank: how many there are (0: it has neither tools nor an
     environment), how many calls of tools were answered, and how many of these failed."""
 
     num_turns: int = 0

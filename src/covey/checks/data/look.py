@@ -248,7 +248,7 @@ def _streamed(
 
 
 def prompt_options(config: Config, tools: Tools = ()) -> PromptOptions:
-    """How rows become prompts, which tell the model of `tools`."""
+    """Return the options that make prompts of rows; the prompts describe `tools`."""
     return PromptOptions(
         system=None if config.system is None else system_text(config.system),
         apply_chat_template=config.apply_chat_template,

@@ -102,7 +102,7 @@ def with_rewards(
 
 
 def _are_messages(prompts: PromptTable | None, columns: Sequence[str]) -> bool:
-    """Whether prompts are messages in a column `prompt`, as TRL has them."""
+    """Return whether prompts are messages in a column `prompt`, as TRL has them."""
     first = prompts.entries[0] if prompts is not None and prompts.entries else None
     return first is not None and first.messages is not None and "prompt" in columns
 
@@ -158,12 +158,12 @@ def _with_form(
 
 
 def _is_tried(config: Config) -> bool:
-    """Whether rewards are tried here: one process does it for all."""
+    """Return whether rewards are tried here: one process does it for all."""
     return config.reward_trial and os.environ.get("RANK", "0") == "0"
 
 
 def _reads_steps(rewards: RewardSet, of_steps: Sequence[str] | None) -> bool | None:
-    """Whether a reward gives numbers of steps, or names them; None where nothing was tried."""
+    """Return whether a reward gives numbers of steps, or names them; None where nothing was tried."""
     if of_steps or any(rewards.named(("completion_steps",))):
         return True
     return None if of_steps is None else False

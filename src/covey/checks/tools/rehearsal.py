@@ -36,7 +36,7 @@ Say = Callable[[int, "_Known"], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What a script may know: the turns of a right episode, a call of a tool as the model writes it, one with
+    """Holds what a script may know: the turns of a right episode, a call as the model writes it, one with
     arguments that fit and one without any, and words."""
 
     gold: Sequence[str]
@@ -46,12 +46,12 @@ class _Known:
 
 
 def _until(ends: float, say: Say, turn: int, known: _Known) -> str | None:
-    """What a script says, or nothing more where its time is over."""
+    """Return the next turn of a script; None, which ends the episode, where its time is over."""
     return None if turn and time.monotonic() > ends else say(turn, known)
 
 
 def _first(turn: int, text: str | None) -> str | None:
-    """A text as the first turn, and nothing after it."""
+    """Return a text as the first turn, and None after it."""
     return "" if turn and text is not None else text
 
 
@@ -138,7 +138,7 @@ def marked(episode: Episode, codec: TextCodec) -> str:
 def _play(
     prompt: Prompt, number: int, say: Say, known: _Known, codec: TextCodec, agents: Agents
 ) -> list[Episode]:
-    """The episodes of two siblings, in order."""
+    """Return the episodes of two siblings, in order."""
 
     def script(turn: TurnId) -> str | None:
         return say(turn.turn, known)
@@ -160,7 +160,7 @@ def _play(
 def _score(
     prompt: Prompt, episodes: Sequence[Episode], agents: Agents, rewards: RewardSet, weights: Sequence[float]
 ) -> float | None:
-    """The total of an episode; its environment is let go of."""
+    """Return the total of an episode and release its environment."""
     rows = [Scored.of(prompt, episode) for episode in episodes]
     total = None
     if rows:
@@ -191,7 +191,7 @@ def _known(
 
 
 def _arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the types that a schema asks for."""
+    """Return arguments of the types that a schema asks for."""
     of_type = {"string": "1", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
     return {
         name: (said.get("enum") or [of_type.get(str(said.get("type")), "1")])[0]

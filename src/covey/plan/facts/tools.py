@@ -9,7 +9,7 @@ from covey.types.turns import ToolFault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsedPolicy:
-    """What became of a scripted policy: the reward of its first episode (None: no value), how that ended, and
+    """Records how a scripted policy did: the reward of its first episode (None: no value), its outcome, and
     what it did; `seconds` are those of tools and environment."""
 
     name: str
@@ -24,7 +24,7 @@ class RehearsedPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What scripted policies showed of tools, environment, template and rewards.
+    """Records how scripted policies did with the tools, environment, template and rewards of a run.
 
     `starts_alike` says whether all episodes began with the same prompt (None: none began), `lost` why an
     environment failed, and `rewritten` which policies needed several sequences, because the template writes
@@ -44,7 +44,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFacts:
-    """What is known of the tools and the environment of a run.
+    """Holds the facts about the tools and the environment of a run.
 
     faults        what stands against some of them
     names         the tools in order

@@ -8,7 +8,7 @@ from covey.rewards.declare import BuiltIn
 
 
 def environment(*, environment_reward: Sequence[float | None]) -> list[float | None]:
-    """What the environment gave for the episode: its `get_reward`, or the sum over its turns."""
+    """Return the environment's reward of each episode: its `get_reward`, or the sum over its turns."""
     return list(environment_reward)
 
 
