@@ -11,7 +11,9 @@ import itertools
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,13 +180,18 @@ WITHIN = {
 }
 
 
-@pytest.mark.parametrize("case", WITHIN)
-@pytest.mark.parametrize("share", [0.0, 0.4, 0.99], ids=["first", "third", "last"])
-def test_a_signal_within_a_rollout(
-    case: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rollout is left at once, in the first of the run too, and is sampled again: the run is the same."""
-    owner, name, changes = WITHIN[case]
+def run_whole_and_cut(
+    where: tuple[type, str],
+    share: float,
+    opts_of: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[Path, Path]:
+    """Run four steps; then again with SIGTERM before the call of a method at `share` of all, and resume.
+
+    The rollout that the signal cuts is neither trained on nor recorded. Returns both directories.
+    """
+    owner, name = where
     real, calls, number = getattr(owner, name), 0, -1
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -197,15 +204,26 @@ def test_a_signal_within_a_rollout(
 
     monkeypatch.setattr(owner, name, interrupted)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(from_dict(opts(whole, **changes, max_steps=4), 1))
+    train(from_dict(opts_of(whole, max_steps=4), 1))
     number, calls = 1 + int(share * calls), 0
-    stopped = train(from_dict(opts(cut, **changes, max_steps=4), 1))
+    stopped = train(from_dict(opts_of(cut, max_steps=4), 1))
     assert stopped.exit_code == 143
     assert stopped.step == (0 if share == 0.0 else stopped.step) and stopped.step < 4
     assert verify(cut / f"checkpoint-{stopped.step}").trainer
     assert len(list((cut / "rollouts").glob("*.jsonl"))) == stopped.step
     number = -1
-    train(from_dict(opts(cut, **changes, max_steps=4, resume_from_checkpoint="latest"), 1))
+    train(from_dict(opts_of(cut, max_steps=4, resume_from_checkpoint="latest"), 1))
+    return whole, cut
+
+
+@pytest.mark.parametrize("case", WITHIN)
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.99], ids=["first", "third", "last"])
+def test_a_signal_within_a_rollout(
+    case: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollout is left at once, in the first of the run too, and is sampled again: the run is the same."""
+    owner, name, changes = WITHIN[case]
+    whole, cut = run_whole_and_cut((owner, name), share, partial(opts, **changes), tmp_path, monkeypatch)
     assert_same_run(cut, whole, 4)
 
 

@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from covey.checkpoint.read import verify
 from covey.config.resolve import from_dict
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.turns import TurnLoop
 from covey.telemetry.rollouts import read_rollouts
 from covey.training.run import train
-from resume.test_resume import records, tensors
+from resume.test_resume import records, run_whole_and_cut, tensors
 from support.runs import options, train_and_watch
 from support.sums import sums_file, thinking_template
 
@@ -124,27 +123,7 @@ def test_a_signal_within_a_turn(
     case: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rollout is left at once, with its environments, and is sampled again: the run is the same."""
-    owner, name = WITHIN[case]
-    real, calls, number = getattr(owner, name), 0, -1
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-        if calls == number:
-            signal.raise_signal(signal.SIGTERM)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, interrupted)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(from_dict(opts(whole, max_steps=4), 1))
-    number, calls = 1 + int(share * calls), 0
-    stopped = train(from_dict(opts(cut, max_steps=4), 1))
-    assert stopped.exit_code == 143
-    assert stopped.step == (0 if share == 0.0 else stopped.step) and stopped.step < 4
-    assert verify(cut / f"checkpoint-{stopped.step}").trainer
-    assert len(list((cut / "rollouts").glob("*.jsonl"))) == stopped.step
-    number = -1
-    train(from_dict(opts(cut, max_steps=4, resume_from_checkpoint="latest"), 1))
+    whole, cut = run_whole_and_cut(WITHIN[case], share, opts, tmp_path, monkeypatch)
     assert_same_run(cut, whole, 4)
 
 

@@ -5,24 +5,18 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from covey.config.quickstart import BUILT_IN_NAMES, QUICKSTART_TOOLS
 from covey.quickstart import tools_task as task
-from covey.quickstart.built_in import BUILT_IN, directory_of
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 
 import make_tools_model
 
-SIZE_LIMIT = 2_500_000
 HELD_OUT_START = [(26, 28), (70, 91), (61, 55)]
 SCHEMA = {
     "type": "function",
@@ -94,45 +88,6 @@ def test_row_texts():
             {"messages": [{"role": "user", "content": f"What is {a}*{b}?"}], "solution": str(a * b)}
             for a, b in pairs
         ]
-
-
-def test_task_and_calculator_import_no_heavy_package():
-    heavy = "{'torch', 'transformers', 'numpy'}"
-    names = "covey.quickstart.built_in, covey.quickstart.calculator"
-    code = f"import sys, {names}; sys.exit(bool({heavy} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_built_in_names_are_those_of_the_table():
-    assert tuple(BUILT_IN) == BUILT_IN_NAMES
-    assert directory_of("quickstart-tools") == task.MODEL_DIR
-    assert directory_of("some/path") == Path("some/path")
-    assert QUICKSTART_TOOLS["model"] in BUILT_IN
-    assert QUICKSTART_TOOLS["tools"] == [task.TOOL]
-
-
-def test_the_model_directory_is_small_and_holds_no_local_path():
-    files = sorted(path for path in task.MODEL_DIR.iterdir() if path.is_file())
-    assert {path.name for path in files} == {
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    assert sum(path.stat().st_size for path in files) <= SIZE_LIMIT
-    for path in files:
-        assert not re.search(rb"/(home|root|tmp|work|Users)/|_name_or_path", path.read_bytes()), path.name
-
-
-def test_model_and_tokenizer_agree_on_ids(model, tokenizer):
-    plain = Tokenizer.from_file(str(task.MODEL_DIR / "tokenizer.json"))
-    assert tokenizer.get_vocab() == plain.get_vocab()
-    assert len(tokenizer) <= model.config.vocab_size == make_tools_model.VOCABULARY
-    for config in (model.config, model.generation_config):
-        assert config.eos_token_id == tokenizer.eos_token_id == plain.token_to_id("<|im_end|>")
-        assert config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
 
 
 def test_the_stored_tokenizer_is_the_one_the_script_makes(tokenizer):
