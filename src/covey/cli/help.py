@@ -61,8 +61,8 @@ The result is only a forecast: `covey train` runs on the machine on which it is 
 usage: covey rehearse [CONFIG.yaml] --option value ...
 
 The options of `covey train`. In place of the model, scripts play one prompt: the right answer, random words,
-silence, a broken call, a call with wrong arguments, calls without end. It prints what each of them got and
-one episode with its trained turns marked. No weights are read and nothing is written.
+silence, a broken call, a call with wrong arguments, a call whose tool raises, calls without end. It prints
+the reward of each, and one episode with its trained turns marked. No weights are read and nothing is written.
 
 """
     ),

@@ -193,7 +193,7 @@ def _ranking(played: Rehearsal) -> list[Problem]:
         )
         look = Fix(text=tr("look at the rewards of each policy: `covey rehearse` with the same options"))
         found.append(warning("W155", option, seen, "", look))
-    tries = [others[name] for name in ("wrong arguments", "endless") if name in others]
+    tries = [others[name] for name in ("wrong arguments", "crashing tool", "endless") if name in others]
     if silent is not None and tries and silent > max(tries):
         seen = tr(
             "Saying nothing gets the reward {silent:g}; trying and failing gets {tried:g}.",

@@ -12,6 +12,8 @@ from typing import Any
 from covey.activity import Activity
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents
+from covey.environments.protocol import EnvironmentHost, Lost, ToolHost
+from covey.environments.tool import failed
 from covey.plan.facts.tools import Rehearsal, RehearsedPolicy
 from covey.rewards.protocol import Scored, TrainerState
 from covey.rewards.registry import weighted
@@ -19,7 +21,18 @@ from covey.rewards.reward_set import RewardSet
 from covey.rollout.scripted import ScriptedEngine
 from covey.rollout.slots import CollectPlan, slots_of
 from covey.rollout.turns import TurnLoop
-from covey.types import Episode, Origin, Outcome, Prompt, SamplingParams, Source, ToolCall, TurnId
+from covey.types import (
+    CallFailure,
+    Episode,
+    Origin,
+    Outcome,
+    Prompt,
+    SamplingParams,
+    Source,
+    ToolCall,
+    ToolResult,
+    TurnId,
+)
 
 GOLD_TURNS = "gold_turns"
 """The column with the texts of the turns that solve a row."""
@@ -29,6 +42,9 @@ _MOST_TURNS = 8
 _WORDS = 12
 # After so long no further script begins, and no further turn of one that plays: environments may be slow.
 _SECONDS = 20.0
+
+# The policy whose every call raises, whatever the tools do.
+_CRASHING = "crashing tool"
 
 Say = Callable[[int, "_Known"], str | None]
 """Gives the text of a turn, by its number, and what is known of the episode."""
@@ -63,9 +79,49 @@ _POLICIES: Mapping[str, Say] = {
         known.call and (known.call[: -len(known.call) // 3] if not turn else "")
     ),
     "wrong arguments": lambda turn, known: known.empty_call and (known.words() if turn else known.empty_call),
+    _CRASHING: lambda turn, known: known.call and (known.words() if turn else known.call),
     "endless": lambda turn, known: known.call or known.words(),
 }
 """The scripts by name; one that gives None at its first turn cannot be played."""
+
+
+def _crashed(call: ToolCall, done: Callable[[ToolResult], None]) -> None:
+    done(failed(call.name, CallFailure.RAISED, "RuntimeError: the tool crashed (covey's rehearsal)"))
+
+
+class _CrashingTools:
+    """Answers each call as a function that raises does."""
+
+    def __init__(self, tools: ToolHost) -> None:
+        self.schemas = tools.schemas
+
+    def call(self, call: ToolCall, done: Callable[[ToolResult], None]) -> None:
+        """Answer that the function raised."""
+        _crashed(call, done)
+
+    def close(self) -> None:
+        """Do nothing: no process was started."""
+
+
+class _CrashingMethods:
+    """Answers each call of a method as one that raises does; environments do the rest."""
+
+    def __init__(self, environments: EnvironmentHost) -> None:
+        self._environments = environments
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environments, name)
+
+    def call(self, key: int, call: ToolCall, done: Callable[[ToolResult | Lost], None]) -> None:
+        """Answer that the method raised."""
+        _crashed(call, done)
+
+
+def _crashing(agents: Agents) -> Agents:
+    """Return the tools and environments of a run, with every call raising an exception."""
+    environments: Any = None if agents.environment is None else _CrashingMethods(agents.environment)
+    tools = None if agents.tools is None else _CrashingTools(agents.tools)
+    return replace(agents, tools=tools, environment=environments)
 
 
 def rehearse(
@@ -91,7 +147,8 @@ def rehearse(
     for number, (name, say) in enumerate(_POLICIES.items()):
         if say(0, known) is None or (rows and time.monotonic() > ends):
             continue
-        episodes = _play(prompt, number, partial(_until, ends, say), known, codec, agents)
+        cast = _crashing(agents) if name == _CRASHING else agents
+        episodes = _play(prompt, number, partial(_until, ends, say), known, codec, cast)
         first = episodes[0]
         lost = lost or next((e.failure for e in episodes if e.outcome is Outcome.INFRASTRUCTURE), "")
         starts = [e.sequences[0].prompt_digest for e in episodes if e.sequences]
