@@ -94,10 +94,13 @@ def test_a_signal_to_one_rank_ends_the_turns_of_both(quickstart_codec: TextCodec
     assert all(isinstance(one, Stopped) for one in found), found
 
 
-def test_no_room_for_a_turn_ends_both(quickstart_codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_a_turn_ends_both(quickstart_codec: TextCodec) -> None:
     """Where no episode has a turn, the first rank meets the other one all the same."""
-    monkeypatch.setattr(TurnLoop, "_room", lambda self, one, length: 0)
-    (first, steps), (second, same) = on_two(quickstart_codec, None)
+
+    def plant(comm: Any, own: Steps) -> None:
+        own.capabilities = replace(own.capabilities, context=1)
+
+    (first, steps), (second, same) = on_two(quickstart_codec, None, plant)
     assert len(first) == 6 and second == {} and steps == same == 0
 
 
