@@ -11,7 +11,7 @@ that predicts nothing that is trained (the last of every row) is left out of the
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.types import StreamSegment
+from covey.media_positions import placeholders, positions_of
+from covey.types import MediaTokens, Medium, StreamSegment
 from covey.types.arrays import ByValue, bools, ints
 
 if TYPE_CHECKING:
@@ -33,12 +34,14 @@ _IntTable = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Row(ByValue):
-    """Holds one sequence: rows with equal `prompt_key` have equal tokens up to `prompt_length`."""
+    """Holds one sequence: rows with equal `prompt_key` have equal tokens and images up to `prompt_length`.
+    `media` are its images, in the order of their placeholders."""
 
     token_ids: Ints
     is_trained: Bools
     prompt_length: int
     prompt_key: Hashable
+    media: tuple[Medium, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", ints(self.token_ids))
@@ -72,7 +75,7 @@ def random_rows(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
     """Holds the tensors of a `MicroBatch` that follow from its rows alone; N is in row order, then token
-    order, U in the stream's."""
+    order, U in the stream's. `positions_T` are (3, T) where the model gives images three."""
 
     tokens_T: Tensor
     positions_T: Tensor
@@ -82,6 +85,7 @@ class Stream:
     context_N: Tensor
     target_N: Tensor
     sequence_N: Tensor
+    media: MediaTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,8 @@ def _trained(row: Row) -> _Trained:
 
 
 def build_stream(rows: Sequence[Row], kind: StreamKind, device: torch.device | str = "cpu") -> Stream:
-    """Lay rows out as `kind`; every tensor is int64.
+    """Lay rows out as `kind`; every tensor is int64. ValueError where a row has other placeholders than those
+    of its images.
 
     The stream has `num_rows` 1, except for `padded`, where rows of equal length lie end to end.
     """
@@ -137,14 +142,14 @@ def build_streams(
 
     tensors = zip(
         cut(np.concatenate([p.tokens_T for p in parts]), tokens),
-        cut(np.concatenate([p.positions_T for p in parts]), tokens),
+        cut(np.concatenate([p.column_T for p in parts]), tokens),
         cut(context_U - np.repeat(ahead[:-1], contexts), contexts),
         cut(context_N - np.repeat(begin[:-1], chosen), chosen),
         cut(np.concatenate(target), chosen),
         cut(sequence, chosen),
         strict=True,
     )
-    return [
+    streams = [
         Stream(
             tokens_T=tokens_T,
             positions_T=positions_T,
@@ -159,14 +164,56 @@ def build_streams(
             passes, parts, tensors, strict=True
         )
     ]
+    return [
+        _with_media(stream, part, rows) if any(row.media for row in rows) else stream
+        for stream, part, rows in zip(streams, parts, passes, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
+    """Tokens of a stream with the row and the column in it that each is of, its segments, and for each row
+    the places that predict its trained tokens. A token that rows share is of one of them."""
+
     tokens_T: _IntArray
-    positions_T: _IntArray
+    row_T: _IntArray
+    column_T: _IntArray
     segments: list[StreamSegment]
     predictors: list[_IntArray]
+
+
+def _with_media(stream: Stream, part: _Parts, rows: Sequence[Row]) -> Stream:
+    """Return the stream with the images of its rows, each once, and the positions that the model gives
+    them."""
+    media: dict[Medium, int] = {}
+    for row in rows:
+        for medium in row.media:
+            media.setdefault(medium, sum(other.num_tokens for other in media))
+    longest = max(1, int(part.column_T.max()) + 1)
+    feature_RL = np.full((len(rows), longest), -1, dtype=np.int64)
+    has_axes = any(medium.extent is not None for medium in media)
+    position_3RL = np.tile(np.arange(longest), (3, len(rows), 1))
+    for number, row in enumerate(rows):
+        end = min(longest, len(row.token_ids))
+        features = [np.arange(media[m], media[m] + m.num_tokens) for m in row.media]
+        place_X = placeholders(row.token_ids, row.media)
+        is_within = place_X < end
+        feature_RL[number, place_X[is_within]] = np.concatenate([np.empty(0, np.int64), *features])[is_within]
+        if has_axes and row.media:
+            # Padding goes on by one; nothing sees it.
+            position_3RL[:, number, :end] = positions_of(row.token_ids, row.media)[:, :end]
+    feature_T = feature_RL[part.row_T, part.column_T]
+    place_X = np.flatnonzero(feature_T >= 0)
+    device = stream.tokens_T.device
+    tokens = MediaTokens(
+        media=tuple(media),
+        place_X=torch.from_numpy(place_X).to(device),
+        feature_X=torch.from_numpy(feature_T[place_X]).to(device),
+    )
+    if not has_axes:
+        return replace(stream, media=tokens)
+    position_3T = position_3RL[:, part.row_T, part.column_T]
+    return replace(stream, media=tokens, positions_T=torch.from_numpy(position_3T).to(device))
 
 
 def _padded(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
@@ -176,58 +223,65 @@ def _padded(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
     for i, (row, facts) in enumerate(zip(rows, trained, strict=True)):
         tokens[i, : facts.needed] = row.token_ids[: facts.needed]
         predictors.append(i * width + facts.position_n - 1)
-    positions = np.tile(np.arange(width), len(rows))
+    column_T = np.tile(np.arange(width), len(rows))
+    row_T = np.repeat(np.arange(len(rows)), width)
     segments = [StreamSegment(start=i * width, length=width) for i in range(len(rows))]
-    return _Parts(tokens.reshape(-1), positions, segments, predictors)
+    return _Parts(tokens.reshape(-1), row_T, column_T, segments, predictors)
 
 
 def _packed(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
-    tokens, positions, segments, predictors = [], [], [], []
+    tokens, columns, segments, predictors = [], [], [], []
     start = 0
     for row, facts in zip(rows, trained, strict=True):
         tokens.append(np.asarray(row.token_ids[: facts.needed], dtype=np.int64))
-        positions.append(np.arange(facts.needed))
+        columns.append(np.arange(facts.needed))
         segments.append(StreamSegment(start=start, length=facts.needed))
         predictors.append(start + facts.position_n - 1)
         start += facts.needed
-    return _Parts(np.concatenate(tokens), np.concatenate(positions), segments, predictors)
+    row_T = np.repeat(np.arange(len(rows)), [facts.needed for facts in trained])
+    return _Parts(np.concatenate(tokens), row_T, np.concatenate(columns), segments, predictors)
 
 
 def _shared(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:
     families: dict[Hashable, list[int]] = {}
     for i, row in enumerate(rows):
         families.setdefault(row.prompt_key, []).append(i)
-    tokens, positions = [], []
+    tokens, columns, numbers = [], [], []
     segments: list[StreamSegment] = []
     predictors: list[_IntArray] = [np.empty(0, dtype=np.int64)] * len(rows)
     start = 0
     for members in families.values():
         own, facts = [rows[i] for i in members], [trained[i] for i in members]
         build = _lay_out_row if len(members) == 1 else _lay_out_tree
-        token_X, position_X, indices = build(own, facts, start, segments)
+        token_X, member_X, column_X, indices = build(own, facts, start, segments)
         tokens.append(token_X)
-        positions.append(position_X)
+        numbers.append(np.array(members)[member_X])
+        columns.append(column_X)
         for i, index_L in zip(members, indices, strict=True):
             predictors[i] = index_L[trained[i].position_n - 1]
         start += len(token_X)
-    return _Parts(np.concatenate(tokens), np.concatenate(positions), segments, predictors)
+    return _Parts(
+        np.concatenate(tokens), np.concatenate(numbers), np.concatenate(columns), segments, predictors
+    )
 
 
-_Placed = tuple[_IntArray, _IntArray, Sequence[_IntArray]]
+_Placed = tuple[_IntArray, _IntArray, _IntArray, Sequence[_IntArray]]
 
 
 def _lay_out_row(
     rows: Sequence[Row], trained: Sequence[_Trained], start: int, segments: list[StreamSegment]
 ) -> _Placed:
-    """Return tokens (X,) and positions (X,) of the only row of a prompt, and the index of each of its tokens
-    in the stream, where they lie from `start` on. Its segments are added to `segments`."""
+    """Return tokens (X,) of the only row of a prompt, the row that each is of, its column there, and the
+    index of each token of the row in the stream, where they lie from `start` on. Its segments are added to
+    `segments`."""
     prompt, needed = rows[0].prompt_length, max(trained[0].needed, rows[0].prompt_length)
     segments.append(StreamSegment(start=start, length=prompt))
     if needed > prompt:
         parent = len(segments) - 1
         segments.append(StreamSegment(start=start + prompt, length=needed - prompt, parent=parent))
-    position_X = np.arange(needed)
-    return np.asarray(rows[0].token_ids[:needed], dtype=np.int64), position_X, [start + position_X]
+    column_X = np.arange(needed)
+    token_X = np.asarray(rows[0].token_ids[:needed], dtype=np.int64)
+    return token_X, np.zeros_like(column_X), column_X, [start + column_X]
 
 
 def _lay_out_tree(
@@ -242,13 +296,27 @@ def _lay_out_tree(
     token_ML[is_there_ML] = np.concatenate(
         [row.token_ids[:needed] for row, needed in zip(rows, needed_M, strict=True)]
     )
-    place_ML = _add_segments(token_ML, needed_M, prompt_length, start, segments)
+    place_ML = _add_segments(_told_apart(token_ML, rows), needed_M, prompt_length, start, segments)
     place_X = place_ML[is_there_ML] - start
-    grown = int(place_X.max()) + 1
-    token_X, position_X = np.empty(grown, dtype=np.int64), np.empty(grown, dtype=np.int64)
-    token_X[place_X] = token_ML[is_there_ML]
-    position_X[place_X] = np.broadcast_to(column_L, is_there_ML.shape)[is_there_ML]
-    return token_X, position_X, list(place_ML)
+    # Where rows share a token, any of them is named.
+    member_X, column_X = np.empty((2, int(place_X.max()) + 1), dtype=np.int64)
+    member_X[place_X], column_X[place_X] = np.nonzero(is_there_ML)
+    return token_ML[member_X, column_X], member_X, column_X, list(place_ML)
+
+
+def _told_apart(token_ML: _IntTable, rows: Sequence[Row]) -> _IntTable:
+    """Return the tokens with a number of its own for each image in place of its placeholders, so that equal
+    placeholders of different images differ."""
+    if not any(row.media for row in rows):
+        return token_ML
+    numbers: dict[Medium, int] = {}
+    apart_ML = token_ML.copy()
+    for row, token_L in zip(rows, apart_ML, strict=True):
+        numbered = [np.full(m.num_tokens, -1 - numbers.setdefault(m, len(numbers))) for m in row.media]
+        place_X = placeholders(row.token_ids, row.media)
+        is_within = place_X < len(token_L)
+        token_L[place_X[is_within]] = np.concatenate([np.empty(0, np.int64), *numbered])[is_within]
+    return apart_ML
 
 
 def _add_segments(

@@ -310,6 +310,7 @@ def _each_alone(
             context_N=stream.context_N,
             target_N=stream.target_N,
             sequence_N=stream.sequence_N,
+            media=stream.media,
             **dict(zip(parts, own, strict=True)),
         )
         for stream, own in zip(streams, zip(*parts.values(), strict=True), strict=True)
@@ -345,6 +346,7 @@ def _row(sample: Sample) -> Row:
         is_trained=sample.is_trained,
         prompt_length=sample.prompt_length,
         prompt_key=sample.prompt_key,
+        media=sample.media,
     )
 
 

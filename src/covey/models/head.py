@@ -35,6 +35,7 @@ def head_spec(model: nn.Module) -> HeadSpec:
     """Read the scale and soft cap that a model family applies after its output embedding from its config, and
     the tokens that its generation_config.json bans."""
     config: Any = model.config
+    config = config.get_text_config()
     scale = 1.0
     if getattr(config, "logit_scale", None) is not None:
         scale *= float(config.logit_scale)

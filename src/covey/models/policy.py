@@ -23,9 +23,10 @@ from covey.models.dropout import dropouts
 from covey.models.head import head_spec, token_stats
 from covey.models.layouts import AttentionKind, stream_layout
 from covey.models.prefix import Prefix
+from covey.models.vision import Vision
 from covey.plan.recompute import Recompute
 from covey.token_streams import StreamKind
-from covey.types import MicroBatch, SharedPrompt, StreamSegment, TokenStats
+from covey.types import MediaTokens, MicroBatch, SharedPrompt, StreamSegment, TokenStats
 
 if TYPE_CHECKING:
     from covey.models.lora import Adapter
@@ -86,7 +87,9 @@ class Policy(nn.Module):
         self.runs_on: torch.device | None = None
         self.shares_prompts = True
         self._prefix: Prefix | None = None
+        self.vision = Vision.of(model)
         config: Any = model.config
+        config = config.get_text_config()
         # Fused attention drops soft-capping without a word; transformers 5.17 picks it for Gemma 2.
         is_capped = getattr(config, "attn_logit_softcapping", None) is not None
         own = config._attn_implementation
@@ -96,7 +99,9 @@ class Policy(nn.Module):
     def use_stream(self, stream: StreamKind) -> None:
         """Choose the layout; the model's attention is switched with it."""
         wanted = self._own_attention if stream == "padded" else ATTENTION_NAME
-        self.model.set_attn_implementation(wanted)  # type: ignore[operator]
+        # The vision tower keeps its own.
+        named = wanted if self.vision is None else {"text_config": wanted}
+        self.model.set_attn_implementation(named)  # type: ignore[operator]
         self.stream = stream
 
     @property
@@ -137,7 +142,7 @@ class Policy(nn.Module):
             else:
                 segments, device = micro.segments, micro.tokens_T.device
                 layout = stream_layout(self.attention, segments, device, self.kernels, prefix)
-                hidden_TD = self.hidden(micro.tokens_T, micro.positions_T, layout)
+                hidden_TD = self.hidden(micro.tokens_T, micro.positions_T, layout, micro.media)
         return self._stats(hidden_TD, micro)
 
     def _behind_prompt(self, micro: MicroBatch, shared: SharedPrompt) -> TokenStats:
@@ -162,8 +167,9 @@ class Policy(nn.Module):
         rest = replace(
             micro,
             tokens_T=micro.tokens_T[first:],
-            positions_T=micro.positions_T[first:],
+            positions_T=micro.positions_T[..., first:],
             segments=segments,
+            media=None if micro.media is None else micro.media.part(first, len(micro.tokens_T)),
             context_U=micro.context_U[before:] - end,
             context_N=micro.context_N[shared.own_X] - before,
             target_N=micro.target_N[shared.own_X],
@@ -182,8 +188,9 @@ class Policy(nn.Module):
         alone = replace(
             micro,
             tokens_T=micro.tokens_T[:end],
-            positions_T=micro.positions_T[:end],
+            positions_T=micro.positions_T[..., :end],
             segments=micro.segments[:1],
+            media=None if micro.media is None else micro.media.part(0, end),
             context_U=torch.full((1,), end - 1, device=device),
             context_N=torch.zeros_like(shared.target_F),
             target_N=shared.target_F,
@@ -212,24 +219,30 @@ class Policy(nn.Module):
         targets = micro.context_N, micro.target_N, micro.temperature_N
         return token_stats(taken_UD, weight_VD, bias_V, *targets, self.head, self.kernels, micro.kept)
 
-    def hidden(self, tokens_T: Tensor, positions_T: Tensor, layout: Layout) -> Tensor:
-        """Last hidden states (T, D) of a stream under `layout`."""
-        backbone: Any = self.model.base_model
-        out = backbone(
-            input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False, covey_layout=layout
-        )
-        return out.last_hidden_state[0]  # type: ignore[no-any-return]
+    def hidden(
+        self, tokens_T: Tensor, positions_T: Tensor, layout: Layout, media: MediaTokens | None = None
+    ) -> Tensor:
+        """Last hidden states (T, D) of a stream under `layout`; positions are (T,), or (3, T)."""
+        return self._hidden(tokens_T[None], positions_T.unsqueeze(-2), media, covey_layout=layout)
 
     def _hidden_padded(self, micro: MicroBatch) -> Tensor:
         # Rows are padded on the right: under causal attention, and in a recurrent layer, no real token sees a
         # pad.
+        tokens_RT = micro.tokens_T.view(micro.num_rows, -1)
+        return self._hidden(tokens_RT, micro.positions_T.unflatten(-1, tokens_RT.shape), micro.media)
+
+    def _hidden(
+        self, tokens_RT: Tensor, positions_RT: Tensor, media: MediaTokens | None, **options: Any
+    ) -> Tensor:
+        """Last hidden states (R x T, D) of rows."""
         backbone: Any = self.model.base_model
-        rows = micro.num_rows
-        out = backbone(
-            input_ids=micro.tokens_T.view(rows, -1),
-            position_ids=micro.positions_T.view(rows, -1),
-            use_cache=False,
-        )
+        options |= {"position_ids": positions_RT, "use_cache": False}
+        if media is None:
+            out = backbone(input_ids=tokens_RT, **options)
+        else:
+            assert self.vision is not None, "images come to a model that sees"
+            embedded = self.vision.embedded(backbone, tokens_RT, media)
+            out = backbone.language_model(**embedded, **options)
         return out.last_hidden_state.flatten(0, 1)  # type: ignore[no-any-return]
 
     def logits(self, hidden_ND: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ def micro_of(rows: Sequence[Row], kind: StreamKind, device: torch.device) -> Mic
         context_N=stream.context_N.to(device),
         target_N=stream.target_N.to(device),
         sequence_N=stream.sequence_N.to(device),
+        media=stream.media,
         temperature_N=zeros + 1.0,
         sampler_logprob_N=zeros,
         advantage_N=zeros,
@@ -152,7 +153,7 @@ class Oracle:
     @classmethod
     def of(cls, policy: Policy) -> Oracle:
         """Run the rows alone; the policy is left on the layout it came with."""
-        rows = _rows(min(policy.model.config.vocab_size, 1 << 15))  # type: ignore[union-attr, arg-type, type-var]
+        rows = _rows(min(policy.vocab, 1 << 15))
         lengths = [len(r.token_ids) - r.prompt_length for r in rows]
         weight_N = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(21))
         weights = weight_N.to(policy.device).split(lengths)

@@ -14,6 +14,7 @@ from covey.types.episode import (
     TokenSequence,
 )
 from covey.types.kept import KeptSets
+from covey.types.media import MediaTokens, Medium
 from covey.types.messages import (
     Finding,
     Fix,
@@ -81,6 +82,8 @@ __all__ = [
     "Group",
     "KeptSets",
     "KeptTokens",
+    "MediaTokens",
+    "Medium",
     "Metric",
     "MicroBatch",
     "Origin",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.types.arrays import ByValue, Versions, bools, floats, ints, joined_ints
 from covey.types.kept import KeptSets
+from covey.types.media import Medium
 from covey.types.requests import EpisodeId, SamplingParams
 from covey.types.turns import Turn, TurnCounts
 
@@ -89,7 +90,8 @@ class TokenSequence(ByValue):
     `token_ids` (L,) int32 and `is_trained` (L,) bool; `logprobs` (n,) float32 and `versions` are of the n
     trained tokens. `sources` are runs of who wrote the tokens, the prompt first where there is one:
     `((Source.PROMPT, 9), (Source.MODEL, 4), (Source.TOOL, 6), (Source.MODEL, 3))` are two turns of the model.
-    `kept` are the sets that each trained token was drawn from, None without filters.
+    `media` are its images, in the order of their placeholders. `kept` are the sets that each trained token
+    was drawn from, None without filters.
     """
 
     token_ids: Ints
@@ -97,8 +99,7 @@ class TokenSequence(ByValue):
     logprobs: Floats
     versions: Versions
     sources: tuple[tuple[Source, int], ...]
-    # Empty so far; `behind` drops media, and with it what is sent between ranks or saved.
-    media: tuple[Any, ...] = ()
+    media: tuple[Medium, ...] = ()
     kept: KeptSets | None = None
 
     def __post_init__(self) -> None:
@@ -130,7 +131,7 @@ class TokenSequence(ByValue):
 
     @classmethod
     def of_turn(
-        cls, prompt_ids: Sequence[int], completion: Completion, media: tuple[Any, ...] = ()
+        cls, prompt_ids: Sequence[int], completion: Completion, media: tuple[Medium, ...] = ()
     ) -> TokenSequence:
         """A prompt with one turn of the model behind it."""
         before, written = len(prompt_ids), len(completion.token_ids)
@@ -166,8 +167,8 @@ class TokenSequence(ByValue):
 
     @property
     def prompt_digest(self) -> int:
-        """Return 64 bits of BLAKE2b over the int32 tokens of the prompt."""
-        return digest_of(self.prompt_ids)
+        """Return 64 bits of BLAKE2b over the int32 tokens of the prompt, and the keys of its images."""
+        return digest_of(self.prompt_ids, self.prompt_media)
 
     @property
     def kept_words(self) -> int:
@@ -200,6 +201,18 @@ class TokenSequence(ByValue):
         return self.token_ids[: self.prompt_length]
 
     @property
+    def prompt_media(self) -> tuple[Medium, ...]:
+        """The images of the prompt."""
+        room, found = 0, []
+        if self.media:
+            room = int((self.prompt_ids == self.media[0].token_id).sum())
+        for medium in self.media:
+            room -= medium.num_tokens
+            if room >= 0:
+                found.append(medium)
+        return tuple(found)
+
+    @property
     def completion_ids(self) -> Ints:
         """The tokens behind the prompt, whoever wrote them."""
         return self.token_ids[self.prompt_length :]
@@ -216,9 +229,10 @@ class TokenSequence(ByValue):
         return tuple(e for e, (source, _) in zip(ends, self.sources, strict=True) if source is Source.MODEL)
 
 
-def digest_of(token_ids: Ints) -> int:
-    """Return 64 bits of BLAKE2b over int32 tokens."""
-    return int.from_bytes(blake2b(token_ids.tobytes(), digest_size=8).digest(), "little")
+def digest_of(token_ids: Ints, media: Sequence[Medium] = ()) -> int:
+    """Return 64 bits of BLAKE2b over int32 tokens, and behind them the keys of images."""
+    words = token_ids.tobytes() + " ".join(medium.key for medium in media).encode()
+    return int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

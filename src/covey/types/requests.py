@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from covey.types.media import Medium
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +79,17 @@ class GenerationRequest:
     `extends` names the turn that the prompt goes on from: where it begins with that turn's prompt and all of
     its sampled tokens, an engine that still has their keys and values computes what is behind them alone.
     `may_go_on` says that another request may extend this one. Both only save work: neither changes what is
-    sampled. Each of `media` can be hashed.
+    sampled. `media` are the images of the prompt, in the order of their placeholders.
     """
 
     turn: TurnId
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    media: tuple[Any, ...] = ()
+    media: tuple[Medium, ...] = ()
     extends: TurnId | None = None
     may_go_on: bool = False
 
     @property
-    def prefix(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    def prefix(self) -> tuple[tuple[int, ...], tuple[Medium, ...]]:
         """Return the key of a cache of keys and values: the tokens of the prompt, and its media."""
         return self.prompt_token_ids, self.media

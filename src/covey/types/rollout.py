@@ -9,6 +9,7 @@ from typing import Any
 
 from covey.types.arrays import ints
 from covey.types.episode import Episode, Outcome, digest_of
+from covey.types.media import Medium
 
 
 class Status(StrEnum):
@@ -44,7 +45,7 @@ class Prompt:
     `task` is "" where rows have none, and `pass_rate` is None where nobody measured it. `checksum` is of the
     messages, where these are not kept. `rendered_with` is what the template was given beside the messages:
     `tools`, and the row's `arguments`. `token_ids` are a tuple once a rollout has taken the prompt; a table
-    of all prompts holds arrays.
+    of all prompts holds arrays. `media` are the images of the prompt, in the order of their placeholders.
     """
 
     id: int
@@ -55,16 +56,15 @@ class Prompt:
     origin: Origin
     task: str = ""
     opened: str = ""
-    # Empty so far; nothing sends media between ranks or saves them.
-    media: tuple[Any, ...] = ()
+    media: tuple[Medium, ...] = ()
     pass_rate: float | None = None
     checksum: str = field(default="", compare=False)
     rendered_with: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> int:
-        """Return 64 bits of BLAKE2b over the int32 token ids."""
-        return digest_of(ints(self.token_ids))
+        """Return 64 bits of BLAKE2b over the int32 token ids, and the keys of the images."""
+        return digest_of(ints(self.token_ids), self.media)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from covey.types.arrays import ByValue, Versions, bools, constant_floats, floats, num_true
 from covey.types.episode import Outcome, SequenceSummary, TokenSequence, held, summary_of
+from covey.types.media import MediaTokens, Medium
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +74,11 @@ class Sample:
     def versions(self) -> Versions:
         """Runs of the policy versions of the trained tokens."""
         return held(self.tokens).versions
+
+    @property
+    def media(self) -> tuple[Medium, ...]:
+        """The images, in the order of their placeholders."""
+        return held(self.tokens).media
 
     @property
     def prompt_length(self) -> int:
@@ -197,7 +203,8 @@ class MicroBatch:
     term of a token counts and 0 where it does not (None: all count). `age_S` is the age of each sequence in
     optimizer steps (None: all 0). A prompt whose rows do not fit one pass is the first segment of several,
     one behind the other, and may be computed once for all: `shared` is of those. `kept` are the sets that
-    tokens were drawn from, None where all were drawn from the whole vocabulary.
+    tokens were drawn from, None where all were drawn from the whole vocabulary. `media` are the images of the
+    stream, None without any; `positions_T` are (3, T) where the model gives images three.
     """
 
     tokens_T: Tensor
@@ -220,6 +227,7 @@ class MicroBatch:
     age_S: Tensor | None = None
     shared: SharedPrompt | None = None
     kept: KeptTokens | None = None
+    media: MediaTokens | None = None
 
 
 class TokenStats(NamedTuple):

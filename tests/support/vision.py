@@ -1,0 +1,146 @@
+"""Small vision language models of random weights, rows with images, and the model's own forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from covey.models.policy import Policy
+from covey.models.vision import Pixels
+from covey.token_streams import Row
+from covey.types import Medium
+from covey.types.arrays import bools, ints
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+VOCAB = 320
+START, END, IMAGE, VIDEO = 310, 311, 312, 313
+"""The ids around an image, and those that stand for one and for a video."""
+
+_MERGE = 2
+_TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+}
+
+
+def config_of(family: str) -> Any:
+    """Return the configuration of a small model."""
+    sections = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+    text = {**_TEXT, "rope_parameters": sections}
+    vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2}
+    vision |= {"in_channels": 3, "in_chans": 3, "spatial_merge_size": _MERGE}
+    match family:
+        case "qwen2_vl":
+            vision |= {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+        case "qwen2_5_vl":
+            vision |= {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "window_size": 16}
+            vision |= {"fullatt_block_indexes": [1]}
+        case "qwen3_vl":
+            text |= {"head_dim": 16, "rope_parameters": {**sections, "mrope_interleaved": True}}
+            vision |= {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48}
+            vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+    return AutoConfig.for_model(
+        family,
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+        tie_word_embeddings=False,
+    )
+
+
+def model_of(family: str, seed: int = 1) -> Any:
+    """Return a model of random weights, large enough that images matter."""
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config_of(family)).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4.0)
+    return model
+
+
+def medium(key: str, rows: int, columns: int) -> Medium:
+    """Return an image of so many placeholders down and across."""
+    grid = (1, rows * _MERGE, columns * _MERGE)
+    return Medium(
+        key=key, token_id=IMAGE, num_tokens=rows * columns, grid=grid, extent=(1, rows, columns)
+    )
+
+
+def pixels_of(media: Sequence[Medium]) -> Pixels:
+    """Return random patches, the same for the same key."""
+    patches = [
+        torch.randn(
+            int(np.prod(one.grid)), 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(hash_of(one.key))
+        )
+        for one in media
+    ]
+    return Pixels(torch.cat(patches), torch.tensor([one.grid for one in media]))
+
+
+def hash_of(key: str) -> int:
+    """Return a number of a key, the same in every process."""
+    return int.from_bytes(key.encode(), "little") % (1 << 31)
+
+
+def policy_of(family: str, seed: int = 1, stream: Any = "prefix") -> Policy:
+    """Return a policy that sees such images."""
+    policy = Policy(model_of(family, seed), stream=stream)
+    assert policy.vision is not None
+    policy.vision.read = pixels_of
+    return policy
+
+
+def row(
+    parts: Sequence[int | Medium], completion: Sequence[int], key: str = "a", later: Sequence[int] = ()
+) -> Row:
+    """Return a row of a prompt of ids and images with a trained completion behind it."""
+    ids = [token for part in parts for token in ([part] if isinstance(part, int) else _written(part))]
+    return Row(
+        token_ids=ints([*ids, *completion]),
+        is_trained=bools([False] * len(ids) + [True] * len(completion)),
+        prompt_length=len(ids),
+        prompt_key=key,
+        media=tuple(part for part in parts if isinstance(part, Medium)),
+    )
+
+
+def _written(medium: Medium) -> list[int]:
+    return [START, *[IMAGE] * medium.num_tokens, END]
+
+
+def own_logits(policy: Policy, one: Row) -> Tensor:
+    """Return the logits (L, V) of a row by the model's own forward pass from pixels, positions and all."""
+    policy.use_stream("padded")
+    ids_1L = torch.tensor([one.token_ids.tolist()])
+    given: dict[str, Any] = {}
+    if one.media:
+        pixels = pixels_of(one.media)
+        given = {"pixel_values": pixels.patches_PC, "image_grid_thw": pixels.grid_I3}
+        given["mm_token_type_ids"] = (ids_1L == IMAGE).int()
+    return policy.model(input_ids=ids_1L, use_cache=False, **given).logits[0].float()
+
+
+def own_logprobs(policy: Policy, one: Row) -> Tensor:
+    """Return the logprobs (N,) of the trained tokens of a row in the same way."""
+    logprob_LV = own_logits(policy, one).log_softmax(-1)
+    place_N = torch.from_numpy(np.flatnonzero(one.is_trained))
+    token_N = torch.from_numpy(one.token_ids.astype(np.int64))[place_N]
+    return logprob_LV[place_N - 1].gather(1, token_N[:, None])[:, 0]
