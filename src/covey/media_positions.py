@@ -1,13 +1,19 @@
-"""Where the placeholders of images stand in a sequence of tokens, and at which positions."""
+"""Where the placeholders of images stand in a sequence of tokens, and at which positions.
+
+Axes: L tokens of a sequence, X placeholders, T tokens of a stream of sequences.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from covey.types import Medium
+from covey.types import MediaTokens, Medium
 from covey.types.arrays import Ints
 
 
@@ -19,7 +25,7 @@ def placeholders(token_ids: Ints, media: Sequence[Medium]) -> NDArray[np.int64]:
     place_X = np.flatnonzero(token_ids == token_id)
     planned = sum(medium.num_tokens for medium in media)
     if len(place_X) != planned:
-        raise ValueError(f"{len(media)} images have {planned} tokens, but {len(place_X)} stand in the sequence")
+        raise ValueError(f"{len(media)} images have {planned} tokens, but {len(place_X)} are in the sequence")
     return place_X
 
 
@@ -43,3 +49,55 @@ def positions_of(token_ids: Ints, media: Sequence[Medium]) -> NDArray[np.int64]:
         step_L[place_X_of[-1]] = max(medium.extent)
         offset_3L[:, place_X_of] = np.indices(medium.extent).reshape(3, -1)
     return np.concatenate([[0], step_L.cumsum()[:-1]]) + offset_3L
+
+
+def next_position(token_ids: Ints, media: Sequence[Medium]) -> int:
+    """Return the position of a token of text behind a sequence."""
+    if all(medium.extent is None for medium in media):
+        return len(token_ids)
+    return int(positions_of(token_ids, media).max()) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class MediaStream:
+    """The images of a stream, None without any, and its positions: (T,); (3, T) where images have three."""
+
+    media: MediaTokens | None
+    positions_T: Tensor
+
+
+def media_stream(
+    sequences: Sequence[tuple[Ints, tuple[Medium, ...]]],
+    row_T: NDArray[np.int64],
+    column_T: NDArray[np.int64],
+    device: torch.device | str,
+) -> MediaStream:
+    """Return the images and positions of a stream whose token t is number `column_T[t]` of sequence
+    `row_T[t]`, or padding behind it."""
+    media: dict[Medium, int] = {}
+    for _, own in sequences:
+        for medium in own:
+            media.setdefault(medium, sum(other.num_tokens for other in media))
+    longest = int(column_T.max()) + 1
+    feature_RL = np.full((len(sequences), longest), -1, dtype=np.int64)
+    has_axes = any(medium.extent is not None for medium in media)
+    position_3RL = np.tile(np.arange(longest), (3, len(sequences), 1))
+    for number, (token_ids, own) in enumerate(sequences):
+        if not own:
+            continue
+        place_X = placeholders(token_ids, own)
+        feature_X = np.concatenate([media[m] + np.arange(m.num_tokens) for m in own])
+        is_within_X = place_X < longest
+        feature_RL[number, place_X[is_within_X]] = feature_X[is_within_X]
+        if has_axes:
+            end = min(longest, len(token_ids))
+            position_3RL[:, number, :end] = positions_of(token_ids, own)[:, :end]
+    feature_T = feature_RL[row_T, column_T]
+    place_X = np.flatnonzero(feature_T >= 0)
+    position_T = position_3RL[:, row_T, column_T] if has_axes else column_T
+    tokens = MediaTokens(
+        media=tuple(media),
+        place_X=torch.from_numpy(place_X).to(device),
+        feature_X=torch.from_numpy(feature_T[place_X]).to(device),
+    )
+    return MediaStream(tokens.part(0, len(row_T)), torch.from_numpy(position_T).to(device))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
@@ -25,6 +25,7 @@ _TOKENIZER = (
     *("tokenizer.json", _SETTINGS, "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model"),
 )
+_MEDIA = ("image", "video", "audio")
 # What transformers makes of a config.json where there is no generation_config.json.
 _OF_CONFIG = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -68,8 +69,9 @@ def stops_of(directory: Path) -> list[int]:
     return _as_list(said.get("eos_token_id"))
 
 
-def banned_ids(value: Any, vocab: int | None) -> tuple[int, ...]:
-    """Return the tokens, ascending, that `suppress_tokens` of a generation_config.json bans from completions.
+def banned_ids(value: Any, vocab: int | None, placeholders: Iterable[int] = ()) -> tuple[int, ...]:
+    """Return the tokens, ascending, that `suppress_tokens` of a generation_config.json bans from completions,
+    and `placeholders`.
 
     Ids outside of the vocabulary ban nothing, as in transformers. Raises ValueError for anything but a list
     of ids.
@@ -77,7 +79,14 @@ def banned_ids(value: Any, vocab: int | None) -> tuple[int, ...]:
     ids = _as_list(value)
     if any(type(i) is not int for i in ids):
         raise ValueError(tr("suppress_tokens is no list of token ids: {value!r:.80}", value=value))
-    return tuple(sorted({i for i in ids if i >= 0 and (vocab is None or i < vocab)}))
+    return tuple(sorted({i for i in (*ids, *placeholders) if i >= 0 and (vocab is None or i < vocab)}))
+
+
+def placeholder_ids(config: Mapping[str, Any]) -> list[int]:
+    """Return the tokens that stand for images, video and audio, as a config.json names them: a model that
+    wrote one would ask for an image that nobody has."""
+    named = [config.get(f"{kind}_token_{end}") for kind in _MEDIA for end in ("id", "index")]
+    return [value for value in named if type(value) is int]
 
 
 def copy_text_files(source: Path, target: Path) -> None:

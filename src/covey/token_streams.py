@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.media_positions import placeholders, positions_of
+from covey.media_positions import media_stream, placeholders
 from covey.types import MediaTokens, Medium, StreamSegment
 from covey.types.arrays import ByValue, bools, ints
 
@@ -185,35 +185,9 @@ class _Parts:
 def _with_media(stream: Stream, part: _Parts, rows: Sequence[Row]) -> Stream:
     """Return the stream with the images of its rows, each once, and the positions that the model gives
     them."""
-    media: dict[Medium, int] = {}
-    for row in rows:
-        for medium in row.media:
-            media.setdefault(medium, sum(other.num_tokens for other in media))
-    longest = max(1, int(part.column_T.max()) + 1)
-    feature_RL = np.full((len(rows), longest), -1, dtype=np.int64)
-    has_axes = any(medium.extent is not None for medium in media)
-    position_3RL = np.tile(np.arange(longest), (3, len(rows), 1))
-    for number, row in enumerate(rows):
-        end = min(longest, len(row.token_ids))
-        features = [np.arange(media[m], media[m] + m.num_tokens) for m in row.media]
-        place_X = placeholders(row.token_ids, row.media)
-        is_within = place_X < end
-        feature_RL[number, place_X[is_within]] = np.concatenate([np.empty(0, np.int64), *features])[is_within]
-        if has_axes and row.media:
-            # Padding goes on by one; nothing sees it.
-            position_3RL[:, number, :end] = positions_of(row.token_ids, row.media)[:, :end]
-    feature_T = feature_RL[part.row_T, part.column_T]
-    place_X = np.flatnonzero(feature_T >= 0)
-    device = stream.tokens_T.device
-    tokens = MediaTokens(
-        media=tuple(media),
-        place_X=torch.from_numpy(place_X).to(device),
-        feature_X=torch.from_numpy(feature_T[place_X]).to(device),
-    )
-    if not has_axes:
-        return replace(stream, media=tokens)
-    position_3T = position_3RL[:, part.row_T, part.column_T]
-    return replace(stream, media=tokens, positions_T=torch.from_numpy(position_3T).to(device))
+    sequences = [(row.token_ids, row.media) for row in rows]
+    found = media_stream(sequences, part.row_T, part.column_T, stream.tokens_T.device)
+    return replace(stream, media=found.media, positions_T=found.positions_T)
 
 
 def _padded(rows: Sequence[Row], trained: Sequence[_Trained]) -> _Parts:

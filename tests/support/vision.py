@@ -135,12 +135,15 @@ def own_logits(policy: Policy, one: Row) -> Tensor:
         pixels = pixels_of(one.media)
         given = {"pixel_values": pixels.patches_PC, "image_grid_thw": pixels.grid_I3}
         given["mm_token_type_ids"] = (ids_1L == IMAGE).int()
-    return policy.model(input_ids=ids_1L, use_cache=False, **given).logits[0].float()
+    return policy.model(input_ids=ids_1L, use_cache=False, **given).logits[0].float().clone()
 
 
 def own_logprobs(policy: Policy, one: Row) -> Tensor:
-    """Return the logprobs (N,) of the trained tokens of a row in the same way."""
-    logprob_LV = own_logits(policy, one).log_softmax(-1)
+    """Return the logprobs (N,) of the trained tokens of a row in the same way; nothing is left for tokens
+    that are banned."""
+    logit_LV = own_logits(policy, one)
+    logit_LV[:, list(policy.head.banned)] = float("-inf")
+    logprob_LV = logit_LV.log_softmax(-1)
     place_N = torch.from_numpy(np.flatnonzero(one.is_trained))
     token_N = torch.from_numpy(one.token_ids.astype(np.int64))[place_N]
     return logprob_LV[place_N - 1].gather(1, token_N[:, None])[:, 0]

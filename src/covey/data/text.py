@@ -32,7 +32,7 @@ from covey.data.model_files import read_json, vocabulary_of
 from covey.data.plain import is_encodable
 from covey.data.template import compiled, in_words, typed_template
 from covey.data.template_trial import TemplateTrial
-from covey.text_files import GENERATION, banned_ids, own_template
+from covey.text_files import GENERATION, banned_ids, own_template, placeholder_ids
 from covey.texts import tr
 
 # What a template is given on every rendering, which chat_template_kwargs may not replace.
@@ -281,7 +281,9 @@ def load_codec(
 
 def _banned(model_dir: Path) -> tuple[int, ...]:
     try:
-        return banned_ids(read_json(model_dir / GENERATION).get("suppress_tokens"), vocabulary_of(model_dir))
+        said = read_json(model_dir / GENERATION).get("suppress_tokens")
+        own = placeholder_ids(read_json(model_dir / "config.json"))
+        return banned_ids(said, vocabulary_of(model_dir), own)
     except ValueError as error:
         raise ModelError(f"{model_dir / GENERATION}: {error}") from error
 

@@ -27,15 +27,15 @@ from covey.kernels.protocol import (
     Kernels,
     Products,
 )
-from covey.text_files import banned_ids
+from covey.text_files import banned_ids, placeholder_ids
 from covey.types import KeptTokens, TokenStats
 
 
 def head_spec(model: nn.Module) -> HeadSpec:
     """Read the scale and soft cap that a model family applies after its output embedding from its config, and
-    the tokens that its generation_config.json bans."""
-    config: Any = model.config
-    config = config.get_text_config()
+    the tokens that are never sampled: those that its generation_config.json bans, and placeholders."""
+    whole: Any = model.config
+    config = whole.get_text_config()
     scale = 1.0
     if getattr(config, "logit_scale", None) is not None:
         scale *= float(config.logit_scale)
@@ -46,7 +46,11 @@ def head_spec(model: nn.Module) -> HeadSpec:
     return HeadSpec(
         scale=scale,
         softcap=None if softcap is None else float(softcap),
-        banned=banned_ids(getattr(generation, "suppress_tokens", None), getattr(config, "vocab_size", None)),
+        banned=banned_ids(
+            getattr(generation, "suppress_tokens", None),
+            getattr(config, "vocab_size", None),
+            placeholder_ids(whole.to_dict()),
+        ),
     )
 
 

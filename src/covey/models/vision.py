@@ -62,6 +62,24 @@ class Vision:
             found["deepstack_visual_embeds"] = [part.index_select(0, media.feature_X) for part in deep]
         return found
 
+    def given(
+        self, model: nn.Module, prompts_RL: Tensor, media: Sequence[Sequence[Medium]]
+    ) -> dict[str, Any]:
+        """Return what transformers' `generate` is called with beside prompts that hold these images; also
+        without any, as the model remembers positions of an earlier call."""
+        backbone: Any = model
+        backbone.base_model.rope_deltas = None
+        every = [medium for own in media for medium in own]
+        if not every:
+            return {}
+        pixels = self.read(every)
+        device = prompts_RL.device
+        return {
+            "pixel_values": pixels.patches_PC.to(device=device, dtype=next(model.parameters()).dtype),
+            "image_grid_thw": pixels.grid_I3.to(device),
+            "mm_token_type_ids": (prompts_RL == self.token_id).int(),
+        }
+
     def _features(self, backbone: Any, media: MediaTokens) -> tuple[Tensor, list[Tensor]]:
         """Return features (F, D) of the images, and those of further layers where the family has them."""
         weight = next(backbone.visual.parameters())

@@ -193,10 +193,13 @@ class GenerateEngine:
         own = model.generation_config
         # What a request leaves open is filled in from here, repetition penalties and the like.
         model.generation_config = GenerationConfig()
+        vision = self._policy.vision
+        seen = {} if vision is None else vision.given(model, prompts, [r.media for r in requests])
         try:
             model.generate(
                 input_ids=prompts,
                 attention_mask=torch.ones_like(prompts),
+                **seen,
                 generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
                 stopping_criteria=StoppingCriteriaList(ends),

@@ -143,9 +143,11 @@ class PrefillLayout:
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """Which rows read which prefix slot: `row_FM` (padded with row 0) and each row's index in it, flat."""
+    """Which rows read which prefix slot: `row_FM` (padded with row 0) and each row's index in it, flat.
+    `position_n` are the positions of what stands right behind their prompts."""
 
     prompt_length_n: Tensor
+    position_n: Tensor
     row_FM: Tensor
     index_n: Tensor
     longest_prompt: int
@@ -155,6 +157,7 @@ class Families:
     def of(
         cls,
         prompt_length_n: Tensor,
+        position_n: Tensor,
         slots: Sequence[int],
         longest: int,
         shortest: int,
@@ -173,17 +176,16 @@ class Families:
             row_FM[slot, : len(rows)] = torch.tensor(rows)
             index_n[rows] = slot * fullest + torch.arange(len(rows))
         device = prompt_length_n.device
-        return cls(prompt_length_n, row_FM.to(device), index_n.to(device), longest, shortest)
+        return cls(prompt_length_n, position_n, row_FM.to(device), index_n.to(device), longest, shortest)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What a step reads of it."""
-        return self.prompt_length_n, self.row_FM, self.index_n
+        return self.prompt_length_n, self.position_n, self.row_FM, self.index_n
 
     def at(self, tensors: Sequence[Tensor]) -> Families:
         """The same with its tensors elsewhere."""
-        prompt_length_n, row_FM, index_n = tensors
-        return Families(prompt_length_n, row_FM, index_n, self.longest_prompt, self.shortest_prompt)
+        return Families(*tensors, self.longest_prompt, self.shortest_prompt)
 
 
 def attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: AttentionOptions) -> Tensor:
@@ -296,20 +298,21 @@ class DecodeLayout(_RowLayout):
 
 @dataclass(frozen=True, slots=True)
 class FlatRows:
-    """The prompt lengths of the active rows of a flat cache."""
+    """The prompt lengths of the active rows of a flat cache, and the positions right behind them."""
 
     prompt_length_n: Tensor
+    position_n: Tensor
     longest_prompt: int
     shortest_prompt: int
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What a step reads of it."""
-        return (self.prompt_length_n,)
+        return self.prompt_length_n, self.position_n
 
     def at(self, tensors: Sequence[Tensor]) -> FlatRows:
         """The same with its tensors elsewhere."""
-        return FlatRows(tensors[0], self.longest_prompt, self.shortest_prompt)
+        return FlatRows(*tensors, self.longest_prompt, self.shortest_prompt)
 
 
 class FlatLayout(_RowLayout):
@@ -335,7 +338,8 @@ class FlatLayout(_RowLayout):
         """What each token sees: the prompt and its own tokens in its row."""
         none = torch.zeros_like(positions_n)
         first_n = self._cache.start - self._rows.prompt_length_n
-        return Spans(none, none, none, self._row_n, first_n, positions_n + 1)
+        count_n = self._rows.prompt_length_n + self._own_n + 1
+        return Spans(none, none, none, self._row_n, first_n, count_n)
 
     def _attend(self, layer: int, query_nHD: Tensor, pair_n2KD: Tensor, options: AttentionOptions) -> Tensor:
         num_rows, _, key_heads, width = pair_n2KD.shape

@@ -12,6 +12,7 @@ from torch import Tensor
 from covey.kernels.draws import Drawn
 from covey.kernels.gpu.recordings import Compute, Recordings, recorded_columns, recorded_rows
 from covey.kernels.protocol import Decoder, DrawInputs, Kernels, Sampler
+from covey.media_positions import media_stream
 from covey.models.attention import StreamLayout
 from covey.models.policy import Policy
 from covey.rollout.native.branches import Branches
@@ -28,6 +29,7 @@ from covey.rollout.native.rows import Family, Row, RowState
 from covey.rollout.native.shape import CacheShape
 from covey.rollout.noise import Ahead, sample, token_table
 from covey.types import StreamSegment
+from covey.types.arrays import ints
 
 # Libraries prepare a kernel for each size of a product that they meet, which takes longer than a hundred
 # products: tokens of a prefill, and rows from a number on, are filled up to multiples of these.
@@ -135,12 +137,10 @@ class Decoding:
             lengths, slots, begun = [*lengths, spare], [*slots, self.cache.spare_slot], [*begun, 0]
         starts = [0, *accumulate(lengths)][:-1]
         length_s, begun_s = torch.tensor(lengths), torch.tensor(begun)
-        position_T = torch.arange(total + spare) + (begun_s - torch.tensor(starts)).repeat_interleave(
-            length_s
-        )
-        column_T = position_T
+        number_T = torch.arange(total + spare) + (begun_s - torch.tensor(starts)).repeat_interleave(length_s)
+        column_T = number_T
         if self.cache.shape.flat:
-            column_T = position_T + self.cache.shape.prompt - (length_s + begun_s).repeat_interleave(length_s)
+            column_T = number_T + self.cache.shape.prompt - (length_s + begun_s).repeat_interleave(length_s)
         slot_T = torch.tensor(slots).repeat_interleave(length_s)
         at = slot_T.to(device), column_T.to(device)
         layout: PrefillLayout | ExtendLayout
@@ -151,7 +151,13 @@ class Decoding:
             segments = [StreamSegment(start=s, length=n) for s, n in zip(starts, lengths, strict=True)]
             layout = PrefillLayout(self.cache, StreamLayout(segments, device), *at)
         tokens_T = torch.tensor(tokens + [0] * spare, device=device)
-        hidden_TD = self._made_decoder.hidden(tokens_T, position_T.to(device), layout)
+        if any(family.media for family in families):
+            row_T = torch.arange(len(lengths)).repeat_interleave(length_s)
+            sequences = [*((ints(f.prompt), f.media) for f in families), (ints(()), ())]
+            seen = media_stream(sequences, row_T.numpy(), number_T.numpy(), device)
+            hidden_TD = self._policy.hidden(tokens_T, seen.positions_T, layout, seen.media)
+        else:
+            hidden_TD = self._made_decoder.hidden(tokens_T, number_T.to(device), layout)
         wanted = (self.cache.shape.slots + 1, hidden_TD.shape[1])
         if self._last_hidden_FD is None or self._last_hidden_FD.shape != wanted:
             self._last_hidden_FD = hidden_TD.new_zeros(wanted)
@@ -269,7 +275,7 @@ class Decoding:
             layout = FlatLayout(self.cache, arrangement, own_b, longest_own, shortest_own)
         else:
             layout = DecodeLayout(self.cache, arrangement, own_b, longest_own)
-        return token_b, arrangement.prompt_length_n + own_b, layout
+        return token_b, arrangement.position_n + own_b, layout
 
     def _spare(self, active: int) -> int:
         """Rows that are computed beside so many active ones, so that few numbers of rows occur."""
@@ -284,15 +290,18 @@ class Decoding:
         """How the rows read the cache; with `fixed` as large as this shape allows, whatever the rows need."""
         leads = [branch[0] for branch in self._branches.held]
         lengths = [len(row.family.prompt) for row in leads]
+        positions = [row.family.next_position for row in leads]
         # A spare row sees what lies in its slot, and so has finite values.
         length_n = torch.tensor(lengths + lengths[:1] * spare, device=device)
+        position_n = torch.tensor(positions + positions[:1] * spare, device=device)
         assert self.cache is not None
         longest, shortest = (fixed.prompt, 0) if fixed else (max(lengths), min(lengths))
         if self.cache.shape.flat:
-            return FlatRows(length_n, longest, shortest)
+            return FlatRows(length_n, position_n, longest, shortest)
         fullest = self.fullest if fixed else 0
         slots = [row.family.slot for row in leads]
-        return Families.of(length_n, slots, longest, shortest, fixed.slots if fixed else 0, fullest)
+        num_slots = fixed.slots if fixed else 0
+        return Families.of(length_n, position_n, slots, longest, shortest, num_slots, fullest)
 
     def _sampler_of(self, state: RowState) -> Sampler | None:
         """Return the sampler that draws these rows in its own call; None where torch draws from logits."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -29,7 +28,7 @@ from covey.rollout.native.rows import Family, Row
 from covey.rollout.noise import row_key
 from covey.rollout.stop_strings import check_stop_strings, search_for
 from covey.texts import tr
-from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
+from covey.types import Completion, Finding, Finish, GenerationRequest, Medium, Receipt
 from covey.types.arrays import floats, ints
 
 # Tokens of one prefill pass; bounds its activations.
@@ -72,7 +71,7 @@ class NativeEngine:
         self._version = 0
         self._next_id = 0
         self._requests: dict[int, GenerationRequest] = {}
-        self._prompts: dict[tuple[tuple[int, ...], tuple[Any, ...]], deque[int]] = {}
+        self._prompts: dict[tuple[tuple[int, ...], tuple[Medium, ...]], deque[int]] = {}
         self._later: list[int] = []
         self._has_new = False
         # Whether decoder and prompts are of former weights.

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
 from covey.rollout.native.cache import KVCache
-from covey.types import GenerationRequest, TurnId
+from covey.types import GenerationRequest, Medium, TurnId
 
 # The share of free memory that kept rows may take, beside that of the cache.
 _SHARE = 0.1
@@ -52,7 +51,7 @@ class KeptRow:
     the last token, which the model has not read. Siblings share the copy of the prompt."""
 
     token_ids: tuple[int, ...]
-    media: tuple[Any, ...]
+    media: tuple[Medium, ...]
     parts: Sequence[Copied]
 
     @property

@@ -8,34 +8,38 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from covey.kernels.draws import Filters
 from covey.kernels.protocol import DrawInputs
+from covey.media_positions import next_position
 from covey.rollout.filters import filters_of
 from covey.rollout.native.kept import Copied, KeptRow
 from covey.rollout.noise import Ahead
 from covey.rollout.stop_strings import StopSearch
-from covey.types import Finish, GenerationRequest, KeptSets
-from covey.types.arrays import Versions
+from covey.types import Finish, GenerationRequest, KeptSets, Medium
+from covey.types.arrays import Versions, ints
 
 
 @dataclass(slots=True)
 class Family:
     """A resident prompt: its slot, its siblings that have not started, and how many are running. Keys and
     values of its first tokens may be those of an earlier turn, `begun`; `copied` are its own, once a sibling
-    that ended is kept."""
+    that ended is kept. `next_position` is that of the token behind the prompt."""
 
     slot: int
     prompt: tuple[int, ...]
     waiting: deque[int]
     running: int = 0
-    media: tuple[Any, ...] = ()
+    media: tuple[Medium, ...] = ()
     begun: KeptRow | None = None
     copied: Copied | None = None
+    next_position: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.next_position = next_position(ints(self.prompt), self.media) if self.media else len(self.prompt)
 
     @property
     def num_begun(self) -> int:
