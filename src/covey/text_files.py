@@ -25,6 +25,7 @@ _TOKENIZER = (
     *("tokenizer.json", _SETTINGS, "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model"),
 )
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _MEDIA = ("image", "video", "audio")
 # What transformers makes of a config.json where there is no generation_config.json.
 _OF_CONFIG = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -90,8 +91,11 @@ def placeholder_ids(config: Mapping[str, Any]) -> list[int]:
 
 
 def copy_text_files(source: Path, target: Path) -> None:
-    """Copy the tokenizer, chat templates and generation_config.json, as far as `source` has them."""
+    """Copy the tokenizer, chat templates, generation_config.json and the files that describe how images are
+    prepared, as far as `source` has them."""
     copy_tokenizer(source, target)
+    for name in _PROCESSORS:
+        _copy(source / name, target / name)
     _copy(source / GENERATION, target / GENERATION)
 
 

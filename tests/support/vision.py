@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from covey.models.policy import Policy
 from covey.models.vision import Pixels
+from covey.quickstart.task import MODEL_DIR
 from covey.token_streams import Row
 from covey.types import Medium
 from covey.types.arrays import bools, ints
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-VOCAB = 320
-START, END, IMAGE, VIDEO = 310, 311, 312, 313
-"""The ids around an image, and those that stand for one and for a video."""
+VOCAB = 336
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+START, END, IMAGE, VIDEO = 320, 321, 322, 323
+"""The ids around an image, and those that stand for one and for a video: of `MARKS`."""
 
-_MERGE = 2
+TEMPLATE = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}{% if part.type == 'image' %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part.text }}{% endif %}{% endfor %}
+{%- endif %}{{ '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""A template that writes images as those of Qwen do."""
+
+_PATCH, _MERGE = 4, 2
 _TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -31,8 +45,8 @@ _TEXT = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
+    "pad_token_id": 315,
+    "eos_token_id": 314,
     "bos_token_id": None,
 }
 
@@ -41,7 +55,7 @@ def config_of(family: str) -> Any:
     """Return the configuration of a small model."""
     sections = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
     text = {**_TEXT, "rope_parameters": sections}
-    vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": 4, "temporal_patch_size": 2}
+    vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": _PATCH, "temporal_patch_size": 2}
     vision |= {"in_channels": 3, "in_chans": 3, "spatial_merge_size": _MERGE}
     match family:
         case "qwen2_vl":
@@ -76,6 +90,42 @@ def model_of(family: str, seed: int = 1) -> Any:
     return model
 
 
+def save_model(family: str, directory: Path, seed: int = 1) -> Path:
+    """Save a random model with the built-in tokenizer, a template and an image processor beside it."""
+    model_of(family, seed).save_pretrained(directory)
+    tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text("utf-8"))
+    last = tokenizer["added_tokens"][-1]
+    tokenizer["added_tokens"] += [{**last, "id": START + n, "content": mark} for n, mark in enumerate(MARKS)]
+    written = {
+        "tokenizer.json": tokenizer,
+        "preprocessor_config.json": {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": _PATCH,
+            "merge_size": _MERGE,
+            "temporal_patch_size": 2,
+            "min_pixels": 64,
+            "max_pixels": 4096,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        },
+        "generation_config.json": {"eos_token_id": 314, "pad_token_id": 315},
+    }
+    for name, content in written.items():
+        (directory / name).write_text(json.dumps(content), "utf-8")
+    (directory / "tokenizer_config.json").write_text((MODEL_DIR / "tokenizer_config.json").read_text("utf-8"))
+    (directory / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
+    return directory
+
+
+def picture(colour: tuple[int, int, int], size: tuple[int, int] = (24, 16)) -> bytes:
+    """Return a PNG file of a picture that no other colour and size has."""
+    width, height = size
+    shade = np.linspace(0, 1, width * height * 3).reshape(height, width, 3)
+    file = BytesIO()
+    Image.fromarray((shade * np.array(colour)).astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
 def medium(key: str, rows: int, columns: int) -> Medium:
     """Return an image of so many placeholders down and across."""
     grid = (1, rows * _MERGE, columns * _MERGE)
@@ -88,7 +138,7 @@ def pixels_of(media: Sequence[Medium]) -> Pixels:
     """Return random patches, the same for the same key."""
     patches = [
         torch.randn(
-            int(np.prod(one.grid)), 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(hash_of(one.key))
+            int(np.prod(one.grid)), 3 * 2 * _PATCH**2, generator=torch.Generator().manual_seed(hash_of(one.key))
         )
         for one in media
     ]

@@ -7,8 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.data.errors import RowFault
-from covey.data.messages import Message, chosen_tools, messages_of, parsed, tools_of, written_messages
+from covey.data.images import IMAGE_COLUMNS, MARK, WRITTEN, ImageRules, in_messages, read_images
+from covey.data.messages import (
+    Marks,
+    Message,
+    chosen_tools,
+    messages_of,
+    parsed,
+    tools_of,
+    written_messages,
+)
 from covey.data.plain import is_encodable, plain_columns
+from covey.media.source import ImageSource
 from covey.texts import joined, plural, tr
 from covey.types import GOLD_COLUMNS, GOLD_KEYS
 
@@ -41,8 +51,9 @@ class ReadRow:
     `template_kwargs`. `continues` is whether the last of them is the beginning of the assistant's answer,
     which the completion continues. `columns` goes to the rewards. `read_as` says what was read from another
     column than covey's own form uses. `reason` is why there is no prompt, a key of `plan/reasons.py`, and
-    `detail` what stands there; `media` names the columns with images, sound or video, `unread` those with
-    bytes, `unused` those that a prompt through the template would have and a `prompt` string has not.
+    `detail` what stands there; `media` names the columns with images, sound or video that the model does not
+    take, `unread` those with bytes, `unused` those that a prompt through the template would have and a
+    `prompt` string has not. `images` are those of the messages, in the order of the marks in their texts.
     """
 
     columns: Mapping[str, Any]
@@ -57,6 +68,7 @@ class ReadRow:
     media: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    images: tuple[ImageSource, ...] = ()
 
 
 def standard_names(columns: Iterable[str]) -> Mapping[str, str]:
@@ -96,15 +108,19 @@ def read_row(
     is_raw: bool,
     tools: Sequence[Message] = (),
     may_be_empty: bool = False,
+    images: ImageRules | None = None,
 ) -> ReadRow:
     """Read a row; a `prompt` string stays as it is when `is_raw`. Where the run has `tools`, a row has those
-    that it names, or all of them. `may_be_empty`: the last message may have no text."""
+    that it names, or all of them. `may_be_empty`: the last message may have no text. `images` says how they
+    are read, None for a model that sees none."""
     names = standard_names(row)
-    media = tuple(names[n] for n in MEDIA_COLUMNS if n in names and row[names[n]])
+    seen = () if images is None else IMAGE_COLUMNS
+    media = tuple(names[n] for n in MEDIA_COLUMNS if n in names and n not in seen and _holds(row[names[n]]))
     if media:
         return ReadRow(columns=row, reason="media", media=media)
-    columns, unread = plain_columns(row)
-    reading = _Reading(columns, names, tools, may_be_empty=may_be_empty)
+    shown = {names[n]: row[names[n]] for n in seen if n in names}
+    columns, unread = plain_columns({n: v for n, v in row.items() if n not in shown})
+    reading = _Reading(columns, names, tools, images=images, shown=shown, may_be_empty=may_be_empty)
     try:
         read = reading.read(system=system, is_raw=is_raw)
     except RowFault as fault:
@@ -126,9 +142,14 @@ class _Reading:
         names: Mapping[str, str],
         tools: Sequence[Message] = (),
         *,
+        images: ImageRules | None = None,
+        shown: Mapping[str, Any] | None = None,
         may_be_empty: bool = False,
     ) -> None:
         self._columns = columns
+        self._rules, self._shown = images, shown or {}
+        self._marks = None if images is None else Marks(MARK, WRITTEN)
+        self._images: tuple[ImageSource, ...] = ()
         self._tools, self._may_be_empty = tools, may_be_empty
         self._names = names
         self._used: set[str] = set()
@@ -137,6 +158,7 @@ class _Reading:
 
     def read(self, *, system: str | None, is_raw: bool) -> ReadRow:
         """Its prompt, and what is left for the rewards."""
+        has_images = any(map(_holds, self._shown.values()))
         name = next((n for n in PROMPT_COLUMNS if not _is_empty(self._value(n))), None)
         if name is None:
             raise RowFault("no_prompt")
@@ -149,18 +171,23 @@ class _Reading:
             column = _in_words([self.column])
             self._say(tr("prompts: {column}, a text that is a list of messages", column=column))
             value = turns
-        if isinstance(value, str) and (name in _LISTS or "<image>" in value):
-            raise RowFault("wrong_type" if name in _LISTS else "media")
-        if isinstance(value, str) and name == "prompt" and is_raw and not history:
+        if isinstance(value, str) and name in _LISTS:
+            raise RowFault("wrong_type")
+        if isinstance(value, str) and WRITTEN in value:
+            if self._marks is None:
+                raise RowFault("media")
+            has_images = True
+        if isinstance(value, str) and name == "prompt" and is_raw and not history and not has_images:
             self._others()
             return self._done(text=value)
         if isinstance(value, str):
             content = self._with_input(name, value)
+            content = content if self._marks is None else self._marks.in_text(content)
             if history or name in ("instruction", "input") or self.column != name:
                 self._say(tr("prompts: {columns}", columns=self._used_in_words()))
             messages = [*history, {"role": "user", "content": content}]
         else:
-            messages = messages_of(value)
+            messages = messages_of(value, self._marks)
             if name.startswith("conversation") or self.column != name:
                 self._say(tr("prompts: {columns}", columns=_in_words([self.column])))
         self._others()
@@ -184,12 +211,16 @@ class _Reading:
         self, messages: list[dict[str, Any]], system: str | None, begun: dict[str, Any] | None
     ) -> ReadRow:
         """A prompt that goes through the template; `begun` is the beginning of its answer."""
-        if any("<image>" in (m["content"] or "") for m in messages):
+        if self._marks is None and any(WRITTEN in (m["content"] or "") for m in messages):
             raise RowFault("media")
         # Data of other tools ends with the gold assistant turn; the policy writes that turn itself.
         answer = None
         while begun is None and messages and messages[-1]["role"] == "assistant":
-            answer = messages.pop()["content"]
+            answer = messages.pop()["content"].replace(MARK, WRITTEN)
+        if self._rules is not None and self._marks is not None:
+            column = [one for value in self._shown.values() for one in read_images(value, self._rules)]
+            given = messages if begun is None else [*messages, begun]
+            self._images = in_messages(given, self._marks.named, column, self._rules)
         asked = [m for m in messages if m["role"] not in ("system", "developer")]
         if not asked and (answer is not None or begun is not None):
             raise RowFault("only_answers")
@@ -223,6 +254,7 @@ class _Reading:
             tools = chosen_tools(tools_value, tools) if tools else tuple(tools_of(tools_value))
         kwargs = self._value("chat_template_kwargs") if text is None else None
         columns = {n: v for n, v in self._columns.items() if n not in self._used}
+        columns.update(plain_columns(self._shown)[0])
         columns.update(self._golds(answer))
         return ReadRow(
             columns=columns,
@@ -233,6 +265,7 @@ class _Reading:
             template_kwargs=kwargs if isinstance(kwargs, Mapping) else None,
             read_as=tuple(self._read_as),
             unused=() if text is None else self._of_templates(),
+            images=self._images,
         )
 
     def _golds(self, answer: str | None) -> dict[str, Any]:
@@ -277,14 +310,14 @@ class _Reading:
         if not isinstance(value, list):
             raise RowFault("history")
         if value and all(isinstance(turn, Mapping) for turn in value):
-            return messages_of(value)
+            return messages_of(value, self._marks)
         messages = []
         for pair in value:
             if not isinstance(pair, list | tuple) or len(pair) != 2:
                 raise RowFault("history")
             turns = zip(("user", "assistant"), pair, strict=True)
             messages += [{"role": role, "content": said} for role, said in turns if said is not None]
-        return messages_of(messages)
+        return messages_of(messages, self._marks)
 
     def _with_input(self, name: str, value: str) -> str:
         """An instruction with its input on the line below, as Alpaca's are."""
@@ -347,3 +380,8 @@ def _is_empty(value: Any) -> bool:
 def _behind_thoughts(answer: Any) -> Any:
     """An answer without the thoughts in front of it."""
     return answer.rpartition("</think>")[2].strip() if isinstance(answer, str) else answer
+
+
+def _holds(value: Any) -> bool:
+    """Return whether a column of images holds any; an array of pixels has no truth value of its own."""
+    return bool(len(value) if hasattr(value, "__len__") else value)

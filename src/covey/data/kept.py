@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.data.errors import RowFault, TemplateError
+from covey.data.images import MARK
 from covey.data.messages import Message, tool_name
 from covey.data.text import TextCodec
 from covey.texts import tr
@@ -127,7 +128,7 @@ class _Words:
 
 def _is_written(message: Message, words: _Words) -> bool:
     content = message["content"] or ""
-    if words.have(content):
+    if all(map(words.have, content.split(MARK))):
         return True
     if message["role"] != "assistant":
         return False

@@ -25,15 +25,38 @@ ROLES: Mapping[str, str] = {
     **{role: role for role in _AS_THEY_ARE},
 }
 
-_MEDIA_PARTS = ("image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio")
+_IMAGE_PARTS = ("image", "image_url", "input_image")
+_MEDIA_PARTS = (*_IMAGE_PARTS, "video", "video_url", "audio", "audio_url", "input_audio")
 
 
-def messages_of(value: Any) -> list[dict[str, Any]]:
+class Marks:
+    """Puts a mark into a text in the place of each image, and keeps what each names: None for one that is to
+    be found elsewhere."""
+
+    def __init__(self, mark: str, written: str) -> None:
+        self._mark, self._written = mark, written
+        self.named: list[Any] = []
+
+    def in_text(self, text: str) -> str:
+        """Return a text with a mark for each place that it writes for an image."""
+        if self._mark in text:
+            raise RowFault("image", repr(self._mark))
+        self.named += [None] * text.count(self._written)
+        return text.replace(self._written, self._mark)
+
+    def of_part(self, part: Mapping[str, Any]) -> str:
+        """Return the mark of a part of a message that is an image."""
+        has_value = any(part.get(name) is not None for name in (*_IMAGE_PARTS, "url", "path", "base64"))
+        self.named.append(part if has_value else None)
+        return self._mark
+
+
+def messages_of(value: Any, marks: Marks | None = None) -> list[dict[str, Any]]:
     """The messages of a list in any known form, each with a known role and a text.
 
     Known are `role`/`content`, ShareGPT's `from`/`value`, and pairs as `{"human": …, "assistant": …}`. A turn
-    that calls a tool becomes an assistant's turn with `tool_calls`. RowFault says what: `wrong_type`,
-    `role` or `media`.
+    that calls a tool becomes an assistant's turn with `tool_calls`. With `marks` images have a place in the
+    text. RowFault says what: `wrong_type`, `role`, `image` or `media`.
 
     >>> messages_of([{"from": "human", "value": "Hi"}])
     [{'role': 'user', 'content': 'Hi'}]
@@ -54,7 +77,7 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
         elif calls:
             messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         else:
-            messages += _pair(turn) or [_message(turn)]
+            messages += _pair(turn, marks) or [_message(turn, marks)]
     return messages
 
 
@@ -155,7 +178,7 @@ def _key(turn: Mapping[str, Any], *names: str) -> str | None:
     return next((name for name in names if turn.get(name) is not None), None)
 
 
-def _pair(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _pair(turn: Mapping[str, Any], marks: Marks | None = None) -> list[dict[str, Any]]:
     """The two messages of `{"human": …, "assistant": …}`, or none."""
     if any(name in turn for name in ("role", "from", "content", "value")):
         return []
@@ -165,7 +188,7 @@ def _pair(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
     pair = [{"role": "user", "content": turn[asked]}]
     if said is not None:
         pair.append({"role": "assistant", "content": turn[said]})
-    return [_message(message) for message in pair]
+    return [_message(message, marks) for message in pair]
 
 
 def _calls_alone(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -186,7 +209,7 @@ def _role(turn: Mapping[str, Any]) -> str | None:
     return role
 
 
-def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
+def _message(turn: Mapping[str, Any], marks: Marks | None = None) -> dict[str, Any]:
     """A turn with a known role, whose content is one string."""
     role_key, content_key, role = _key(turn, "role", "from"), _key(turn, "content", "value"), _role(turn)
     if role is None:
@@ -197,7 +220,7 @@ def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in turn.items()
         if value is not None and name not in (role_key, content_key, "role", "from", "content", "value")
     }
-    message = {"role": role, "content": _text(content), **fields}
+    message = {"role": role, "content": _text(content, marks), **fields}
     if fields.get("tool_calls"):
         message["tool_calls"] = [_call(call) for call in _listed(fields["tool_calls"])]
         # Many templates join the content to other text.
@@ -209,18 +232,23 @@ def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _text(content: Any) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
+def _text(content: Any, marks: Marks | None) -> str | None:
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return content if marks is None else marks.in_text(content)
     if not isinstance(content, list | tuple):
         raise RowFault("wrong_type")
-    return "".join(_part(part) for part in content)
+    return "".join(_part(part, marks) for part in content)
 
 
-def _part(part: Any) -> str:
+def _part(part: Any, marks: Marks | None) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, Mapping):
+        is_image = part.get("type") in _IMAGE_PARTS or any(part.get(n) is not None for n in _IMAGE_PARTS)
+        if marks is not None and is_image:
+            return marks.of_part(part)
         if isinstance(part.get("text"), str):
             return str(part["text"])
         if part.get("type") in _MEDIA_PARTS or any(part.get(name) is not None for name in _MEDIA_PARTS):

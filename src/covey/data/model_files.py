@@ -17,6 +17,7 @@ from covey.data.config_values import impossible_size
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
 from covey.data.model_types import known_model_types
+from covey.media.families import FAMILIES
 from covey.paths import closed_file
 from covey.text_files import read_json as read_json
 from covey.texts import joined, tr
@@ -29,7 +30,7 @@ _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidated*.bin"
 _MEDIA_KEYS = re.compile(
     r"(vision|audio|visual|image|video|speech)(_config|_tower|_token_id|_token_index)|mm_\w+"
 )
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_CAUSAL, _SEEING = ("ForCausalLM", "LMHeadModel"), ("ForConditionalGeneration",)
 _CLASSIFIER, _USUAL_LABELS = "ForSequenceClassification", 2
 
 
@@ -182,13 +183,16 @@ def _architecture_problem(
     directory: Path, config: Mapping[str, Any], *, takes_packed: bool = False
 ) -> ModelProblem | None:
     media = sorted(key for key in config if _MEDIA_KEYS.fullmatch(key) and config[key] is not None)
-    if media:
+    sees = config.get("model_type") in FAMILIES
+    if media and not sees:
         return ModelProblem(
             kind="vision",
             words=tr(
-                "{directory} is a model for images or audio ({media} in config.json), but this version "
-                "trains on text only",
+                "{directory} is a model for images or audio ({media} in config.json) of the family "
+                "{family}; those that covey trains are {known}",
                 directory=directory,
+                family=config.get("model_type"),
+                known=joined(", ", FAMILIES),
                 media=joined(", ", media[:3]),
             ),
         )
@@ -203,7 +207,8 @@ def _architecture_problem(
             ),
         )
     names = config.get("architectures") or []
-    if names and not any(str(n).endswith(_CAUSAL) for n in names):
+    ends = _SEEING if sees else _CAUSAL
+    if names and not any(str(n).endswith(ends) for n in names):
         return ModelProblem(
             kind="not_causal",
             words=tr(

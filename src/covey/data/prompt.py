@@ -12,6 +12,7 @@ from typing import Any
 from covey.data.errors import DataError, RowFault
 from covey.data.forms import PROMPT_COLUMNS as PROMPT_COLUMNS
 from covey.data.forms import ReadRow, read_row
+from covey.data.images import ImageRules, with_blocks
 from covey.data.kept import KeptCheck
 from covey.data.messages import Message
 from covey.data.plain import is_encodable
@@ -91,11 +92,15 @@ def render(
     is_raw: bool,
     tools: Sequence[Message] = (),
     may_be_empty: bool = False,
+    images: ImageRules | None = None,
 ) -> Rendered:
     """The prompt of a row; a `prompt` string stays as it is when `is_raw`, all else goes through the
     template. `tools` are those of the run, of which the row may choose some by name.
-    `may_be_empty`: the last message may have no text."""
-    read = read_row(row, system=system, is_raw=is_raw, tools=tools, may_be_empty=may_be_empty)
+    `may_be_empty`: the last message may have no text. `images` says how those of rows are read, None for a
+    model that sees none."""
+    read = read_row(
+        row, system=system, is_raw=is_raw, tools=tools, may_be_empty=may_be_empty, images=images
+    )
     if read.reason:
         return Rendered(row=read, reason=read.reason, detail=read.detail)
     if read.text is not None:
@@ -106,11 +111,23 @@ def render(
         if read.continues:
             text, begun = _continued(read, codec)
         else:
-            text = codec.render(read.messages, tools=read.tools, kwargs=kwargs)
+            text = codec.render(with_blocks(read.messages), tools=read.tools, kwargs=kwargs)
+        _check_places(text, read, codec)
         check.check(text, read.messages, read.tools, kwargs)
     except RowFault as fault:
         return Rendered(row=read, reason=fault.reason, detail=fault.detail, role=fault.role)
-    return Rendered(row=read, text=text, messages=read.messages, begun=begun)
+    return Rendered(row=read, text=text, messages=with_blocks(read.messages), begun=begun)
+
+
+def _check_places(text: str, read: ReadRow, codec: TextCodec) -> None:
+    """Raise RowFault("images_lost") where the template does not write a place for each image."""
+    if not read.images:
+        return
+    assert codec.vision is not None, "a model that sees none has no images"
+    places = text.count(codec.vision.token)
+    if places != len(read.images):
+        words = tr("{places} places for {num} images", places=places, num=len(read.images))
+        raise RowFault("images_lost", words)
 
 
 def _continued(read: ReadRow, codec: TextCodec) -> tuple[str, str]:
@@ -124,7 +141,7 @@ def _continued(read: ReadRow, codec: TextCodec) -> tuple[str, str]:
     begun = last["content"].strip()
     asked = [*before, {**last, "content": last["content"] + _GOES_ON}]
     kwargs = read.template_kwargs or {}
-    whole = codec.render(asked, add_generation_prompt=False, tools=read.tools, kwargs=kwargs)
+    whole = codec.render(with_blocks(asked), add_generation_prompt=False, tools=read.tools, kwargs=kwargs)
     text, mark, rest = whole.rpartition(_GOES_ON.rstrip())
     if not rest.startswith(" "):
         text = text.rstrip()
@@ -133,7 +150,7 @@ def _continued(read: ReadRow, codec: TextCodec) -> tuple[str, str]:
     shown = repr(begun if len(begun) <= _SHOWN else f"{begun[:_SHOWN]} ...")
     if not mark or start < 0 or text[start:].strip() != begun:
         raise RowFault("not_continued", shown)
-    prompt = codec.render(before, tools=read.tools, kwargs=kwargs)
+    prompt = codec.render(with_blocks(before), tools=read.tools, kwargs=kwargs)
     front, odd = _front(text[:start], prompt, begun)
     if odd:
         odd = odd if len(odd) <= _SHOWN else f"{odd[:_SHOWN]} ..."

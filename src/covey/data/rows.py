@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
 from covey.data.errors import DataError as DataError
 from covey.data.errors import TemplateError
 from covey.data.forms import ReadRow
+from covey.data.images import ImageRules, PlacedImage, RowImage
 from covey.data.kept import KeptCheck
 from covey.data.lazy_rows import identity_of
 from covey.data.prompt import PROMPT_COLUMNS as PROMPT_COLUMNS
@@ -24,8 +26,9 @@ from covey.data.prompts import NO_ORIGIN, NotJson, lengths_of, read_prompts, wri
 from covey.data.shared_files import shared_file
 from covey.data.sources import read_rows as read_rows
 from covey.data.text import TextCodec
+from covey.media.errors import MediaError
 from covey.texts import packed, tr, unpacked
-from covey.types import Origin, Prompt
+from covey.types import Medium, Origin, Prompt
 
 _CHUNK = 2_000
 # Rows that are tokenised and written at a time: then a token takes 40 times what it does in a table.
@@ -46,6 +49,8 @@ class PromptOptions:
     task_column: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     has_environment: bool = False
+    # Where relative paths of images start from.
+    image_folders: tuple[str, ...] = ("",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +120,9 @@ def prompt_table(
     share: one of them makes it, and calls `progress`. Otherwise the table holds them.
     """
     make = functools.partial(_TableBuilder, codec, max_length, options, first_id)
-    if len(rows) >= _SHARED_ROWS and (of_rows := identity_of(rows)) is not None:
+    # Files of images may have changed since a table was written.
+    may_share = codec.vision is None and len(rows) >= _SHARED_ROWS
+    if may_share and (of_rows := identity_of(rows)) is not None:
         asked = [_made_by(), of_rows, codec.identity(), max_length, asdict(options), first_id]
         name = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
         table = _shared(f"{name}.arrow", make, rows, progress)
@@ -195,31 +202,62 @@ class _TableBuilder:
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
             for part in range(0, len(chunk), _PART):
-                yield [*self._prompts(chunk[part : part + _PART], self._first_id + start + part)]
+                numbers = range(start + part, min(start + part + _PART, len(rows)))
+                yield [*self._prompts(chunk[part : part + _PART], numbers, rows)]
             if progress is not None:
                 progress(start + len(chunk), len(rows))
 
-    def _prompts(self, rows: Sequence[Mapping[str, Any]], first: int) -> Iterator[Prompt]:
+    def _prompts(
+        self, rows: Sequence[Mapping[str, Any]], numbers: range, table: Sequence[Mapping[str, Any]]
+    ) -> Iterator[Prompt]:
+        """The usable prompts of rows, which are those of these numbers in the table."""
         for row in rows:
             self._columns.update(row)
+        first = self._first_id + numbers.start
         rendered = [
             _render(row, number, self._codec, self._check, self._options)
             for number, row in enumerate(rows, start=first)
         ]
-        encoded = zip(rendered, _encode(rendered, self._codec), strict=True)
-        for number, (found, ids) in enumerate(encoded, start=first):
-            prompt = self._prompt(number, found, ids)
+        seen = [self._with_media(found, n, table) for found, n in zip(rendered, numbers, strict=True)]
+        encoded = _encode([found for found, _ in seen], self._codec)
+        for number, (found, media), ids in zip(count(first), seen, encoded, strict=False):
+            if media:
+                assert self._codec.vision is not None
+                ids = self._codec.vision.expanded(ids, media)
+            prompt = self._prompt(number, found, ids, media)
             if prompt is not None:
                 yield prompt
 
-    def _prompt(self, number: int, rendered: Rendered, ids: tuple[int, ...]) -> Prompt | None:
+    def _with_media(
+        self, rendered: Rendered, number: int, table: Sequence[Mapping[str, Any]]
+    ) -> tuple[Rendered, tuple[Medium, ...]]:
+        """A prompt with its images; one that has no text where an image cannot be used."""
+        vision, sources = self._codec.vision, rendered.row.images
+        if vision is None or not sources or rendered.reason:
+            return rendered, ()
+        try:
+            return rendered, tuple(
+                vision.medium(
+                    PlacedImage(one)
+                    if one.data is None
+                    else RowImage(table, number, place, self._options.image_folders)
+                )
+                for place, one in enumerate(sources)
+            )
+        except MediaError as error:
+            return Rendered(row=rendered.row, reason="image", detail=str(error)), ()
+
+    def _prompt(
+        self, number: int, rendered: Rendered, ids: tuple[int, ...], media: tuple[Medium, ...] = ()
+    ) -> Prompt | None:
         """A prompt, cut where that is asked for; None for one that is left out, with its reason."""
         self._media.update(rendered.row.media)
         self._unread.update(rendered.row.unread)
         self._longest = max(self._longest, len(ids))
         most = self._max_length
         is_long = most is not None and len(ids) > most
-        is_cut = is_long and self._options.truncation_strategy == "left"
+        # An image is not cut.
+        is_cut = is_long and self._options.truncation_strategy == "left" and not media
         reason = rendered.reason or ("too_long" if is_long and not is_cut else "" if ids else "no_prompt")
         if reason:
             self._leave_out(reason, number, rendered)
@@ -242,6 +280,7 @@ class _TableBuilder:
             opened=opened(rendered),
             task=task_of(rendered.row.columns, self._options.task_column),
             rendered_with=_beside(rendered.row),
+            media=media,
         )
 
     def _leave_out(self, reason: str, number: int, rendered: Rendered) -> None:
@@ -309,12 +348,20 @@ def _render(
             is_raw=not options.apply_chat_template,
             tools=options.tools,
             may_be_empty=options.has_environment,
+            images=rules_of(codec, options),
         )
     except TemplateError as error:
         words = tr("row {number}: {error}", number=number + 1, error=error)
         raise TemplateError(
             words if codec.chat_template else str(error), kind=error.kind, names_option=error.names_option
         ) from error
+
+
+def rules_of(codec: TextCodec, options: PromptOptions) -> ImageRules | None:
+    """Return how images of rows are read; None for a model that sees none."""
+    if codec.vision is None:
+        return None
+    return ImageRules(folders=options.image_folders, refused=codec.vision.refused)
 
 
 def _encode(rendered: Sequence[Rendered], codec: TextCodec) -> list[tuple[int, ...]]:

@@ -32,6 +32,8 @@ from covey.data.model_files import read_json, vocabulary_of
 from covey.data.plain import is_encodable
 from covey.data.template import compiled, in_words, typed_template
 from covey.data.template_trial import TemplateTrial
+from covey.data.vision import AS_THEY_ARE, ImageOptions, VisionSpec, vision_spec
+from covey.media.errors import MediaError
 from covey.text_files import GENERATION, banned_ids, own_template, placeholder_ids
 from covey.texts import tr
 
@@ -52,11 +54,12 @@ class TextCodec:
     """A model's tokenizer, chat template and end tokens.
 
     `stop_token_ids` begin with the template's own; `stop_sources` says who asked for each.
-    `banned_token_ids` are those that generation_config.json bans from completions. `prefix_ids` is
-    what the tokenizer puts in front of a text of its own accord; `template_kwargs` reaches the template on
-    every rendering. `unstoppable` is the mark that the template ends an assistant's turn with where no single
-    token stands for it, or "". `template_text` is what `chat_template` was made of; `trial` tries what it
-    is to be rendered with.
+    `banned_token_ids` are never sampled: those that generation_config.json bans, and placeholders of images.
+    `prefix_ids` is what the tokenizer puts in front of a text of its own accord; `template_kwargs` reaches
+    the template on every rendering. `unstoppable` is the mark that the template ends an assistant's turn with
+    where no single token stands for it, or "". `template_text` is what `chat_template` was made of; `trial`
+    tries what it is to be rendered with. `vision` says how prompts hold images, None for a model that sees
+    none.
     """
 
     tokenizer: Tokenizer
@@ -70,6 +73,7 @@ class TextCodec:
     unstoppable: str = ""
     template_text: str | None = None
     trial: TemplateTrial | None = None
+    vision: VisionSpec | None = None
 
     def identity(self) -> str:
         """A digest of all that makes prompts of messages: tokenizer, template, and what the template is
@@ -228,6 +232,7 @@ def load_codec(
     enable_thinking: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     adapter: Path | None = None,
+    images: ImageOptions = AS_THEY_ARE,
 ) -> TextCodec:
     """Read tokenizer, template and end tokens of a model directory.
 
@@ -260,6 +265,7 @@ def load_codec(
         prefix_ids=prefix_ids,
         template_kwargs=kwargs,
         trial=trial,
+        vision=_vision(model_dir, tokenizer, images),
     )
     closing, unstoppable = _closing(codec)
     asked = {
@@ -277,6 +283,13 @@ def load_codec(
         banned_token_ids=banned,
         unstoppable=unstoppable,
     )
+
+
+def _vision(model_dir: Path, tokenizer: Tokenizer, images: ImageOptions) -> VisionSpec | None:
+    try:
+        return vision_spec(model_dir, tokenizer, images)
+    except MediaError as error:
+        raise ModelError(str(error)) from error
 
 
 def _banned(model_dir: Path) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.media.families import auto_class
 from covey.models.adapter_shapes import HEAD_LEAVES, TOKEN_LEAVES
 from covey.models.config_shapes import shapes_of_config
 from covey.texts import counted, joined, tr
@@ -47,10 +48,11 @@ def fit_of(
     config: Mapping[str, Any],
     tensors: Mapping[str, StoredTensor],
     *,
-    auto: str = CAUSAL,
+    auto: str | None = None,
 ) -> Fit:
     """Hold the tensors of a model's files to its config.json; `auto` is the class of transformers that loads
-    it."""
+    it (None: that of a policy)."""
+    auto = auto or auto_class(config.get("model_type"))
     if not tensors:
         return Fit(problem=tr("the weight files contain no tensor"))
     odd = {n: t.dtype for n, t in tensors.items() if n.endswith("weight") and t.dtype not in _TRAINED_DTYPES}

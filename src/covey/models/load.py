@@ -18,12 +18,14 @@ from covey.config.adapters import ADAPTER_CONFIG
 from covey.config.quantization import Quantization, stored_options
 from covey.errors import CheckpointError, ConfigError
 from covey.kernels.choose import KernelsName, choose_kernels
+from covey.media.families import auto_class
 from covey.models.adapter_shapes import HEAD_LEAVES, LoraSettings, adapter_settings
 from covey.models.dropout import silence
 from covey.models.fit import unfit_words
 from covey.models.layouts import AttentionKind, automatic
 from covey.models.liger import use_liger, wants_liger
 from covey.models.lora import adapter_tensors, add_adapter, load_adapter, save_adapter
+from covey.models.pixels import PixelReader
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
 from covey.models.quantized import cast_unpacked, compute_in, is_packed, loading_arguments
@@ -140,10 +142,11 @@ def read_policy(
     logging.disable_progress_bar()
     before = logging.get_verbosity()
     logging.set_verbosity_error()
-    auto: Any = transformers.AutoModelForCausalLM
+    described = json.loads((source / "config.json").read_text("utf-8"))
+    auto: Any = getattr(transformers, auto_class(described.get("model_type")))
     packing: dict[str, Any] = {}
     if quantization is not None:
-        is_stored = stored_options(json.loads((source / "config.json").read_text("utf-8"))) is not None
+        is_stored = stored_options(described) is not None
         on = device or torch.device("cpu")
         packing = loading_arguments(quantization, (*HEAD_LEAVES, *whole), on, is_stored=is_stored)
     try:
@@ -177,7 +180,10 @@ def read_policy(
             ),
         )
     _align(model)
-    return Policy(model, stream="padded")
+    policy = Policy(model, stream="padded")
+    if policy.vision is not None:
+        policy.vision.read = PixelReader(source)
+    return policy
 
 
 def _align(model: nn.Module) -> None:

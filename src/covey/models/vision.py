@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from covey.media.families import FAMILIES
 from covey.types import MediaTokens, Medium
 
 
@@ -26,9 +27,6 @@ class Pixels(NamedTuple):
 
 ReadPixels = Callable[[Sequence[Medium]], Pixels]
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""Values of `model_type` whose images are understood."""
-
 
 class Vision:
     """The part of a model that sees; `read` gives the pixels of images, on any device."""
@@ -39,6 +37,10 @@ class Vision:
         self.read: ReadPixels = _no_pixels
         # Numbers of a patch, and patches that become one feature.
         self._merged: int = config.vision_config.spatial_merge_size**2
+
+    def __deepcopy__(self, memo: Any) -> Vision:
+        """Return itself: it holds no weights, and copies of a policy read the same images."""
+        return self
 
     @classmethod
     def of(cls, model: nn.Module) -> Vision | None:

@@ -20,6 +20,9 @@ REASONS: Mapping[str, str] = {
     "history": tr("with a history that is not a list of pairs or messages"),
     "surrogate": tr("with half of a surrogate pair, which no tokenizer can read"),
     "media": tr("with images, audio or video"),
+    "image": tr("with an image that cannot be used"),
+    "placeholder": tr("with a text that holds the token of an image"),
+    "images_lost": tr("with images for which the chat template writes no place"),
     "role": tr("with a message of an unknown role"),
     "tools": tr("with tools that are not a list of functions"),
     "unknown_tool": tr("that name a tool which the run does not have"),
@@ -30,6 +33,9 @@ REASONS: Mapping[str, str] = {
 """Words for why a row is left out, by the key that the data gives."""
 
 REFUSED: Mapping[str, str] = {
+    "image": "E367",
+    "placeholder": "E368",
+    "images_lost": "E369",
     "lost": "E360",
     "tools_lost": "E361",
     "role": "E362",

@@ -24,6 +24,7 @@ from covey.config.adapters import ADAPTER_CONFIG, quantized_base
 from covey.config.quantization import adapter_quantization
 from covey.data.text import TemplateError, load_codec
 from covey.errors import CoveyError, DamagedModelError
+from covey.media.families import auto_class
 from covey.models.adapter_shapes import adapter_settings
 from covey.models.load import base_directory, load_any
 from covey.models.lora import merge_into_base
@@ -126,7 +127,8 @@ def _merge(
     for source in (origin, checkpoint):
         copy_text_files(source, staging)
     _write_stops(staging)
-    written: Any = transformers.AutoModelForCausalLM.from_pretrained(
+    auto: Any = getattr(transformers, auto_class(model.config.model_type))
+    written: Any = auto.from_pretrained(
         staging, dtype=torch.float32, use_safetensors=True, local_files_only=True
     ).eval()
     held = written.state_dict()

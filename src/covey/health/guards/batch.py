@@ -11,11 +11,12 @@ from covey.algorithm.loss_types.registry import loss_named
 from covey.health.guard import Guard
 from covey.health.words import broken
 from covey.texts import tr
-from covey.types import Batch, TrainSample
+from covey.types import Batch, MicroBatch, TrainSample
 from covey.types.episode import held
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     from covey.batching.shares import PackPlan
 
@@ -104,9 +105,17 @@ def _check_counts(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
         raise broken("F111", step, seen, _LOST)
 
 
+def _positions(micro: MicroBatch) -> Tensor:
+    """Return the position of the token before each trained one; of text all three are the same."""
+    position_T = micro.positions_T if micro.positions_T.dim() == 1 else micro.positions_T[0]
+    return position_T[micro.context_U[micro.context_N]]
+
+
 def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[int, int], step: int) -> None:
     """Raise GuardStop (F110, F111, F113) where the tensors of the passes are not those of their rows."""
     import numpy as np
+
+    from covey.media_positions import positions_of
 
     ids = [r.annotated.sample.token_ids for r in rows]
     at = [np.flatnonzero(r.annotated.sample.is_trained) for r in rows]
@@ -118,6 +127,10 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[
     def repeated(values: Sequence[float]) -> np.ndarray:  # type: ignore[type-arg]
         return np.repeat(np.asarray(values, dtype=np.float64), counts)
 
+    positions = [
+        positions_of(i, r.annotated.sample.media)[0, n - 1] if r.annotated.sample.media else n - 1
+        for r, i, n in zip(rows, ids, at, strict=True)
+    ]
     trained = joined([i[n] for i, n in zip(ids, at, strict=True)])
     before = joined([i[n - 1] for i, n in zip(ids, at, strict=True)])
     for name, code, tensors, expected in (
@@ -128,7 +141,7 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[
             [m.tokens_T[m.context_U[m.context_N]] for m in micros],
             before,
         ),
-        ("positions", "F110", [m.positions_T[m.context_U[m.context_N]] for m in micros], joined(at) - 1),
+        ("positions", "F110", [_positions(m) for m in micros], joined(positions)),
         ("advantages", "F113", [m.advantage_N for m in micros], joined([r.advantages for r in rows])),
         (
             "temperatures",

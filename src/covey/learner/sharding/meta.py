@@ -19,6 +19,7 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from covey.media.families import auto_class
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.lora import add_adapter, load_adapter
 from covey.models.policy import Policy
@@ -33,7 +34,7 @@ def meta_model(source: Path | nn.Module, trust_remote_code: bool) -> nn.Module:
         return copy.deepcopy(source, memo)
     how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = transformers.AutoConfig.from_pretrained(source, **how)
-    auto: Any = transformers.AutoModelForCausalLM
+    auto: Any = getattr(transformers, auto_class(config.model_type))
     with _on_meta():
         model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     read_buffers(model, source)

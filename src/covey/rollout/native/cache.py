@@ -185,7 +185,8 @@ class Families:
 
     def at(self, tensors: Sequence[Tensor]) -> Families:
         """The same with its tensors elsewhere."""
-        return Families(*tensors, self.longest_prompt, self.shortest_prompt)
+        length_n, position_n, row_FM, index_n = tensors
+        return Families(length_n, position_n, row_FM, index_n, self.longest_prompt, self.shortest_prompt)
 
 
 def attention_weights(scores_nKRL: Tensor, bias_n11L: Tensor | None, options: AttentionOptions) -> Tensor:
@@ -312,7 +313,8 @@ class FlatRows:
 
     def at(self, tensors: Sequence[Tensor]) -> FlatRows:
         """The same with its tensors elsewhere."""
-        return FlatRows(*tensors, self.longest_prompt, self.shortest_prompt)
+        length_n, position_n = tensors
+        return FlatRows(length_n, position_n, self.longest_prompt, self.shortest_prompt)
 
 
 class FlatLayout(_RowLayout):

@@ -1,0 +1,118 @@
+"""How a model's prompts hold images: the token that stands for one, and how many of them each has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from covey.data.model_files import read_json
+from covey.media.decode import image_size
+from covey.media.errors import MediaError
+from covey.media.families import FAMILIES
+from covey.media.sizes import ImageLimits, grid_of, limits_of, num_tokens
+from covey.media.source import ImageSource
+from covey.media.store import key_of
+from covey.text_files import placeholder_ids
+from covey.texts import tr
+from covey.types import Medium
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """What a run says of its images: the most pixels and the most tokens of one (None: as the model has
+    them), and whether those on the web may be fetched."""
+
+    max_pixels: int | None = None
+    max_tokens: int | None = None
+    may_fetch: bool = False
+
+
+AS_THEY_ARE = ImageOptions()
+"""Images as the files of the model say."""
+
+
+class HasImage(Protocol):
+    """Where an image is, in the data or on the disk."""
+
+    def image(self) -> ImageSource:
+        """Return it, read again where it lies in the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageAt:
+    """An image and the sizes that its model takes images in."""
+
+    place: HasImage
+    limits: ImageLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec:
+    """The images of a model's prompts: its template writes `token`, of id `token_id`, for one. No text may
+    hold a token of `refused`."""
+
+    token: str
+    token_id: int
+    refused: tuple[str, ...]
+    limits: ImageLimits
+    may_fetch: bool = False
+
+    def medium(self, place: HasImage) -> Medium:
+        """Return an image as prompts hold it. Raises MediaError for one that cannot be used; its pixels are
+        not decoded."""
+        source = place.image()
+        grid = grid_of(*image_size(source, may_fetch=self.may_fetch), self.limits)
+        merge = self.limits.merge
+        return Medium(
+            key=key_of(source, self.limits, may_fetch=self.may_fetch),
+            token_id=self.token_id,
+            num_tokens=num_tokens(grid, merge),
+            grid=grid,
+            extent=(grid[0], grid[1] // merge, grid[2] // merge),
+            source=ImageAt(place, self.limits),
+        )
+
+    def expanded(self, token_ids: Sequence[int], media: Sequence[Medium]) -> tuple[int, ...]:
+        """Return the tokens of a text with as many in the place of each image's one as it has. AssertionError
+        where there are not as many as images."""
+        waiting = iter(media)
+        found: list[int] = []
+        for token_id in token_ids:
+            found += [token_id] * (next(waiting).num_tokens if token_id == self.token_id else 1)
+        assert next(waiting, None) is None, "each image has a place in the text"
+        return tuple(found)
+
+
+def vision_spec(
+    model_dir: Path,
+    tokenizer: Tokenizer,
+    options: ImageOptions = AS_THEY_ARE,
+) -> VisionSpec | None:
+    """Return how prompts of the model of a directory hold images; None where it sees none. Raises MediaError
+    where its files say too little."""
+    config: dict[str, Any] = read_json(model_dir / "config.json")
+    if config.get("model_type") not in FAMILIES:
+        return None
+    token_id = config["image_token_id"]
+    words = [tokenizer.id_to_token(number) for number in placeholder_ids(config)]
+    token = tokenizer.id_to_token(token_id)
+    if token is None:
+        raise MediaError(
+            tr(
+                "{directory}: config.json says that token {token_id} stands for an image, but the tokenizer "
+                "has no such token",
+                directory=model_dir,
+                token_id=token_id,
+            )
+        )
+    return VisionSpec(
+        token=token,
+        token_id=token_id,
+        refused=tuple(word for word in words if word),
+        limits=limits_of(model_dir, max_pixels=options.max_pixels, max_tokens=options.max_tokens),
+        may_fetch=options.may_fetch,
+    )
