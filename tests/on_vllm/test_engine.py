@@ -17,6 +17,7 @@ from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.types import Finish
 from support.engines import plain, sampled
+from support.media import unseen
 from support.vllm_learner import Learner, prompts, request_of, settings
 
 pytestmark = pytest.mark.vllm
@@ -273,7 +274,7 @@ def test_a_longer_turn_is_sampled_as_alone(
 
 def test_media_are_refused(served: VllmEngine) -> None:
     with pytest.raises(ValueError, match="no images"):
-        served.submit(replace(request_of([5, 6, 7]), media=("an image",)))
+        served.submit(replace(request_of([5, 6, 7]), media=(unseen("an image"),)))
 
 
 def test_weights_come_while_requests_run(served: VllmEngine, learner: Learner) -> None:

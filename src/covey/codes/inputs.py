@@ -17,8 +17,8 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
     (
         "E312",
         "Images, audio or video",
-        "This version trains on text only. Without the images, audio or video the model would be trained "
-        "on another task.",
+        "Models that take text only are trained on text, and no model on audio or video. Without the media "
+        "the model would be trained on another task.",
     ),
     (
         "E313",
@@ -51,6 +51,21 @@ INPUTS: tuple[tuple[str, str, str], ...] = (
         "Unknown role in a message",
         "An assistant turn with an unknown role name would be kept in the prompt, which would give away "
         "the answer.",
+    ),
+    (
+        "E367",
+        "Image that cannot be used",
+        "The model would be asked about an image that it does not see.",
+    ),
+    (
+        "E368",
+        "Token of an image in a text",
+        "The model would be given the features of an image in its place, or those of another one.",
+    ),
+    (
+        "E369",
+        "Images that the chat template leaves out",
+        "The model would be asked about an image that it does not see.",
     ),
     (
         "E364",

@@ -50,19 +50,39 @@ class PlacedImage:
 @dataclass(frozen=True, slots=True, eq=False)
 class RowImage:
     """An image whose bytes lie in a row of the data: the row is read again for them. It is number `place` of
-    the images of row `number` of the `table`."""
+    the images of row `number` of the `table`, whose first row is number `first` of the data."""
 
     table: Sequence[Mapping[str, Any]]
     number: int
     place: int
     folders: tuple[str, ...]
+    first: int = 0
 
     def image(self) -> ImageSource:
-        """Return it."""
+        """Return it. Raises MediaError where the row has no such image."""
         from covey.data.forms import read_row
 
         rules = ImageRules(folders=self.folders)
-        return read_row(self.table[self.number], system=None, is_raw=False, images=rules).images[self.place]
+        images = read_row(self.table[self.number], system=None, is_raw=False, images=rules).images
+        if self.place >= len(images):
+            row, num = self.first + self.number + 1, len(images)
+            raise MediaError(tr("row {row} of the data has changed: it has {num} images", row=row, num=num))
+        return images[self.place]
+
+
+def places_of(
+    sources: Sequence[ImageSource],
+    table: Sequence[Mapping[str, Any]],
+    number: int,
+    folders: tuple[str, ...],
+    first: int = 0,
+) -> list[PlacedImage | RowImage]:
+    """Return where the images of row `number` of a table are, whose first row is number `first` of the data;
+    the bytes of none are kept."""
+    return [
+        PlacedImage(source) if source.data is None else RowImage(table, number, place, folders, first)
+        for place, source in enumerate(sources)
+    ]
 
 
 def read_images(value: Any, rules: ImageRules) -> list[ImageSource]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from covey.data.errors import DataError as DataError
 from covey.data.errors import TemplateError
 from covey.data.forms import ReadRow
-from covey.data.images import ImageRules, PlacedImage, RowImage
+from covey.data.images import ImageRules, places_of
 from covey.data.kept import KeptCheck
 from covey.data.lazy_rows import identity_of
 from covey.data.prompt import PROMPT_COLUMNS as PROMPT_COLUMNS
@@ -26,7 +26,7 @@ from covey.data.prompts import NO_ORIGIN, NotJson, lengths_of, read_prompts, wri
 from covey.data.shared_files import shared_file
 from covey.data.sources import read_rows as read_rows
 from covey.data.text import TextCodec
-from covey.media.errors import MediaError
+from covey.data.vision import RowMedia
 from covey.texts import packed, tr, unpacked
 from covey.types import Medium, Origin, Prompt
 
@@ -181,6 +181,7 @@ class _TableBuilder:
     ) -> None:
         self._codec = codec
         self._check = KeptCheck(codec)
+        self._images = None if codec.vision is None else RowMedia(codec.vision)
         self._max_length = max_length
         self._options = options
         self._first_id = first_id
@@ -218,7 +219,7 @@ class _TableBuilder:
             _render(row, number, self._codec, self._check, self._options)
             for number, row in enumerate(rows, start=first)
         ]
-        seen = [self._with_media(found, n, table) for found, n in zip(rendered, numbers, strict=True)]
+        seen = self._with_media(rendered, numbers, table)
         encoded = _encode([found for found, _ in seen], self._codec)
         for number, (found, media), ids in zip(count(first), seen, encoded, strict=False):
             if media:
@@ -229,23 +230,22 @@ class _TableBuilder:
                 yield prompt
 
     def _with_media(
-        self, rendered: Rendered, number: int, table: Sequence[Mapping[str, Any]]
-    ) -> tuple[Rendered, tuple[Medium, ...]]:
-        """A prompt with its images; one that has no text where an image cannot be used."""
-        vision, sources = self._codec.vision, rendered.row.images
-        if vision is None or not sources or rendered.reason:
-            return rendered, ()
-        try:
-            return rendered, tuple(
-                vision.medium(
-                    PlacedImage(one)
-                    if one.data is None
-                    else RowImage(table, number, place, self._options.image_folders)
-                )
-                for place, one in enumerate(sources)
-            )
-        except MediaError as error:
-            return Rendered(row=rendered.row, reason="image", detail=str(error)), ()
+        self, rendered: Sequence[Rendered], numbers: range, table: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Rendered, tuple[Medium, ...]]]:
+        """Prompts with their images; one that has no text where an image cannot be used."""
+        if self._images is None:
+            return [(found, ()) for found in rendered]
+        folders, first = self._options.image_folders, self._first_id
+        places = [
+            () if found.reason else places_of(found.row.images, table, number, folders, first)
+            for found, number in zip(rendered, numbers, strict=True)
+        ]
+        return [
+            (found, made)
+            if isinstance(made, tuple)
+            else (Rendered(row=found.row, reason="image", detail=str(made)), ())
+            for found, made in zip(rendered, self._images.media(places), strict=True)
+        ]
 
     def _prompt(
         self, number: int, rendered: Rendered, ids: tuple[int, ...], media: tuple[Medium, ...] = ()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +12,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 from covey.data.model_files import read_json
-from covey.media.decode import image_size
+from covey.media.decode import image_size, load_image
 from covey.media.errors import MediaError
 from covey.media.families import FAMILIES
 from covey.media.sizes import ImageLimits, grid_of, limits_of, num_tokens
@@ -19,6 +21,10 @@ from covey.media.store import key_of
 from covey.text_files import placeholder_ids
 from covey.texts import tr
 from covey.types import Medium
+
+_WORKERS = 4
+# For so long images are decoded at the start; later ones show that they cannot be as they are sampled.
+_DECODED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +67,12 @@ class VisionSpec:
     limits: ImageLimits
     may_fetch: bool = False
 
-    def medium(self, place: HasImage) -> Medium:
-        """Return an image as prompts hold it. Raises MediaError for one that cannot be used; its pixels are
-        not decoded."""
+    def medium(self, place: HasImage, *, is_decoded: bool = False) -> Medium:
+        """Return an image as prompts hold it. Raises MediaError for one that cannot be used; of its pixels
+        that is known only where they are decoded."""
         source = place.image()
+        if is_decoded:
+            load_image(source, may_fetch=self.may_fetch)
         grid = grid_of(*image_size(source, may_fetch=self.may_fetch), self.limits)
         merge = self.limits.merge
         return Medium(
@@ -85,6 +93,29 @@ class VisionSpec:
             found += [token_id] * (next(waiting).num_tokens if token_id == self.token_id else 1)
         assert next(waiting, None) is None, "each image has a place in the text"
         return tuple(found)
+
+
+class RowMedia:
+    """Makes the images of rows, by threads; those of the first seconds are decoded, to see that they can
+    be."""
+
+    def __init__(self, spec: VisionSpec) -> None:
+        self._spec = spec
+        self._decodes_until = time.monotonic() + _DECODED_S
+
+    def media(
+        self, places: Sequence[Sequence[HasImage]]
+    ) -> Iterator[tuple[Medium, ...] | MediaError]:
+        """Return the images of each row, or why one of them cannot be used."""
+        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="images") as pool:
+            yield from pool.map(self._of_row, places)
+
+    def _of_row(self, places: Sequence[HasImage]) -> tuple[Medium, ...] | MediaError:
+        is_decoded = time.monotonic() < self._decodes_until
+        try:
+            return tuple(self._spec.medium(place, is_decoded=is_decoded) for place in places)
+        except MediaError as error:
+            return error
 
 
 def vision_spec(

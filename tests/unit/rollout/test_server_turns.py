@@ -18,6 +18,7 @@ from covey.rollout.server.queue import Queue
 from covey.rollout.server.wire import request_body, requests_of
 from covey.types import GenerationRequest, SamplingParams, TurnId
 from support.engines import Plain, plain, sampled
+from support.media import unseen
 from support.servers import Running, engine_on, policy_of_server, running, status_of
 
 
@@ -174,13 +175,13 @@ def test_a_request_arrives_as_it_was_asked(policies: list[Policy]) -> None:
 
 def test_media_are_refused() -> None:
     with pytest.raises(ValueError, match="no images"):
-        engine_on(["http://127.0.0.1:1"]).submit(request_of(9, media=("an image",)))
+        engine_on(["http://127.0.0.1:1"]).submit(request_of(9, media=(unseen("an image"),)))
 
 
 def test_equal_tokens_with_other_media_are_dealt_apart() -> None:
     """Siblings alone go to one server together."""
     queue = Queue()
     images = ("one image", "one image", "another image")
-    queue.add([(n, request_of(9, n, media=(image,))) for n, image in enumerate(images)])
+    queue.add([(n, request_of(9, n, media=(unseen(image),))) for n, image in enumerate(images)])
     assert len(queue) == 2
     assert [number for number, _ in queue.remove([0, 2])] == [0, 2] and len(queue) == 1

@@ -15,6 +15,7 @@ from covey.rollout.native import caches, kept
 from covey.rollout.native.engine import NativeEngine
 from covey.types import GenerationRequest, SamplingParams, TurnId
 from support.engines import Plain, plain
+from support.media import unseen
 from support.needs import need
 from support.recording import record
 
@@ -147,7 +148,7 @@ ODD = {
     },
     "a part of what was sampled": lambda r: {"prompt_token_ids": r.prompt_token_ids[:-8]},
     "a turn that was never sampled": lambda r: {"extends": replace(r.turn, prompt_id=77)},
-    "other media": lambda r: {"media": ("another image",)},
+    "other media": lambda r: {"media": (unseen("another image"),)},
     "no media": lambda r: {"media": ()},
 }
 
@@ -156,7 +157,7 @@ ODD = {
 def test_what_does_not_extend_a_row_is_computed_anew(what, tiny_policy) -> None:
     policy = tiny_policy("llama")
     engine = NativeEngine(policy)
-    first = first_turn(9, media=("an image",))
+    first = first_turn(9, media=(unseen("an image"),))
     following = next_turn(first, one_turn(engine, first))
     following = replace(following, **ODD[what](following))
     before = engine.num_computed
@@ -237,7 +238,7 @@ def test_equal_tokens_with_other_media_share_nothing(engine, tiny_policy) -> Non
     policy = tiny_policy("llama")
     running = engine(policy)
     images = ("one image", "one image", "another image")
-    requests = [first_turn(9, s, media=(image,), may_go_on=False) for s, image in enumerate(images)]
+    requests = [first_turn(9, s, media=(unseen(image),), may_go_on=False) for s, image in enumerate(images)]
     numbers = [running.submit(request) for request in requests]
     done = {c.request_id: plain(c) for c in running.results()}
     decoded = sum(len(c.token_ids) for c in done.values())

@@ -94,6 +94,7 @@ def _rendered(
     tools: Tools,
 ) -> tuple[Facts, Data]:
     limit = longest_allowed(facts.model, config)
+    facts = replace(facts, data=replace(facts.data, sees_images=codec.vision is not None))
     try:
         options = prompt_options(config, tools)
         table = prompt_table(rows, codec, max_length=limit, options=options, progress=_progress())

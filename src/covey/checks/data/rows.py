@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covey.config.names import free_name
+from covey.media.families import FAMILIES
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, LeftOut, MissingColumn, PromptFacts
 from covey.plan.problem import problem, warning
@@ -52,18 +53,20 @@ def numbers(left_out: LeftOut) -> str:
 def _media(data: DataFacts) -> list[Problem]:
     if not data.media_columns:
         return []
-    return [
-        problem(
-            "E312",
-            "dataset",
-            tr(
-                "The data holds images, audio or video: {media_columns}.",
-                media_columns=joined(", ", data.media_columns),
-            ),
-            tr("The dataset is for vision models."),
-            Fix(text=tr("use a data set without media, or remove these rows and columns")),
+    rows = next((left for left in data.left_out if left.reason == "media"), None)
+    where = tr(" (rows {numbers})", numbers=numbers(rows)) if rows is not None and rows.rows else ""
+    columns = joined(", ", data.media_columns)
+    fix = Fix(text=tr("use a data set without media, or remove these rows and columns"))
+    if data.sees_images:
+        seen = tr(
+            "The data holds audio or video, which covey does not train on: {columns}{where}.",
+            columns=columns,
+            where=where,
         )
-    ]
+        return [problem("E312", "dataset", seen, "", fix)]
+    seen = tr("The data holds images, audio or video: {columns}{where}.", columns=columns, where=where)
+    to_see = Fix(text=tr("train a model that sees images: {families}", families=joined(", ", FAMILIES)))
+    return [problem("E312", "dataset", seen, tr("The model takes text only."), to_see, fix)]
 
 
 def _refused(config: Config, data: DataFacts, left_out: LeftOut) -> Problem:
@@ -110,6 +113,8 @@ def _refused(config: Config, data: DataFacts, left_out: LeftOut) -> Problem:
         return _unknown_tool(left_out, code, option, rows, first)
     if left_out.reason == "not_continued":
         return _not_continued(config, data, left_out, option, rows)
+    if left_out.reason in ("image", "placeholder", "images_lost"):
+        return _image(left_out, code, option, rows, first)
     seen = tr("The column tools of {rows} does not hold a list of functions with names.", rows=rows)
     form = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
     return problem(code, option, seen, "", Fix(text=tr("write tools as {form}", form=form)))
@@ -140,6 +145,34 @@ def _unknown_tool(left_out: LeftOut, code: str, option: str, rows: str, first: s
         detail=left_out.detail,
     )
     return problem(code, option, seen, "", Fix(text=tr("add it to --tools, or take it out of the data")))
+
+
+def _image(left_out: LeftOut, code: str, option: str, rows: str, first: str) -> Problem:
+    if left_out.reason == "image":
+        seen = tr(
+            "Images of {rows} cannot be used. In {first}: {detail}.",
+            rows=rows,
+            first=first,
+            detail=left_out.detail,
+        )
+        return problem(code, option, seen, "", Fix(text=tr("correct these rows, or remove them")))
+    if left_out.reason == "placeholder":
+        seen = tr(
+            "The text of {rows} holds a token that stands for an image. In {first}: {detail}.",
+            rows=rows,
+            first=first,
+            detail=left_out.detail,
+        )
+        fix = Fix(text=tr("remove it from the text; write <image> where an image of the row stands"))
+        return problem(code, option, seen, "", fix)
+    seen = tr(
+        "The chat template does not write a place for each image of {rows}. In {first}: {detail}.",
+        rows=rows,
+        first=first,
+        detail=left_out.detail,
+    )
+    fix = Fix(text=tr("use the template that comes with the model: leave out --chat_template"))
+    return problem(code, option, seen, "", fix)
 
 
 def _not_continued(config: Config, data: DataFacts, left_out: LeftOut, option: str, rows: str) -> Problem:

@@ -120,7 +120,8 @@ class DataFacts:
     missing_columns       columns that the prompt or a reward needs and that are not there
     missing_paths         paths that do not exist
     unreadable            files that exist and cannot be read
-    media_columns         columns with images, audio or video
+    media_columns         columns with images, audio or video that the model does not take
+    sees_images           whether the model takes images
     unread_columns        columns with bytes, which rewards are not given
     unused_columns        columns that a `prompt` string has no place for, such as a system message
     has_preference_pairs  whether the rows are pairs of answers without what GRPO needs
@@ -139,6 +140,7 @@ class DataFacts:
     missing_paths: tuple[str, ...] | None = None
     unreadable: tuple[UnreadableFile, ...] | None = None
     media_columns: tuple[str, ...] = ()
+    sees_images: bool = False
     unread_columns: tuple[str, ...] = ()
     unused_columns: tuple[str, ...] = ()
     has_preference_pairs: bool = False
