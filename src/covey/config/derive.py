@@ -123,6 +123,11 @@ def _learning_rate(options: Mapping[str, Any]) -> tuple[Any, str]:
     )
 
 
+def _frozen_beside_adapters(options: Mapping[str, Any]) -> tuple[Any, str]:
+    is_lora = _of(options, "tuner_type") == "lora"
+    return is_lora, tr("default with tuner_type lora") if is_lora else "default"
+
+
 def _reward_weights(options: Mapping[str, Any]) -> tuple[Any, str]:
     return [1.0] * sum(len(options.get(name, [])) for name in ("reward_funcs", "reward_model")), "default"
 
@@ -214,14 +219,17 @@ def _sleeps(options: Mapping[str, Any]) -> tuple[Any, str]:
     return _of(options, "sleep_level") > 0, tr("derived from sleep_level")
 
 
-_ADAPTER = ("tuner_type", "use_dora", "modules_to_save", "lora_rank")
+_ADAPTER = ("tuner_type", "use_dora", "modules_to_save", "lora_rank", "freeze_vit", "freeze_aligner")
 
 
 def _applies_adapter(options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Added to weights of bfloat16, most of a small update is rounded away; sent alone, it is whole."""
+    """Added to weights of bfloat16, most of a small update is rounded away; sent alone, it is whole. Engines
+    apply adapters to the language model alone."""
     if _of(options, "tuner_type") != "lora":
         return False, "default"
     is_plain = not _of(options, "use_dora") and not _of(options, "modules_to_save")
+    # Adapters freeze both where nobody types them.
+    is_plain = is_plain and all(options.get(name) is not False for name in ("freeze_vit", "freeze_aligner"))
     return is_plain and _of(options, "lora_rank") <= LORA_RANKS[-1], tr("derived from tuner_type")
 
 
@@ -233,6 +241,8 @@ RULES: Mapping[str, Rule] = {
     "epsilon_high": Rule(frozenset({"epsilon", "loss_type"}), _epsilon_high),
     "scale_rewards": Rule(frozenset({"advantage_estimator"}), _scale_rewards),
     "learning_rate": Rule(frozenset({"tuner_type"}), _learning_rate),
+    "freeze_vit": Rule(frozenset({"tuner_type"}), _frozen_beside_adapters),
+    "freeze_aligner": Rule(frozenset({"tuner_type"}), _frozen_beside_adapters),
     "reward_weights": Rule(frozenset({"reward_funcs", "reward_model"}), _reward_weights),
     "reward_workers": Rule(frozenset(), _one_a_core),
     "tool_workers": Rule(frozenset(), _one_a_core),

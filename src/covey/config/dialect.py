@@ -47,6 +47,9 @@ def dialect_note(typed: Mapping[str, Typed]) -> Problem:
         names = tuple(name for name in names if not name.startswith("lora_"))
     if not has_adapter:
         names = tuple(name for name in names if name != "ref_adapters")
+    if has_adapter or "tuner_type" not in typed or typed["tuner_type"].value == "lora":
+        # Of adapters covey's own defaults are the same.
+        names = tuple(name for name in names if not name.startswith("freeze_"))
     taken = sorted(name for name in names if name not in typed)
     return Problem(
         code="W113",

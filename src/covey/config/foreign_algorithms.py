@@ -8,7 +8,7 @@ from covey.texts import tr
 
 _METHODS = tr("This is an option of another training method of ms-swift; covey trains with GRPO.")
 _TUNERS = tr("This is an option of another tuner; covey trains all weights or LoRA adapters.")
-_OPTIMIZERS = tr("The optimizer is AdamW, with one learning rate for all weights.")
+_OPTIMIZERS = tr("The optimizer is AdamW, with one learning rate for both matrices of an adapter.")
 _TASKS = tr("This is an option for classifiers, embeddings or agents; covey trains a causal language model.")
 _MODEL = tr("The model is loaded as its config.json says.")
 _IMAGES = tr("This version trains on text only.")
@@ -44,7 +44,7 @@ OTHER_METHODS: Mapping[str, str] = {
          "init_weights", "use_swift_lora", "tuner_backend", "use_galore", "adapter_act", "adapter_length"),
         _TUNERS,
     ),
-    **_each(("lorap_lr_ratio", "vit_lr", "aligner_lr"), _OPTIMIZERS),
+    **_each(("lorap_lr_ratio",), _OPTIMIZERS),
     **_each(
         ("num_labels", "problem_type", "agent_template", "mrl_dims", "use_logits_to_keep", "stream",
          "logprobs", "top_logprobs"),
@@ -56,7 +56,7 @@ OTHER_METHODS: Mapping[str, str] = {
          "enable_npu_model_patch", "ref_model_type", "ref_model_revision"),
         _MODEL,
     ),
-    **_each(("max_pixels", "norm_bbox", "vit_gradient_checkpointing"), _IMAGES),
+    **_each(("norm_bbox", "vit_gradient_checkpointing"), _IMAGES),
     **_each(
         ("cached_dataset", "cached_val_dataset", "shuffle_buffer_size", "download_mode", "strict",
          "disable_auto_column_mapping", "model_name", "model_author", "packing_length", "packing_num_proc",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -20,13 +21,14 @@ from covey.config.dialect import SOURCE, dialect_note, ms_swift_typed
 from covey.config.names import nearest_option
 from covey.config.output import default_output_dir
 from covey.config.start import start_of
-from covey.config.take import Typed, take_mapping
+from covey.config.take import Layer, Typed, take_mapping
 from covey.config.unreadable import without_unreadable
 from covey.errors import ConfigError
 from covey.options.schema import DERIVED, FACTS, OPTIONS, REQUIRED, Config, default_of
 from covey.texts import tr
 from covey.types import Fix, Problem
 
+_VARIABLES = {"MAX_PIXELS": "max_pixels", "IMAGE_MAX_TOKEN_NUM": "image_max_token_num"}
 _ABSENT: dict[str, Any] = {"model": "", "dataset": [], "reward_funcs": []}
 _EXAMPLES: dict[str, tuple[Any, str]] = {
     "model": ("quickstart", tr("a directory with weights, an id on a hub, or the built-in model")),
@@ -58,8 +60,9 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
 
     Raises ConfigError where no configuration can be built at all, with every problem so far.
     """
-    typed, unreadable = without_unreadable(typed)
-    problems = [*problems, *unreadable]
+    told = _of_environment(typed)
+    typed, unreadable = without_unreadable({**told.typed, **typed})
+    problems = [*problems, *told.problems, *unreadable]
     start = start_of(typed)
     all_problems = [*problems, *start.problems, *_missing(typed, faulty_options(problems, typed))]
     values = {name: t.value for name, t in typed.items()}
@@ -102,6 +105,15 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
         other_names=MappingProxyType({name: t.name for name, t in typed.items() if t.name}),
         problems=tuple(all_problems),
     )
+
+
+def _of_environment(typed: Collection[str]) -> Layer:
+    """Return the options that ms-swift reads from the environment, where nobody has typed them."""
+    layer = Layer()
+    for variable, name in _VARIABLES.items():
+        if name not in typed and os.environ.get(variable):
+            layer.take(name, os.environ[variable], tr("environment variable {name}", name=variable))
+    return layer
 
 
 def faulty_options(problems: Collection[Problem], typed: Collection[str]) -> set[str]:

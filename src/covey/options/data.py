@@ -119,6 +119,25 @@ class DataOptions(Options):
         "beginning.",
         swift="left",
     )
+    max_pixels: int | None = option(
+        None,
+        "Largest number of pixels of an image; a larger image is reduced. Not set: that of the environment "
+        "variable MAX_PIXELS, or of the model's preprocessor_config.json.",
+        ge=1,
+        why="An image has pixels.",
+        swift="the model's own",
+    )
+    image_max_token_num: int | None = option(
+        None,
+        "Largest number of tokens of an image; a larger image is reduced. Not set: that of the environment "
+        "variable IMAGE_MAX_TOKEN_NUM, or what max_pixels allows.",
+        ge=1,
+        why="An image has at least one token.",
+    )
+    allow_image_urls: bool = option(
+        False,
+        "Fetch images whose rows give a URL. false: such rows are refused.",
+    )
     apply_chat_template: bool = option(
         False,
         "Use the chat template for prompts that are plain text too, as a user message.",

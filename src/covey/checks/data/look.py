@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -257,7 +258,17 @@ def prompt_options(config: Config, tools: Tools = ()) -> PromptOptions:
         task_column=config.task_column,
         tools=tuple(tools),
         has_environment=config.environment_factory is not None,
+        image_folders=_image_folders(config),
     )
+
+
+def _image_folders(config: Config) -> tuple[str, ...]:
+    """Return where relative paths of images start from: here, as in ms-swift, or a folder of the data."""
+    names = [name.partition("=")[2] or name for name in (*config.dataset, *config.val_dataset)]
+    there = [os.path.expanduser(name.rpartition("#")[0] or name) for name in names]
+    folders = [name if os.path.isdir(name) else os.path.dirname(name) for name in there]
+    root = [own] if (own := os.environ.get("ROOT_IMAGE_DIR")) else []
+    return tuple(dict.fromkeys([*root, "", *(f for f in folders if os.path.isdir(f))]))
 
 
 def longest_allowed(model: ModelFacts, config: Config) -> int | None:

@@ -23,6 +23,7 @@ from covey.data.prompt_checks import prompt_problem, unwritten_prefix
 from covey.data.stop_words import stop_words
 from covey.data.text import TextCodec, load_codec
 from covey.data.token_words import banned_tokens_in_words, stop_tokens_in_words
+from covey.data.vision import ImageOptions
 from covey.errors import ConfigError
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes, settings_of
 from covey.models.config_shapes import FAMILIES, shapes_of_config
@@ -238,6 +239,11 @@ def _with_codec(
             enable_thinking=config.enable_thinking,
             chat_template_kwargs=config.chat_template_kwargs,
             adapter=adapter or adapter_directory(config),
+            images=ImageOptions(
+                max_pixels=config.max_pixels,
+                max_tokens=config.image_max_token_num,
+                may_fetch=config.allow_image_urls,
+            ),
         )
     except TemplateError as error:
         return replace(
