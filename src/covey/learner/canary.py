@@ -97,7 +97,7 @@ def _sample(number: int, request: GenerationRequest, completion: Completion) -> 
         group=number,
         sibling=0,
         episode=number,
-        tokens=TokenSequence.of_turn(request.prompt_token_ids, completion),
+        tokens=TokenSequence.of_turn(request.prompt_token_ids, completion, request.media),
         temperature=request.sampling.temperature,
         outcome=Outcome(completion.finish),
     )

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from covey.rewards.callee import Wants
+from covey.rewards.images import NAMES, told
 from covey.rewards.protocol import Form, Scored
 from covey.texts import tr
 from covey.types import Outcome
@@ -40,7 +41,7 @@ _OF_TURNS: Mapping[str, Callable[[Scored], Any]] = {
     "turns": lambda row: [asdict(turn) for turn in row.turns],
 }
 # What takes time to make, or few have, goes to those who name it, not to whoever takes everything.
-_ONLY_NAMED = ("completion_steps", "environment_reward", "environments", *_OF_TURNS)
+_ONLY_NAMED = ("completion_steps", "environment_reward", "environments", *NAMES, *_OF_TURNS)
 _AS_TEXT = (decimal.Decimal, uuid.UUID, pathlib.PurePath)
 
 
@@ -54,7 +55,7 @@ def arguments_of(
     """Return the arguments that the function wants of these rows, by name; a column never replaces a sample.
 
     In the form `text` prompts and completions are strings, in the form `messages` lists of messages. Steps
-    are strings in both.
+    are strings in both. Images are told of, as `rewards.images` opens them again.
     """
     readers = {
         "prompts": lambda r: _messages(r, r.prompt.messages) if form == "messages" else r.prompt.text,
@@ -72,6 +73,9 @@ def arguments_of(
         **_OF_TURNS,
     }
     own = {name for r in rows for name in r.prompt.columns}
+    if any(r.prompt.media for r in rows):
+        readers["images"] = lambda r: [*map(told, r.prompt.media)]
+        readers["image"] = lambda r: told(r.prompt.media[0]) if r.prompt.media else None
     if not any(r.episode.turns for r in rows):
         readers = {name: read for name, read in readers.items() if name not in _OF_TURNS.keys() & own}
     columns = sorted(own - {*STANDARD, *readers} | (own & _OF_TURNS.keys() - readers.keys()))

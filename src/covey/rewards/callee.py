@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from covey.rewards.images import NAMES, opened
 from covey.rewards.protocol import TrainerState
 from covey.texts import counted, packed, tr, unpacked
 from covey.types import RewardCause, Status
@@ -65,6 +66,7 @@ class Callee:
         extras = {"trainer_state": state, "log_extra": notes.log_extra, "log_metric": notes.log_metric}
         accepted = {k: v for k, v in {**arguments, **extras}.items() if self.wants.includes(k)}
         try:
+            accepted.update({name: opened(accepted[name]) for name in NAMES if name in accepted})
             values = self._finished(self._function(**accepted))
             if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
                 values = list(values)

@@ -21,7 +21,7 @@ from covey.rollout.engine import Engine
 from covey.rollout.filters import filters_of
 from covey.rollout.noise import draws, row_key, token_table
 from covey.texts import tr
-from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
+from covey.types import Completion, Finish, GenerationRequest, Medium, SamplingParams, TurnId
 from covey.types.arrays import floats, ints
 
 # The first new token follows the prompt, the second a step of decoding; a further one would read all weights
@@ -71,10 +71,17 @@ class Outcome:
     wrong_token: str = ""
 
 
-def canary_requests(vocab: int, banned: tuple[int, ...] = ()) -> tuple[GenerationRequest, ...]:
+def canary_requests(
+    vocab: int, banned: tuple[int, ...] = (), media: Sequence[Medium] = ()
+) -> tuple[GenerationRequest, ...]:
     """The prompts: random tokens of a vocabulary, the same in every run, at a temperature of 1, and answers
-    without banned tokens."""
+    without banned tokens. Each of the `media` has a prompt, whose text is the same for all of them."""
     chosen = np.random.default_rng(0).integers(vocab, size=(_PROMPTS, _PROMPT_TOKENS))
+    # Placeholders without images have no meaning.
+    chosen[np.isin(chosen, banned)] = next(token for token in range(vocab) if token not in banned)
+    prompts: list[tuple[list[int], tuple[Medium, ...]]] = [(prompt, ()) for prompt in chosen.tolist()]
+    before, behind = chosen[0].tolist()[:2], chosen[0].tolist()[2:]
+    prompts += [([*before, *[one.token_id] * one.num_tokens, *behind], (one,)) for one in media]
     sampling = SamplingParams(
         temperature=1.0, max_new_tokens=_NEW_TOKENS, stop_token_ids=(), banned_token_ids=banned
     )
@@ -83,8 +90,9 @@ def canary_requests(vocab: int, banned: tuple[int, ...] = ()) -> tuple[Generatio
             prompt_token_ids=tuple(prompt),
             sampling=sampling,
             turn=TurnId(seed=0, split="canary", rollout=0, attempt=0, prompt_id=number, sibling=0),
+            media=own,
         )
-        for number, prompt in enumerate(chosen.tolist())
+        for number, (prompt, own) in enumerate(prompts)
     )
 
 

@@ -6,12 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from covey.checks.survey import Survey
 from covey.comm import Comm
+from covey.data.images import PlacedImage
 from covey.data.order import Order
 from covey.data.pass_rates import levels
 from covey.data.prompts import fields_of
+from covey.data.text import TextCodec
 from covey.learner.canary import Learner, learners_view
+from covey.media.source import sources_of
 from covey.models.lora import tied_names
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
@@ -34,6 +39,7 @@ from covey.training.source import (
     StreamSupply,
     TableSupply,
 )
+from covey.types import Medium
 
 
 def prompt_supply(config: Config, found: Survey, plan: BatchPlan) -> TableSupply | StreamSupply | None:
@@ -65,11 +71,22 @@ def publisher_for(config: Config, found: Survey, owner: _Owner, engine: Engine, 
     vocab = min(owner.sampler.vocab, found.codec.tokenizer.get_vocab_size())
     own = compute_dtype(config, owner.policy.device)
     canary = Canary(
-        requests=canary_requests(vocab, owner.sampler.head.banned),
+        requests=canary_requests(vocab, owner.sampler.head.banned, _canary_images(found.codec)),
         view=learners_view(owner, comm.activity.advance),
         bound=Bound(own, engine.capabilities.dtype or own),
     )
     return Publisher(owner, engine, comm, canary=canary, tied=tied_names(owner.sampler))
+
+
+def _canary_images(codec: TextCodec) -> list[Medium]:
+    """Two images of noise, the same in every run, for a model that sees."""
+    if codec.vision is None:
+        return []
+    side = 2 * codec.vision.limits.token_side
+    noise = np.random.default_rng(0).integers(256, size=(2, side, side, 3), dtype=np.uint8)
+    return [
+        codec.vision.medium(PlacedImage(source)) for pixels in noise for source in sources_of(pixels)
+    ]
 
 
 def source_for(
@@ -85,6 +102,7 @@ def source_for(
         return ReplaySource(
             Path(config.replay_rollouts),
             dict(zip(metric_names(config.rewards), config.weights, strict=True)),
+            found.images,
         )
     assert found.codec is not None
     assert supply is not None
@@ -129,6 +147,7 @@ def selecting_groups(source: Source, config: Config, found: Survey) -> Source:
         Further(further),
         Replay(config.replay_buffer_size, config.seed),
         attempts=config.max_resample_times if config.dynamic_sample else 0,
+        images=found.images,
     )
 
 
