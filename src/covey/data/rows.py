@@ -17,7 +17,7 @@ from typing import Any, Literal
 from covey.data.errors import DataError as DataError
 from covey.data.errors import TemplateError
 from covey.data.forms import ReadRow
-from covey.data.images import IMAGE_COLUMNS, ImageRules, places_of
+from covey.data.images import ImageRules, places_of
 from covey.data.kept import KeptCheck
 from covey.data.lazy_rows import identity_of
 from covey.data.prompt import PROMPT_COLUMNS as PROMPT_COLUMNS
@@ -224,8 +224,6 @@ class _TableBuilder:
         for number, (found, media), ids in zip(count(first), seen, encoded, strict=False):
             if media:
                 assert self._codec.vision is not None
-                # Rewards may ask for them, wherever the row has them.
-                self._columns.update(IMAGE_COLUMNS)
                 ids = self._codec.vision.expanded(ids, media)
             prompt = self._prompt(number, found, ids, media)
             if prompt is not None:

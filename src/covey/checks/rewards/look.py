@@ -27,6 +27,7 @@ from covey.plan.task_rewards import asked
 from covey.rewards.apart import ModelEntry
 from covey.rewards.builtin import JUDGE, built_in_of
 from covey.rewards.function_text import function_digest
+from covey.rewards.images import NAMES
 from covey.rewards.protocol import Environments, Scored
 from covey.rewards.registry import available, options_read
 from covey.rewards.reward_set import RewardSet
@@ -74,7 +75,7 @@ def with_rewards(
         refused |= set() if is_judge_usable(config, facts.data, facts.rewards, facts.machine) else {JUDGE}
     faults = list(rewards.faults)
     if not faults and facts.data.columns is not None:
-        faults = rewards.missing(_given_columns(columns))
+        faults = rewards.missing(_given_columns(columns, sees_images=facts.data.sees_images))
         if facts.data.missing_columns:
             # The columns of built-in rewards are among them already.
             faults = [f for f in faults if built_in_of(f.reward) is None]
@@ -186,8 +187,8 @@ def _untried(facts: Facts, rewards: RewardSet, *, offline: bool) -> tuple[str, .
     return tuple(name for name in rewards.apart if name in absent)
 
 
-def _given_columns(columns: Sequence[str]) -> Sequence[str]:
-    return [name for name in columns if name != "prompt"]
+def _given_columns(columns: Sequence[str], *, sees_images: bool) -> Sequence[str]:
+    return [name for name in (*columns, *(NAMES if sees_images else ())) if name != "prompt"]
 
 
 def _typed(name: str, config: Config) -> str:
