@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.data.errors import RowFault
-from covey.data.images import IMAGE_COLUMNS, MARK, WRITTEN, ImageRules, in_messages, read_images
+from covey.data.images import IMAGE_COLUMNS, WRITTEN, ImageRules, in_messages, read_images
 from covey.data.messages import (
+    MARK,
     Marks,
     Message,
     chosen_tools,

@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from covey.data.errors import RowFault
-from covey.data.messages import Message
+from covey.data.messages import MARK, Message
 from covey.media.errors import MediaError
 from covey.media.source import ImageSource, sources_of
 from covey.texts import tr
-
-MARK = "\U000f1a6e"
-"""Stands for an image in a text: a character for private use."""
 
 WRITTEN = "<image>"
 """What data writes for an image, as ms-swift's does."""
@@ -62,11 +59,18 @@ class RowImage:
         """Return it. Raises MediaError where the row has no such image."""
         from covey.data.forms import read_row
 
+        number = self.first + self.number + 1
+        try:
+            row = self.table[self.number]
+        except IndexError as error:
+            raise MediaError(tr("the data have no row {number}", number=number)) from error
         rules = ImageRules(folders=self.folders)
-        images = read_row(self.table[self.number], system=None, is_raw=False, images=rules).images
+        images = read_row(row, system=None, is_raw=False, images=rules).images
         if self.place >= len(images):
-            row, num = self.first + self.number + 1, len(images)
-            raise MediaError(tr("row {row} of the data has changed: it has {num} images", row=row, num=num))
+            words = tr(
+                "row {number} of the data has changed: it has {num} images", number=number, num=len(images)
+            )
+            raise MediaError(words)
         return images[self.place]
 
 

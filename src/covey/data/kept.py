@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.data.errors import RowFault, TemplateError
-from covey.data.images import MARK
-from covey.data.messages import Message, tool_name
+from covey.data.messages import MARK, Message, tool_name
 from covey.data.text import TextCodec
 from covey.texts import tr
 

@@ -11,6 +11,9 @@ from covey.data.errors import RowFault
 
 Message = Mapping[str, Any]
 
+MARK = "\U000f1a6e"
+"""Stands for an image in a text: a character for private use."""
+
 # The roles that a message may have, and what other tools call them.
 _USER = ("user", "human")
 _ASSISTANT = ("assistant", "gpt", "bot")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.environments.rendering import Conversation, Renderer, Rendering, Spoken
-from covey.types import Completion, KeptSets, Source, TokenSequence
+from covey.types import Completion, KeptSets, Medium, Source, TokenSequence
 from covey.types.arrays import (
     Bools,
     Floats,
@@ -33,6 +33,7 @@ class SequenceDraft:
     logprobs: list[Floats] = field(default_factory=list)
     versions: list[Versions] = field(default_factory=list)
     kept: list[KeptSets] = field(default_factory=list)
+    media: list[Medium] = field(default_factory=list)
 
     def add(self, token_ids: Sequence[int] | Ints, source: Source) -> None:
         """Add tokens; those of the model are trained."""
@@ -59,6 +60,7 @@ class SequenceDraft:
             versions=joined_runs(self.versions),
             sources=tuple(self.sources),
             kept=KeptSets.joined(self.kept) if self.kept else None,
+            media=tuple(self.media),
         )
 
 
@@ -88,6 +90,11 @@ class EpisodeDraft:
         return self._sequences[-1].token_ids
 
     @property
+    def media(self) -> tuple[Medium, ...]:
+        """Return the images of all that stands in front of the next turn."""
+        return tuple(self._sequences[-1].media)
+
+    @property
     def prompt_length(self) -> int:
         """Return the tokens of the prompt that the episode began with."""
         return self._sequences[0].sources[0][1]
@@ -107,9 +114,15 @@ class EpisodeDraft:
             last.kept.append(completion.kept)
         self._grow(spoken)
 
-    def answered(self, messages: Sequence[Mapping[str, Any]]) -> Rendering:
-        """Return what would stand in front of the next turn behind these messages; nothing is added."""
-        conversation = replace(self.conversation, items=(*self.conversation.items, *messages))
+    def answered(
+        self, messages: Sequence[Mapping[str, Any]], media: Sequence[Medium] = ()
+    ) -> Rendering:
+        """Return what would stand in front of the next turn behind these messages, which have the images
+        `media`; nothing is added."""
+        former = self.conversation
+        conversation = replace(
+            former, items=(*former.items, *messages), media=(*former.media, *media)
+        )
         return self._renderer.follow(conversation, self._sequences[-1].segments)
 
     def length_with(self, rendering: Rendering) -> int:
@@ -117,9 +130,16 @@ class EpisodeDraft:
         before = 0 if rendering.rewritten else self._sequences[-1].length
         return before + len(rendering.token_ids)
 
-    def answer(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering, source: Source) -> None:
-        """Add messages, and the tokens that were rendered for them."""
+    def answer(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        rendering: Rendering,
+        source: Source,
+        media: Sequence[Medium] = (),
+    ) -> None:
+        """Add messages with their images, and the tokens that were rendered for them."""
         self._grow(*messages)
+        self.conversation = replace(self.conversation, media=(*self.conversation.media, *media))
         self._next = rendering
         if rendering.rewritten:
             self.rewritten.append(rendering.rewritten)
@@ -127,6 +147,7 @@ class EpisodeDraft:
             return
         self._sequences[-1].segments.append(rendering.text)
         self._sequences[-1].add(rendering.token_ids, source)
+        self._sequences[-1].media += rendering.media
 
     def sequences(self) -> tuple[TokenSequence, ...]:
         """Return the sequences of the episode, each up to its last turn."""
@@ -138,3 +159,4 @@ class EpisodeDraft:
     def _begin(self) -> None:
         self._sequences.append(SequenceDraft(segments=[self._next.text]))
         self._sequences[-1].add(self._next.token_ids, Source.PROMPT)
+        self._sequences[-1].media += self._next.media

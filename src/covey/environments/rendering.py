@@ -17,7 +17,9 @@ from covey.data.prompt import opened_by
 from covey.data.text import TextCodec
 from covey.environments.call_format import CallFormat
 from covey.environments.untrusted import Untrusted
-from covey.types import ToolCall, Turn
+from covey.media.errors import MediaError
+from covey.texts import tr
+from covey.types import Medium, ToolCall, Turn
 
 _THOUGHT = re.compile(r"\A(\s*<think>\s*)(.*?)(\s*</think>\s*)(.*)\Z", re.DOTALL)
 _CANONICAL = "<think>\n", "\n</think>\n\n"
@@ -57,25 +59,29 @@ Item = Mapping[str, Any] | Spoken
 class Conversation:
     """Holds the input of a rendering: messages and turns in order, `tools` and arguments of the template.
 
-    The first `num_trusted` items come from the data set, whose marks are control tokens.
+    The first `num_trusted` items come from the data set, whose marks are control tokens. `media` are the
+    images of the messages, each of them a block `{"type": "image"}`, in their order.
     """
 
     items: tuple[Item, ...]
     num_trusted: int = 0
     tools: tuple[Mapping[str, Any], ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    media: tuple[Medium, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendering:
     """The text in front of a turn, the token ids of what is new of it (the token that ended the former turn
     was sampled), and what it has opened of the turn. `rewritten` says why it is the beginning of a new
-    sequence; "" where it goes on from what was sampled. Hidden marks are private characters in `text`."""
+    sequence; "" where it goes on from what was sampled. `media` are the images of the tokens. Hidden marks
+    are private characters in `text`, and an image is one token there."""
 
     text: str
     token_ids: tuple[int, ...]
     opened: str
     rewritten: str = ""
+    media: tuple[Medium, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +142,7 @@ class Renderer:
     def start(self, conversation: Conversation, rewritten: str = "") -> Rendering:
         """Render a whole conversation as the prompt of a new sequence."""
         text = self._render(conversation, self._messages(conversation))
-        return self._rendering(text, text, rewritten)
+        return self._rendering(conversation, text, text, rewritten, is_whole=True)
 
     def hide(self, text: str) -> str:
         """Return a text that is written into a message of the data set with its marks hidden."""
@@ -158,7 +164,7 @@ class Renderer:
         end = "" if last.end is None else self._codec.tokenizer.id_to_token(last.end) or ""
         if not text.startswith(end):
             return self.start(conversation, f"the template does not end this turn with {end}")
-        return self._rendering(text, text[len(end) :])
+        return self._rendering(conversation, text, text[len(end) :])
 
     def shown(self, text: str) -> str:
         """Return a text whose marks were hidden as it was written."""
@@ -213,9 +219,28 @@ class Renderer:
     def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
         return self._codec.render(messages, tools=conversation.tools, kwargs=conversation.arguments)
 
-    def _rendering(self, text: str, new: str, rewritten: str = "") -> Rendering:
-        ids = self._untrusted.encode(new)
-        return Rendering(text=text, token_ids=ids, opened=opened_by(text), rewritten=rewritten)
+    def _rendering(
+        self, conversation: Conversation, text: str, new: str, rewritten: str = "", *, is_whole: bool = False
+    ) -> Rendering:
+        """The rendering whose `new` text, which may be the whole one, has the newest images of the
+        conversation. Raises MediaError where the template does not write a place for each image."""
+        ids, vision = self._untrusted.encode(new), self._codec.vision
+        media = conversation.media
+        if media and vision is not None:
+            places = ids.count(vision.token_id)
+            media = media if is_whole else media[len(media) - min(places, len(media)) :]
+            if len(media) != places:
+                raise MediaError(
+                    tr(
+                        "the chat template writes {places} places for {num} images",
+                        places=places,
+                        num=len(media),
+                    )
+                )
+            ids = vision.expanded(ids, media)
+        return Rendering(
+            text=text, token_ids=ids, opened=opened_by(text), rewritten=rewritten, media=media
+        )
 
 
 def _lead(codec: TextCodec) -> str:

@@ -15,6 +15,7 @@ from covey.environments.seeding import ResetLock, seed_generators
 from covey.environments.shape import Shape, shape_of
 from covey.environments.tool import Limits, Tool, failed, result_of, unloadable
 from covey.rewards.callee import Callee, Reply, describe, file_of
+from covey.rewards.images import NAMES, opened
 from covey.rewards.loading import Loader, Unloadable, callee_of
 from covey.rewards.pool import Loaded
 from covey.rewards.protocol import TrainerState
@@ -111,7 +112,8 @@ class Room:
         def reset() -> Any:
             seed_generators(seed)
             place.environment = factory()
-            return place.environment.reset(**shape.arguments(row, seed))
+            seen = {n: opened(v) if n in NAMES else v for n, v in row.items()}
+            return place.environment.reset(**shape.arguments(seen, seed))
 
         def told(outcome: Outcome) -> None:
             method = "" if place.environment is None else "reset"

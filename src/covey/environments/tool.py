@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from covey.data.messages import MARK
 from covey.environments.calls import Late, Outcome, Raised
 from covey.environments.protocol import ToolFault
 from covey.environments.schema import Signature
 from covey.rewards.callee import is_async
+from covey.rewards.images import told_object
 from covey.rewards.loading import Unloadable
 from covey.texts import packed, unpacked
 from covey.types import CallFailure, ToolResult
@@ -54,15 +56,38 @@ def result_of(name: str, outcome: Outcome, max_result_chars: int) -> ToolResult:
     if isinstance(outcome, Raised):
         return _raised(name, outcome)
     try:
-        text = cut(text_of(outcome.value), max_result_chars)
+        text, images = with_images(outcome.value)
+        text = cut(text, max_result_chars)
     except BaseException as error:  # noqa: BLE001 - the `__str__` of an object is somebody's code, too
         return _raised(name, Raised(error, outcome.seconds))
-    return ToolResult(name=name, content=text, seconds=outcome.seconds)
+    return ToolResult(name=name, content=text, images=images, seconds=outcome.seconds)
 
 
 def failed(name: str, failure: CallFailure, words: str, seconds: float = 0.0) -> ToolResult:
     """Return the result of a call that failed: `Error: ` and a line of words."""
     return ToolResult(name=name, content=f"Error: {words}", failure=failure, seconds=seconds)
+
+
+def with_images(value: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return a value as text with a mark for each image of it, and the images as JSON. It has images where it
+    is one (of PIL), or a list with one or with content blocks of one among its parts."""
+    parts = list(value) if isinstance(value, list | tuple) else [value]
+    images = [told_object(part["image"] if _is_image_block(part) else part) for part in parts]
+    if not any(images):
+        return text_of(value).replace(MARK, ""), ()
+    texts = [
+        MARK if image else text_of(part["text"] if _is_text_block(part) else part).replace(MARK, "")
+        for part, image in zip(parts, images, strict=True)
+    ]
+    return "".join(texts), tuple(image for image in images if image)
+
+
+def _is_image_block(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image" and "image" in part
+
+
+def _is_text_block(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and "text" in part
 
 
 def text_of(value: Any) -> str:
@@ -91,8 +116,8 @@ def packed_result(result: ToolResult) -> dict[str, Any]:
 
 def unpacked_result(value: Mapping[str, Any]) -> ToolResult:
     """Return the result that `packed_result` made this of."""
-    failure = value["failure"]
-    return ToolResult(**{**value, "failure": CallFailure(failure) if failure else None})
+    failure, images = value["failure"], tuple(value["images"])
+    return ToolResult(**{**value, "failure": CallFailure(failure) if failure else None, "images": images})
 
 
 def unloadable(fault: Unloadable) -> ToolFault:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
 from covey.environments.draft import EpisodeDraft
-from covey.environments.rendering import Spoken
+from covey.environments.rendering import Item, Spoken
+from covey.rewards.images import told as image_told
 from covey.rollout.slots import CollectPlan, Slot
 from covey.texts import tr
 from covey.types import (
@@ -17,6 +18,7 @@ from covey.types import (
     Episode,
     EpisodeId,
     Outcome,
+    Prompt,
     ToolCall,
     ToolResult,
     Turn,
@@ -52,6 +54,26 @@ class Running:
     asked: int = 0
     begun: tuple[str, tuple[Mapping[str, Any], ...]] | None = None
     reward: float | None = None
+
+
+def row_of(prompt: Prompt) -> dict[str, Any]:
+    """Return the row of a prompt as environments are given it: columns, messages and images."""
+    messages = {"prompt": list(prompt.messages)} if prompt.messages else {}
+    images = {"images": [*map(image_told, prompt.media)]} if prompt.media else {}
+    return {**prompt.columns, **images, **messages}
+
+
+def added_to(messages: Sequence[Item], added: Any, hide: Callable[[str], str]) -> tuple[Item, ...]:
+    """Return messages whose last one goes on with what an environment has written: text, which is hidden, or
+    blocks."""
+    *before, last = messages
+    assert not isinstance(last, Spoken)
+    content = last.get("content") or ""
+    if isinstance(added, str) and isinstance(content, str):
+        joined: Any = content + hide(added)
+    else:
+        joined = [*blocks(content), *blocks(added)]
+    return (*before, {**last, "content": joined})
 
 
 def lost_episode(slot: Slot, failure: str, plan: CollectPlan) -> Episode:
@@ -109,4 +131,5 @@ def refused(call: ToolCall, names: Sequence[str]) -> ToolResult:
 
 
 def blocks(content: Any) -> list[Any]:
+    """Return the blocks of a content that may be a text."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)

@@ -16,18 +16,21 @@ from covey.activity import Activity
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents, spoken_turn
 from covey.environments.draft import EpisodeDraft
+from covey.environments.images import answer_of, with_media, without_images
 from covey.environments.protocol import Lost, Opened, Stepped
 from covey.environments.rendering import Conversation, Rendering, Spoken
 from covey.errors import EngineLost
+from covey.media.errors import MediaError
 from covey.rollout.engine import Engine, nothing
 from covey.rollout.running import (
     EndReward,
     Running,
-    blocks,
+    added_to,
     group_seed,
     lost_episode,
     no_room,
     refused,
+    row_of,
     told,
 )
 from covey.rollout.slots import CollectPlan, Slot
@@ -111,7 +114,10 @@ class TurnLoop:
                 continue
             self._num_awaited -= 1
             self._activity.advance()
-            self._take(*event)
+            try:
+                self._take(*event)
+            except MediaError as error:
+                self._lose(event[0], str(error))
 
     def _await(self, number: int, index: int = 0) -> Any:
         """Return what is to be called with an event of an episode."""
@@ -151,8 +157,7 @@ class TurnLoop:
         if environment is None:
             self._begin(number, Opened())
             return
-        prompt = one.slot.prompt
-        row = {**prompt.columns, **({"prompt": list(prompt.messages)} if prompt.messages else {})}
+        row = row_of(one.slot.prompt)
         environment.open(one.key, row, group_seed(one.slot.episode_id(self._plan)), self._await(number))
 
     def _begin(self, number: int, opened: Opened) -> None:
@@ -171,31 +176,25 @@ class TurnLoop:
             num_trusted=len(messages),
             tools=one.schemas,
             arguments=given.get("arguments", {}),
+            media=prompt.media,
         )
         first: Rendering | None = Rendering(
-            text=prompt.text, token_ids=tuple(prompt.token_ids), opened=prompt.opened
+            text=prompt.text, token_ids=tuple(prompt.token_ids), opened=prompt.opened, media=prompt.media
         )
         if opened.messages is not None:
-            conversation, first = replace(conversation, items=opened.messages, num_trusted=0), None
+            items, media = with_media(opened.messages, self._codec)
+            conversation, first = replace(conversation, items=items, num_trusted=0, media=media), None
         if opened.added:
-            conversation, first = self._with_added(conversation, opened.added), None
+            (said,), media = with_media([{"content": opened.added}], self._codec)
+            grown = added_to(conversation.items, said["content"], self._agents.renderer.hide)
+            conversation = replace(conversation, items=grown, media=(*conversation.media, *media))
+            first = None
         if further:
             first = None
         one.draft = EpisodeDraft(self._agents.renderer, conversation, first)
         if first is None:
             one.begun = self._codec.written_out(one.draft.prompt_ids), self._shown(conversation)
         self._ask(number)
-
-    def _with_added(self, conversation: Conversation, added: Any) -> Conversation:
-        """Return a conversation whose last message goes on with what an environment has written."""
-        *before, last = conversation.items
-        assert not isinstance(last, Spoken)
-        content = last.get("content") or ""
-        if isinstance(added, str) and isinstance(content, str):
-            joined: Any = content + self._agents.renderer.hide(added)
-        else:
-            joined = [*blocks(content), *blocks(added)]
-        return replace(conversation, items=(*before, {**last, "content": joined}))
 
     def _shown(self, conversation: Conversation) -> tuple[Mapping[str, Any], ...]:
         """Return the messages of a prompt as they were written."""
@@ -225,6 +224,7 @@ class TurnLoop:
             sampling=replace(self._plan.sampling, max_new_tokens=room),
             extends=episode.turn_id(turn - 1) if one.draft.is_extended else None,
             may_go_on=True,
+            media=one.draft.media,
         )
         one.asked = request.turn.turn
         self._asked[self._engine.submit(request)] = number
@@ -310,9 +310,9 @@ class TurnLoop:
         one = self._running[number]
         given = [one.results[index] for index in sorted(one.results)]
         results = tuple(replace(result, content=self._cut(result.content)) for result in given)
-        messages = [{"role": "tool", "name": result.name, "content": result.content} for result in results]
-        one.turns[-1] = replace(one.turns[-1], results=results)
-        self._answer(number, messages, Source.TOOL)
+        shown = tuple(replace(result, content=without_images(result), images=()) for result in results)
+        one.turns[-1] = replace(one.turns[-1], results=shown)
+        self._answer(number, [*map(answer_of, results)], Source.TOOL)
 
     def _cut(self, text: str) -> str:
         """Return a result within its budget of tokens."""
@@ -341,14 +341,13 @@ class TurnLoop:
         """Go on with what follows a turn."""
         one = self._running[number]
         assert one.draft is not None
-        one.turns[-1] = replace(
-            one.turns[-1], answer=tuple(messages), seconds=time.perf_counter() - one.since
-        )
-        rendering = one.draft.answered(messages)
+        answer, media = with_media(messages, self._codec)
+        one.turns[-1] = replace(one.turns[-1], answer=answer, seconds=time.perf_counter() - one.since)
+        rendering = one.draft.answered(answer, media)
         if self._room(one, one.draft.length_with(rendering)) < 1:
             self._finish(number, Outcome.TRUNCATED)
             return
-        one.draft.answer(messages, rendering, source)
+        one.draft.answer(answer, rendering, source, media)
         self._ask(number)
 
     # -- the end

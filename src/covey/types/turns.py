@@ -54,10 +54,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The text that a call gave, or that says why it failed: `ToolResult(name="calculate", content="6")`."""
+    """The text that a call gave, or that says why it failed: `ToolResult(name="calculate", content="6")`.
+
+    `images` are those of its result as JSON, in the order of the marks (`data.messages.MARK`) in the text.
+    """
 
     name: str
     content: str
+    images: tuple[Mapping[str, Any], ...] = ()
     failure: CallFailure | None = None
     seconds: float = 0.0
 
