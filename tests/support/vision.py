@@ -27,18 +27,33 @@ MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 START, END, IMAGE, VIDEO = 320, 321, 322, 323
 """The ids around an image, and those that stand for one and for a video: of `MARKS`."""
 
-TEMPLATE = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
+TEMPLATE = """{% macro content(message) %}
 {%- if message.content is string %}{{ message.content }}{% else %}
 {%- for part in message.content %}{% if part.type == 'image' %}
 {{- '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part.text }}{% endif %}{% endfor %}
-{%- endif %}{{ '<|im_end|>\n' }}{% endfor %}
+{%- endif %}{% endmacro %}
+{%- if tools %}{{ '<|im_start|>system\nTools:\n' }}
+{%- for tool in tools %}{{ tool | tojson + '\n' }}{% endfor %}
+{{- '<tool_call>\n{"name": "NAME", "arguments": {}}\n</tool_call><|im_end|>\n' }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<|im_start|>user\n<tool_response>\n' + content(message) + '\n</tool_response><|im_end|>\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\n' + content(message) }}
+{%- for call in message.tool_calls or [] %}
+{{- '\n' if loop.index > 1 or content(message) else '' }}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
+{{- '}\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 """A template that writes images as those of Qwen do."""
 
 _PATCH, _MERGE = 4, 2
 _TEXT = {
     "vocab_size": VOCAB,
-    "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -51,21 +66,25 @@ _TEXT = {
 }
 
 
-def config_of(family: str) -> Any:
-    """Return the configuration of a small model."""
-    sections = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
-    text = {**_TEXT, "rope_parameters": sections}
+def config_of(family: str, head: int = 16) -> Any:
+    """Return the configuration of a small model, whose heads have this width; vLLM's build for CPUs takes
+    none below 32."""
+    width = head * _TEXT["num_attention_heads"]
+    parts = [head // 8, 3 * head // 16, 3 * head // 16]
+    sections = {"rope_type": "default", "mrope_section": parts, "rope_theta": 10000.0}
+    text = {**_TEXT, "hidden_size": width, "rope_parameters": sections}
     vision: dict[str, Any] = {"depth": 2, "num_heads": 2, "patch_size": _PATCH, "temporal_patch_size": 2}
     vision |= {"in_channels": 3, "in_chans": 3, "spatial_merge_size": _MERGE}
     match family:
         case "qwen2_vl":
-            vision |= {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+            vision |= {"embed_dim": 32, "hidden_size": width, "mlp_ratio": 2}
         case "qwen2_5_vl":
-            vision |= {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "window_size": 16}
+            vision |= {"hidden_size": 32, "out_hidden_size": width, "intermediate_size": 48}
+            vision |= {"window_size": 16}
             vision |= {"fullatt_block_indexes": [1]}
         case "qwen3_vl":
-            text |= {"head_dim": 16, "rope_parameters": {**sections, "mrope_interleaved": True}}
-            vision |= {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48}
+            text |= {"head_dim": head, "rope_parameters": {**sections, "mrope_interleaved": True}}
+            vision |= {"hidden_size": 32, "out_hidden_size": width, "intermediate_size": 48}
             vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
     return AutoConfig.for_model(
         family,
@@ -79,10 +98,10 @@ def config_of(family: str) -> Any:
     )
 
 
-def model_of(family: str, seed: int = 1) -> Any:
+def model_of(family: str, seed: int = 1, head: int = 16) -> Any:
     """Return a model of random weights, large enough that images matter."""
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config_of(family)).float().eval()
+    model = AutoModelForImageTextToText.from_config(config_of(family, head)).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -90,9 +109,9 @@ def model_of(family: str, seed: int = 1) -> Any:
     return model
 
 
-def save_model(family: str, directory: Path, seed: int = 1) -> Path:
+def save_model(family: str, directory: Path, seed: int = 1, head: int = 16) -> Path:
     """Save a random model with the built-in tokenizer, a template and an image processor beside it."""
-    model_of(family, seed).save_pretrained(directory)
+    model_of(family, seed, head).save_pretrained(directory)
     tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text("utf-8"))
     last = tokenizer["added_tokens"][-1]
     tokenizer["added_tokens"] += [{**last, "id": START + n, "content": mark} for n, mark in enumerate(MARKS)]
@@ -129,18 +148,15 @@ def picture(colour: tuple[int, int, int], size: tuple[int, int] = (24, 16)) -> b
 def medium(key: str, rows: int, columns: int) -> Medium:
     """Return an image of so many placeholders down and across."""
     grid = (1, rows * _MERGE, columns * _MERGE)
-    return Medium(
-        key=key, token_id=IMAGE, num_tokens=rows * columns, grid=grid, extent=(1, rows, columns)
-    )
+    return Medium(key=key, token_id=IMAGE, num_tokens=rows * columns, grid=grid, extent=(1, rows, columns))
 
 
 def pixels_of(media: Sequence[Medium]) -> Pixels:
     """Return random patches, the same for the same key."""
     patches = [
-        torch.randn(
-            int(np.prod(one.grid)), 3 * 2 * _PATCH**2, generator=torch.Generator().manual_seed(hash_of(one.key))
-        )
+        torch.randn(int(np.prod(one.grid)), 3 * 2 * _PATCH**2, generator=generator)
         for one in media
+        for generator in [torch.Generator().manual_seed(hash_of(one.key))]
     ]
     return Pixels(torch.cat(patches), torch.tensor([one.grid for one in media]))
 
@@ -150,9 +166,9 @@ def hash_of(key: str) -> int:
     return int.from_bytes(key.encode(), "little") % (1 << 31)
 
 
-def policy_of(family: str, seed: int = 1, stream: Any = "prefix") -> Policy:
+def policy_of(family: str, seed: int = 1, stream: Any = "prefix", head: int = 16) -> Policy:
     """Return a policy that sees such images."""
-    policy = Policy(model_of(family, seed), stream=stream)
+    policy = Policy(model_of(family, seed, head), stream=stream)
     assert policy.vision is not None
     policy.vision.read = pixels_of
     return policy
@@ -182,7 +198,8 @@ def own_logits(policy: Policy, one: Row) -> Tensor:
     ids_1L = torch.tensor([one.token_ids.tolist()])
     given: dict[str, Any] = {}
     if one.media:
-        pixels = pixels_of(one.media)
+        assert policy.vision is not None
+        pixels = policy.vision.read(one.media)
         given = {"pixel_values": pixels.patches_PC, "image_grid_thw": pixels.grid_I3}
         given["mm_token_type_ids"] = (ids_1L == IMAGE).int()
     return policy.model(input_ids=ids_1L, use_cache=False, **given).logits[0].float().clone()
