@@ -7,7 +7,7 @@ from typing import Any
 
 from covey.config.take import Typed
 
-BUILT_IN_NAMES = ("quickstart", "quickstart-tools")
+BUILT_IN_NAMES = ("quickstart", "quickstart-tools", "quickstart-shapes")
 """Names the built-in models and tasks, as `--model` and `--dataset` take them."""
 
 QUICKSTART: dict[str, Any] = {
@@ -48,7 +48,28 @@ QUICKSTART_TOOLS: dict[str, Any] = {
 """Sets the options of `covey quickstart --task tools`: the model calls the calculator, then answers."""
 
 
-QUICKSTARTS: Mapping[str, Mapping[str, Any]] = {"sums": QUICKSTART, "tools": QUICKSTART_TOOLS}
+QUICKSTART_SHAPES: dict[str, Any] = {
+    "model": "quickstart-shapes",
+    "dataset": ["quickstart-shapes"],
+    "reward_funcs": ["accuracy"],
+    "num_generations": 8,
+    "per_device_train_batch_size": 64,
+    "gradient_accumulation_steps": 1,
+    "max_completion_length": 8,
+    "temperature": 1.0,
+    "learning_rate": 3e-4,
+    "lr_scheduler_type": "linear",
+    "max_steps": 200,
+    "save_steps": 100,
+}
+"""Sets the options of `covey quickstart --task shapes`: the model looks at drawings and answers."""
+
+
+QUICKSTARTS: Mapping[str, Mapping[str, Any]] = {
+    "sums": QUICKSTART,
+    "tools": QUICKSTART_TOOLS,
+    "shapes": QUICKSTART_SHAPES,
+}
 """Maps the option task of `covey quickstart` to the options of its run."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from covey.data.images import PlacedImage, RowImage
 from covey.data.vision import HasImage, ImageAt
-from covey.errors import CoveyError
+from covey.media.errors import MediaError
 from covey.media.sizes import ImageLimits
 from covey.media.source import ImageSource
 from covey.texts import tr
@@ -31,14 +31,13 @@ class ImageRows:
     folders: tuple[str, ...] = ("",)
 
     def image(self, number: int, place: int) -> RowImage:
-        """Return an image of a row. CoveyError where there is no such row."""
-        if self.table is None or not 0 <= number < len(self.table):
+        """Return an image of a row. MediaError where there are no data."""
+        if self.table is None:
             words = tr(
-                "an image lies in row {row} of the data, which has {num} rows: name the data that it is from",
-                row=number + 1,
-                num=len(self.table or ()),
+                "an image lies in row {number} of data that are not read here: name them as --dataset",
+                number=number + 1,
             )
-            raise CoveyError(words)
+            raise MediaError(words)
         return RowImage(self.table, number, place, self.folders)
 
 
@@ -57,7 +56,7 @@ def media_records(media: Iterable[Medium]) -> list[Record]:
 
 
 def media_of(records: Iterable[Mapping[str, Any]], rows: ImageRows = NO_ROWS) -> tuple[Medium, ...]:
-    """Return the images of records. CoveyError where one lies in a row that is not among `rows`."""
+    """Return the images of records. MediaError where one lies in a row, and no rows are there."""
     return tuple(medium_of(record, _place(record, rows)) for record in records)
 
 

@@ -182,20 +182,17 @@ def _model_type_problem(directory: Path, config: Mapping[str, Any]) -> ModelProb
 def _architecture_problem(
     directory: Path, config: Mapping[str, Any], *, takes_packed: bool = False
 ) -> ModelProblem | None:
-    media = sorted(key for key in config if _MEDIA_KEYS.fullmatch(key) and config[key] is not None)
     sees = config.get("model_type") in FAMILIES
+    media = sorted(key for key in config if _MEDIA_KEYS.fullmatch(key) and config[key] is not None)
     if media and not sees:
-        return ModelProblem(
-            kind="vision",
-            words=tr(
-                "{directory} is a model for images or audio ({media} in config.json) of the family "
-                "{family}; those that covey trains are {known}",
-                directory=directory,
-                family=config.get("model_type"),
-                known=joined(", ", FAMILIES),
-                media=joined(", ", media[:3]),
-            ),
+        words = tr(
+            "{directory} is a model for images or audio ({media} in config.json), and not one of the "
+            "families that covey trains: {known}",
+            directory=directory,
+            known=joined(", ", FAMILIES),
+            media=joined(", ", media[:3]),
         )
+        return ModelProblem(kind="vision", words=words)
     if config.get("is_encoder_decoder"):
         return ModelProblem(
             kind="encoder_decoder",

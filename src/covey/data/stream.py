@@ -20,6 +20,31 @@ from covey.types import Origin, Prompt
 BLOCK = 1_024
 
 
+class StreamRows(Sequence[Mapping[str, Any]]):
+    """The rows of a stream by their numbers, with renamed columns. A block of them is held; it reads on to
+    rows behind it, and from the beginning to those in front of it."""
+
+    def __init__(
+        self, rows: Callable[[], Iterator[Mapping[str, Any]]], columns: Mapping[str, str] | None = None
+    ) -> None:
+        self._rows, self._columns = rows, dict(columns or {})
+        self._behind, self._block, self._first = rows(), list[Mapping[str, Any]](), 0
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._rows())
+
+    def __getitem__(self, number: Any) -> Any:
+        if number < self._first:
+            self._behind, self._block, self._first = self._rows(), [], 0
+        while number >= self._first + len(self._block):
+            self._first += len(self._block)
+            self._block = list(islice(self._behind, BLOCK))
+            if not self._block:
+                raise IndexError(number)
+        row = self._block[number - self._first]
+        return rename_columns([row], self._columns)[0] if self._columns else row
+
+
 class PromptStream:
     """The usable prompts of a stream, epoch after epoch, `per_rollout` at a time.
 
@@ -69,6 +94,10 @@ class PromptStream:
     def first_rows(self) -> Sequence[Mapping[str, Any]]:
         """The rows of the first block, with their columns renamed."""
         return rename_columns(self._first(), self._columns) if self._columns else self._first()
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows by their numbers, to be read again."""
+        return StreamRows(self._rows, self._columns)
 
     def _first(self) -> list[Mapping[str, Any]]:
         if self._first_read is None:

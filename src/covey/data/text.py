@@ -33,7 +33,6 @@ from covey.data.plain import is_encodable
 from covey.data.template import compiled, in_words, typed_template
 from covey.data.template_trial import TemplateTrial
 from covey.data.vision import AS_THEY_ARE, ImageOptions, VisionSpec, vision_spec
-from covey.media.errors import MediaError
 from covey.text_files import GENERATION, banned_ids, own_template, placeholder_ids
 from covey.texts import tr
 
@@ -265,7 +264,7 @@ def load_codec(
         prefix_ids=prefix_ids,
         template_kwargs=kwargs,
         trial=trial,
-        vision=_vision(model_dir, tokenizer, images),
+        vision=vision_spec(model_dir, tokenizer, images),
     )
     closing, unstoppable = _closing(codec)
     asked = {
@@ -283,13 +282,6 @@ def load_codec(
         banned_token_ids=banned,
         unstoppable=unstoppable,
     )
-
-
-def _vision(model_dir: Path, tokenizer: Tokenizer, images: ImageOptions) -> VisionSpec | None:
-    try:
-        return vision_spec(model_dir, tokenizer, images)
-    except MediaError as error:
-        raise ModelError(str(error)) from error
 
 
 def _banned(model_dir: Path) -> tuple[int, ...]:

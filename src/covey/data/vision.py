@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from covey.data.errors import ModelError
 from covey.data.model_files import read_json
 from covey.media.decode import image_size, load_image
 from covey.media.errors import MediaError
@@ -123,8 +124,15 @@ def vision_spec(
     tokenizer: Tokenizer,
     options: ImageOptions = AS_THEY_ARE,
 ) -> VisionSpec | None:
-    """Return how prompts of the model of a directory hold images; None where it sees none. Raises MediaError
+    """Return how prompts of the model of a directory hold images; None where it sees none. Raises ModelError
     where its files say too little."""
+    try:
+        return _vision_spec(model_dir, tokenizer, options)
+    except MediaError as error:
+        raise ModelError(str(error)) from error
+
+
+def _vision_spec(model_dir: Path, tokenizer: Tokenizer, options: ImageOptions) -> VisionSpec | None:
     config: dict[str, Any] = read_json(model_dir / "config.json")
     if config.get("model_type") not in FAMILIES:
         return None

@@ -12,7 +12,7 @@ from covey.environments.calls import Late, Outcome, Raised
 from covey.environments.protocol import ToolFault
 from covey.environments.schema import Signature
 from covey.rewards.callee import is_async
-from covey.rewards.images import told_object
+from covey.rewards.images import told_pil
 from covey.rewards.loading import Unloadable
 from covey.texts import packed, unpacked
 from covey.types import CallFailure, ToolResult
@@ -72,7 +72,7 @@ def with_images(value: Any) -> tuple[str, tuple[Any, ...]]:
     """Return a value as text with a mark for each image of it, and the images as JSON. It has images where it
     is one (of PIL), or a list with one or with content blocks of one among its parts."""
     parts = list(value) if isinstance(value, list | tuple) else [value]
-    images = [told_object(part["image"] if _is_image_block(part) else part) for part in parts]
+    images = [told_pil(part["image"] if _is_image_block(part) else part) for part in parts]
     if not any(images):
         return text_of(value).replace(MARK, ""), ()
     texts = [

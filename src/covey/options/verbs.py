@@ -27,10 +27,10 @@ class CommonOptions(VerbOptions):
 class QuickstartOptions(VerbOptions):
     """Declares what `covey quickstart` takes beside the options of a run."""
 
-    task: Literal["sums", "tools"] = option(
+    task: Literal["sums", "tools", "shapes"] = option(
         "sums",
         "sums: the model learns sums of two numbers. tools: it learns in two turns to use a calculator for "
-        "products.",
+        "products. shapes: it looks at drawings and learns to count and name what is on them.",
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from covey.rewards.callee import Wants
-from covey.rewards.images import NAMES, told, told_object
+from covey.rewards.images import NAMES, told, told_pil
 from covey.rewards.protocol import Form, Scored
 from covey.texts import tr
 from covey.types import Outcome
@@ -113,7 +113,7 @@ def plain_value(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return dict(value)
-    if (image := told_object(value)) is not None:
+    if (image := told_pil(value)) is not None:
         return image
     tolist = getattr(value, "tolist", None)
     if callable(tolist):

@@ -22,7 +22,7 @@ def told(medium: Medium) -> dict[str, Any]:
     return _told(medium.source.place.image())
 
 
-def told_object(value: Any) -> dict[str, Any] | None:
+def told_pil(value: Any) -> dict[str, Any] | None:
     """Return a PIL image as JSON; None for any other value."""
     if not type(value).__module__.startswith("PIL."):
         return None

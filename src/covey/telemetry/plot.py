@@ -87,6 +87,22 @@ def plot_rewards(metrics_path: Path, png: Path, title: str = "") -> None:
             temporary.unlink(missing_ok=True)
 
 
+Picture = tuple[Any, str]
+"""A PIL image, and what stands above it."""
+
+
+def draw_pictures(png: Path, pictures: Sequence[Picture]) -> None:
+    """Draw pictures side by side, each below its text."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.6 * len(pictures), 3.2), layout="constrained")
+    for axes, (image, text) in zip(figure.subplots(1, len(pictures)), pictures, strict=True):
+        axes.imshow(image)
+        axes.axis("off")
+        axes.set_title(text, fontsize=9, color=_INK)
+    figure.savefig(png, dpi=_DPI)
+
+
 def series(records: Sequence[StepRecord], name: str) -> Series:
     """Return a metric over steps; steps without a finite value of it are left out."""
     points = [(r.step, m.value) for r in records if (m := r.metrics.get(name)) is not None]

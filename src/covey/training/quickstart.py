@@ -27,6 +27,7 @@ from covey.environments.rendering import Renderer, calls_alike
 from covey.environments.template_calls import format_of
 from covey.environments.tools import start_tools
 from covey.kernels.choose import KernelsName
+from covey.media.decode import load_image
 from covey.models.load import choose_stream, load_policy
 from covey.quickstart import tools_task
 from covey.quickstart.built_in import BUILT_IN
@@ -34,6 +35,7 @@ from covey.rewards.registry import build, score_rows
 from covey.rollout.collect import collect
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.slots import CollectPlan
+from covey.telemetry.plot import Picture, draw_pictures
 from covey.texts import Text, counted, joined, padded, tr
 from covey.texts.language import spoken
 from covey.texts.terminal import say
@@ -41,8 +43,8 @@ from covey.training.run import Outcome, train
 from covey.training.together import Together
 from covey.types import Episode, Origin, SamplingParams, ScoredGroup, ToolCall, ToolResult
 
-TOOLS = "quickstart-tools"
-"""The built-in task with a tool."""
+SUMS, TOOLS, SHAPES = "quickstart", "quickstart-tools", "quickstart-shapes"
+"""The built-in tasks: without anything, with a tool, with pictures."""
 
 _SHOWN = 4
 _MOST_CHARS = 1000
@@ -74,7 +76,8 @@ def measure(
     is_shuffled: bool = False,
 ) -> Measured:
     """Sample the 512 held-out prompts of a built-in task from a model directory and score them, under fixed
-    noise; with `is_shuffled` each call of a tool is given the result of another one."""
+    noise; with `is_shuffled` each call of a tool is given the result of another one, and each question the
+    picture of another one."""
     policy = load_policy(
         directory,
         device=torch.device("cpu"),
@@ -86,7 +89,9 @@ def measure(
     codec = load_codec(directory)
     agents = _agents(codec, max_new_tokens, is_shuffled=is_shuffled) if name == TOOLS else None
     options = PromptOptions(tools=() if agents is None else agents.schemas)
-    table = prompt_table(BUILT_IN[name].held_out_rows(), codec, max_length=None, options=options)
+    task = BUILT_IN[name]
+    rows = task.misleading_rows if is_shuffled and task.misleading_rows else task.held_out_rows
+    table = prompt_table(rows(), codec, max_length=None, options=options)
     rewards = build(["accuracy"])
     with nullcontext() if agents is None else closing(agents):
         found = collect(
@@ -97,7 +102,10 @@ def measure(
             CollectPlan(
                 num_generations=1,
                 sampling=SamplingParams(
-                    temperature=1.0, max_new_tokens=max_new_tokens, stop_token_ids=codec.stop_token_ids
+                    temperature=1.0,
+                    max_new_tokens=max_new_tokens,
+                    stop_token_ids=codec.stop_token_ids,
+                    banned_token_ids=codec.banned_token_ids,
                 ),
                 seed=_EVAL_SEED,
                 split="eval",
@@ -148,7 +156,7 @@ class _Shuffled:
 def quickstart(resolved: Resolved, found: Survey | None = None, others: Together | None = None) -> Outcome:
     """Measure, train, measure again, and say what to type next."""
     config = resolved.config
-    name = TOOLS if config.dataset == [TOOLS] else "quickstart"
+    name = config.dataset[0] if config.dataset[0] in BUILT_IN else "quickstart"
     speaks = os.environ.get("RANK", "0") == "0"
     before = None
     if speaks and config.resume_from_checkpoint is None:
@@ -164,8 +172,12 @@ def quickstart(resolved: Resolved, found: Survey | None = None, others: Together
     seconds = time.perf_counter() - started
     if speaks and outcome.exit_code == 0:
         again = partial(measure, outcome.checkpoint, config.max_completion_length, config.kernels, name)
-        shuffled = again(is_shuffled=True) if name == TOOLS else None
-        _say(_report(outcome, name, before, again(), shuffled, seconds))
+        shuffled = None if name == SUMS else again(is_shuffled=True)
+        after = again()
+        if name == SHAPES:
+            shown = [_said_of(before, after, number) for number in range(_SHOWN)]
+            draw_pictures(outcome.output_dir / "pictures.png", shown)
+        _say(_report(outcome, name, before, after, shuffled, seconds))
     return outcome
 
 
@@ -191,12 +203,13 @@ def _report(
                 steps=counted(outcome.step, "step"),
                 seconds=seconds,
             ),
-            *_without_results(shuffled),
+            *_misled(name, shuffled),
             "",
             *_samples(name, before.groups if before is not None else None, after.groups),
             "",
             tr("run directory      {run}", run=run),
             tr("reward plot        {run}/reward.png", run=run),
+            *([tr("pictures           {run}/pictures.png", run=run)] if name == SHAPES else []),
             tr(
                 "model              {relpath}   (loads with from_pretrained)",
                 relpath=os.path.relpath(outcome.checkpoint),
@@ -207,7 +220,7 @@ def _report(
                 "  {typed} quickstart{task} --max_steps {total_steps} --output_dir {run} "
                 "--resume_from_checkpoint latest --allow_changes true",
                 typed=typed,
-                task=" --task tools" if name == TOOLS else "",
+                task="" if name == SUMS else f" --task {name.removeprefix('quickstart-')}",
                 total_steps=2 * outcome.total_steps,
                 run=run,
             ),
@@ -220,10 +233,18 @@ def _report(
     )
 
 
-def _without_results(shuffled: Measured | None) -> list[str]:
-    """Return a line with the accuracy where each call gets another call's result."""
+def _misled(name: str, shuffled: Measured | None) -> list[str]:
+    """Return a line with the accuracy where each call gets another call's result, or each question another
+    one's picture."""
     if shuffled is None:
         return []
+    if name == SHAPES:
+        return [
+            tr(
+                "with other pictures {accuracy:.3f}  (each question gets another one's)",
+                accuracy=shuffled.accuracy,
+            )
+        ]
     words = tr(
         "with other results {accuracy:.3f}   (each call gets another one's)", accuracy=shuffled.accuracy
     )
@@ -259,6 +280,14 @@ def _samples(name: str, before: Sequence[ScoredGroup] | None, after: Sequence[Sc
                 said = Text(_said(scored.group.episodes[0]))
                 lines.append(joined("", ("  ", padded(when, 7), " ", mark, "  ", said)))
     return lines
+
+
+def _said_of(before: Measured | None, after: Measured, number: int) -> Picture:
+    group = after.groups[number].group
+    then = "" if before is None else f"{before.groups[number].group.episodes[0].text} → "
+    question = group.prompt.messages[-1]["content"][-1]["text"] if group.prompt.messages else ""
+    image = load_image(group.prompt.media[0].source.place.image())
+    return image, f"{question}\n{then}{group.episodes[0].text}"
 
 
 def _say(text: str) -> None:
