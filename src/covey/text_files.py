@@ -94,9 +94,14 @@ def copy_text_files(source: Path, target: Path) -> None:
     """Copy the tokenizer, chat templates, generation_config.json and the files that describe how images are
     prepared, as far as `source` has them."""
     copy_tokenizer(source, target)
+    copy_processors(source, target)
+    _copy(source / GENERATION, target / GENERATION)
+
+
+def copy_processors(source: Path, target: Path) -> None:
+    """Copy the files that describe how images are prepared, as far as `source` has them."""
     for name in _PROCESSORS:
         _copy(source / name, target / name)
-    _copy(source / GENERATION, target / GENERATION)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -20,12 +20,13 @@ from torch import nn
 
 from covey.config.objects import UNUSABLE, object_name
 from covey.errors import CheckpointError
+from covey.media.families import FAMILIES, auto_class
 from covey.models.adapter_shapes import ModelShapes
 from covey.models.load import load_policy
 from covey.models.lora import merge_into_base
 from covey.models.policy import Policy
 from covey.models.quantized import is_packed
-from covey.text_files import copy_tokenizer
+from covey.text_files import copy_processors, copy_tokenizer
 from covey.texts import joined, tr
 
 # Elements of each tensor that the checksum is of.
@@ -74,6 +75,8 @@ def live_model(
     name = object_name(kind, UNUSABLE if on_meta else _checksum(model))
     faults += [] if faults else _write_config(model, directory)
     faults += _write_tokenizer(tokenizer, directory)
+    if model.config.model_type in FAMILIES:
+        _write_processor(model, tokenizer, directory)
     if faults:
         return name, None, faults
     live = LiveModel(
@@ -197,14 +200,15 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
             tr("load it without device_map: covey moves the whole model to the device that it trains on"),
         )
         return
-    loaded = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    usual: Any = loaded.get(type(model.config), None)
+    auto: Any = getattr(transformers, auto_class(model.config.model_type))
+    usual: Any = auto._model_mapping.get(type(model.config), None)
     if usual is not None and type(model) is not usual:
         yield (
             tr(
-                "model is a {kind}, but AutoModelForCausalLM would load its config as a {name}, so its "
-                "checkpoints would load as a different model.",
+                "model is a {kind}, but {auto} would load its config as a {name}, so its checkpoints would "
+                "load as a different model.",
                 kind=kind,
+                auto=auto.__name__,
                 name=usual.__name__,
             ),
             f"a {usual.__name__}",
@@ -304,6 +308,11 @@ def _write_tokenizer(tokenizer: Any, directory: Path) -> list[Fault]:
     if isinstance(tokenizer, Path):
         copy_tokenizer(tokenizer, directory)
         return []
+    if isinstance(tokenizer, transformers.ProcessorMixin):
+        # The template of a processor is beside its tokenizer's.
+        own, template = tokenizer.tokenizer, getattr(tokenizer, "chat_template", None)
+        own.chat_template = template or own.chat_template
+        tokenizer = own
     kind = type(tokenizer).__name__
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase) or not tokenizer.is_fast:
         seen = tr(
@@ -318,6 +327,16 @@ def _write_tokenizer(tokenizer: Any, directory: Path) -> list[Fault]:
     return [] if refusal is None else [Fault(option="tokenizer", seen=words, advice=advice)]
 
 
+def _write_processor(model: Any, processor: Any, directory: Path) -> None:
+    """Write how images are prepared, by the processor that was given or by the files of the model."""
+    if isinstance(processor, transformers.ProcessorMixin):
+        processor.image_processor.save_pretrained(directory)
+        return
+    source = processor if isinstance(processor, Path) else Path(str(getattr(model, "name_or_path", "")))
+    if source.is_dir():
+        copy_processors(source, directory)
+
+
 def _refusal(write: Callable[[], object]) -> str | None:
     try:
         write()
@@ -330,7 +349,9 @@ def _refusal(write: Callable[[], object]) -> str | None:
 def _shapes(model: Any) -> ModelShapes:
     tensors = {n: tuple(p.shape) for n, p in model.named_parameters()}
     vocab_size = model.config.get_text_config().vocab_size
-    return ModelShapes(tensors=tensors, vocab_size=vocab_size, tied=_is_tied(model))
+    return ModelShapes(
+        tensors=tensors, vocab_size=vocab_size, tied=_is_tied(model), family=model.config.model_type
+    )
 
 
 def _is_tied(model: Any) -> bool:
