@@ -75,10 +75,10 @@ def live_model(
     name = object_name(kind, UNUSABLE if on_meta else _checksum(model))
     faults += [] if faults else _write_config(model, directory)
     faults += _write_tokenizer(tokenizer, directory)
-    if model.config.model_type in FAMILIES:
-        _write_processor(model, tokenizer, directory)
     if faults:
         return name, None, faults
+    if model.config.model_type in FAMILIES:  # type: ignore[union-attr]
+        _write_processor(model, tokenizer, directory)
     live = LiveModel(
         name=name,
         model=model,
