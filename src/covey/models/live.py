@@ -77,7 +77,7 @@ def live_model(
     faults += _write_tokenizer(tokenizer, directory)
     if faults:
         return name, None, faults
-    if model.config.model_type in FAMILIES:  # type: ignore[union-attr]
+    if str(getattr(model.config, "model_type", "")) in FAMILIES:
         _write_processor(model, tokenizer, directory)
     live = LiveModel(
         name=name,
