@@ -29,6 +29,16 @@ def placeholders(token_ids: Ints, media: Sequence[Medium]) -> NDArray[np.int64]:
     return place_X
 
 
+def fits(token_ids: Ints, media: Sequence[Medium]) -> bool:
+    """Return whether as many placeholders stand in a sequence as its images have; also without images, whose
+    placeholders nobody knows."""
+    try:
+        placeholders(token_ids, media)
+    except ValueError:
+        return False
+    return True
+
+
 def positions_of(token_ids: Ints, media: Sequence[Medium]) -> NDArray[np.int64]:
     """Return the positions (3, L) of a sequence: time, down and across.
 

@@ -19,6 +19,7 @@ from covey.checks.survey import survey
 from covey.comm import Comm, LocalComm
 from covey.config.resolve import from_dict
 from covey.learner.backends.split import SplitModel
+from covey.learner.backends.zero import Zero2Backend
 from covey.training.build import build_job
 from covey.training.loop import run
 from covey.training.process import ranks
@@ -182,17 +183,20 @@ def train_and_watch(
 
 
 def _weights(backend: Any) -> dict[str, Tensor]:
-    """Those that the optimizer steps, whole: of a model that is split as it computes. Collective."""
-    each = backend.split.whole() if isinstance(backend, SplitModel) else backend.masters.each()
+    """Those that the optimizer steps, whole: of a model or an optimizer that is split as they compute.
+    Collective."""
+    if isinstance(backend, SplitModel):
+        each = backend.split.whole()
+    elif isinstance(backend, Zero2Backend):
+        each = backend.policy.named_parameters()
+    else:
+        each = backend.masters.each()
     return {name: weight.detach().clone() for name, weight in each}
 
 
 def _gradients(backend: Any) -> dict[str, Tensor]:
     """Whole gradients. Collective."""
-    if isinstance(backend, SplitModel):
-        return {name: gradient.detach().clone() for name, gradient in backend.gradients()}
-    gradients: dict[str, Tensor] = backend.masters.gradients()
-    return gradients
+    return {name: gradient.detach().clone() for name, gradient in backend.gradients()}
 
 
 def save_result(result: Result, path: Path) -> None:

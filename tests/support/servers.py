@@ -28,6 +28,7 @@ from covey.rollout.server.front import Front
 from covey.rollout.server.group_send import GroupSender
 from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
+from covey.rollout.server.images import HeldImages
 from covey.rollout.server.remote import Server
 from covey.rollout.server.wire import NO_VERSION, ServerStatus
 from faults import covey_run
@@ -71,12 +72,19 @@ class Running:
 
 @contextmanager
 def running(
-    policy: Policy, directory: Path | None = None, *, engine: Any = None, **about: Any
+    policy: Policy,
+    directory: Path | None = None,
+    *,
+    engine: Any = None,
+    held_images: HeldImages | None = None,
+    port: int = 0,
+    **about: Any,
 ) -> Iterator[Running]:
     """A server on `policy`, which nothing else may use meanwhile, or with another `engine` on it."""
     engine = engine or HeldEngine(policy, max_rows=64)
-    front = Front(engine, status_of(policy, publish_directory=str(directory or ""), **about))
-    listening = socket.create_server(("127.0.0.1", 0))
+    status = status_of(policy, publish_directory=str(directory or ""), **about)
+    front = Front(engine, status, images=held_images)
+    listening = socket.create_server(("127.0.0.1", port))
     access = Access(
         token=TOKEN, bucket_bytes=1 << 22, publish_directory=directory, device=torch.device("cpu")
     )

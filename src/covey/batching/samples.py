@@ -45,7 +45,13 @@ def _sample(episode: Episode, tokens: TokenSequence | SequenceSummary, version: 
 
 def _nothing_of(scored: ScoredGroup) -> TokenSequence:
     """Make a sequence of the prompt, with no trained token, as every rank knows it."""
-    prompt = scored.group.prompt.token_ids
+    prompt = scored.group.prompt
+    size = len(prompt.token_ids)
     return TokenSequence.behind(
-        len(prompt), token_ids=prompt, is_trained=[False] * len(prompt), logprobs=(), versions=()
+        size,
+        token_ids=prompt.token_ids,
+        is_trained=[False] * size,
+        logprobs=(),
+        versions=(),
+        media=prompt.media,
     )

@@ -12,9 +12,11 @@ from covey.checks.model.look import fetch_model, model_dir, stand_in_codec, with
 from covey.checks.objects.look import NO_OBJECTS, Objects
 from covey.checks.rewards.golds import with_golds
 from covey.checks.rewards.look import with_rewards
-from covey.checks.run.look import replay_problem, run_facts, with_layout
+from covey.checks.run.look import run_facts, with_image_packages, with_layout
+from covey.checks.run.replay import with_replay
 from covey.checks.servers.look import with_servers
 from covey.checks.tools.look import with_rehearsal, with_tools
+from covey.data.image_records import NO_ROWS, ImageRows
 from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
 from covey.data.text import TextCodec
@@ -36,7 +38,8 @@ class Survey:
     """The facts, and what was read to learn them; a part is None where it could not be had.
 
     `live` is the model where a program has given the object. Prompts come as a table, or as a stream.
-    Rewards, tools and environments (`agents`) have processes of their own: `close` ends them.
+    Rewards, tools and environments (`agents`) have processes of their own: `close` ends them. `images` are
+    the rows in which images lie that a checkpoint or a record names.
     """
 
     facts: Facts
@@ -47,6 +50,7 @@ class Survey:
     eval_sets: tuple[tuple[str, PromptTable], ...] = ()
     rewards: RewardSet | None = None
     agents: Agents | None = None
+    images: ImageRows = NO_ROWS
 
     def close(self) -> None:
         """End the processes of rewards, tools and environments."""
@@ -84,10 +88,11 @@ def survey(
         facts = with_servers(facts, config)
     facts = replace(facts, launch=replace(facts.launch, objects=objects.names))
     facts, codec = with_model(facts, config, offline=offline, live=objects.model, adapter=adapter)
+    if codec is not None and codec.vision is not None:
+        facts = with_image_packages(facts, config)
     if config.replay_rollouts is not None:
-        problem = replay_problem(config, num_processes)
-        facts = replace(facts, output=replace(facts.output, replay_problem=problem))
-        return Survey(facts=facts, live=objects.model, codec=codec)
+        facts, images = with_replay(facts, config, num_processes, codec, objects.rows, offline=offline)
+        return Survey(facts=facts, live=objects.model, codec=codec, images=images)
     facts, agents = with_tools(facts, config, codec, objects.functions)
     tools = () if agents is None else agents.schemas
     if codec is None:
@@ -113,6 +118,7 @@ def survey(
         eval_sets=data.eval_sets,
         rewards=rewards,
         agents=agents,
+        images=data.images,
     )
 
 

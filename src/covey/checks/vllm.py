@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from covey.checks.check import Check
 from covey.codes import Code
 from covey.config.quantization import quantization_of
 from covey.options.schema import Config
-from covey.plan.facts import Facts, LaunchFacts, MachineFacts, ModelFacts, PromptFacts
+from covey.plan.facts import DataFacts, Facts, LaunchFacts, MachineFacts, ModelFacts, PromptFacts
 from covey.plan.layout import Layout
 from covey.plan.problem import problem, warning
 from covey.plan.server_line import start_line
@@ -28,6 +30,7 @@ def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
         *_temperature(config),
         *_length(config, facts.model, facts.prompts),
         *_packed(config),
+        *_media(config, facts.data),
     ]
     if config.vllm_mode == "colocate":
         problems += _colocated(config, facts.launch, facts.machine, facts.layout)
@@ -193,6 +196,30 @@ def _packed(config: Config) -> list[Problem]:
     )
     whole = Fix(text=tr("do not quantize"), edits={"quant_bits": None})
     return [problem("E430", "use_vllm", seen, "", _OWN_ENGINE, whole)]
+
+
+def _media(config: Config, data: DataFacts) -> list[Problem]:
+    name, limits = "vllm_limit_mm_per_prompt", config.vllm_limit_mm_per_prompt
+    if limits is None:
+        return []
+    if not data.sees_images:
+        return [_idle(name, tr("{name} is set, but the model sees no images.", name=name))]
+    # Without room for one vLLM leaves out the vision tower.
+    least = {"image": 1}
+    wrong = [n for n, v in limits.items() if not isinstance(v, dict) and not _is_count(v, least.get(n, 0))]
+    if not wrong:
+        return []
+    seen = tr(
+        "vllm_limit_mm_per_prompt gives {wrong} another value than a whole number, which for images is 1 or "
+        "more.",
+        wrong=joined(", ", wrong),
+    )
+    fix = Fix(text=tr("reserve memory for one image"), edits={name: {"image": 1}})
+    return [problem("E430", name, seen, "", fix, Fix(text=tr("leave out --{name}", name=name)))]
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
 
 
 _CODES = (

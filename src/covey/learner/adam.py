@@ -25,11 +25,20 @@ class Adam:
     of its own; tensors of fewer than 4,096 numbers have moments of 32 bits.
     """
 
-    def __init__(self, masters: Sequence[nn.Parameter], options: OptimizerOptions) -> None:
-        decayed = [m for m in masters if m.dim() > 1]
-        plain = [m for m in masters if m.dim() <= 1]
-        decays = (decayed, options.weight_decay), (plain, 0.0)
-        groups = [{"params": params, "weight_decay": decay} for params, decay in decays]
+    def __init__(
+        self, masters: Sequence[nn.Parameter], options: OptimizerOptions, factors: Sequence[float] = ()
+    ) -> None:
+        """Make the optimizer; the learning rate of each master is multiplied by its factor, where there are
+        `factors`."""
+        factor_of = dict(zip(masters, factors or [1.0] * len(masters), strict=True))
+        groups = [
+            {"params": params, "weight_decay": decay, "factor": factor}
+            for factor in dict.fromkeys(factor_of.values())
+            for params, decay in (
+                ([m for m in masters if m.dim() > 1 and factor_of[m] == factor], options.weight_decay),
+                ([m for m in masters if m.dim() <= 1 and factor_of[m] == factor], 0.0),
+            )
+        ]
         how: dict[str, Any] = {"lr": 0.0, "betas": options.betas, "eps": options.adam_epsilon}
         self._optimizer: torch.optim.Optimizer
         if options.optim == "adamw_8bit":
@@ -42,7 +51,7 @@ class Adam:
     def step(self, learning_rate: float) -> None:
         """Step every master that has a gradient, and clear the gradients."""
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["factor"]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 

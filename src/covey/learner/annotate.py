@@ -19,7 +19,7 @@ from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
 from covey.options.schema import CreditOptions
 from covey.rollout.moving import check_bans, check_sets, move
-from covey.types import AnnotatedSample, Sample, ScoredGroup, TokenSequence, TrainSample
+from covey.types import AnnotatedSample, Medium, Sample, ScoredGroup, TokenSequence, TrainSample
 from covey.types.arrays import constant_bools
 from covey.types.episode import held
 
@@ -49,7 +49,7 @@ def annotate_and_credit(
     which: list[Annotation] = ["old"] if needs.old or has_aged else []
     which += ["reference"] if needs.reference else []
     steps = steps_of(samples, forward, plan) if which or needs.entropy or comm.world > 1 else []
-    samples = at_their_ranks(samples, steps, comm)
+    samples = at_their_ranks(samples, steps, comm, [group.group.prompt.media for group in groups])
     here = ((i, s.tokens) for i, s in enumerate(samples) if isinstance(s.tokens, TokenSequence) and s.length)
     check_bans(here, backend.sampler.head.banned, comm)
     values = {name: annotate(samples, forward, steps, backend, name, plan, comm) for name in which}
@@ -73,10 +73,16 @@ def annotate_and_credit(
     return credit_samples(annotated, credits, may_skip_rows=needs.may_skip_rows)
 
 
-def at_their_ranks(samples: Sequence[Sample], steps: Sequence[Step], comm: Comm) -> list[Sample]:
+def at_their_ranks(
+    samples: Sequence[Sample],
+    steps: Sequence[Step],
+    comm: Comm,
+    prompt_media: Sequence[tuple[Medium, ...]] | None = None,
+) -> list[Sample]:
     """Return the samples, with tokens where the rank forwards them and the summaries of others. Collective.
 
-    Samples that every rank has stay as they are. Raises GuardStop (F110) where kept sets are not those that
+    Samples that every rank has stay as they are. `prompt_media` are the images of the prompt of each group
+    (None: there are none). Raises GuardStop (F110) where kept sets are not those that
     tokens were drawn from.
     """
     if comm.world == 1:
@@ -86,7 +92,8 @@ def at_their_ranks(samples: Sequence[Sample], steps: Sequence[Step], comm: Comm)
     shared = np.array([s.owner is None for s in samples])
     owner_R = np.where(shared, rank_of_R, np.array([s.owner or 0 for s in samples]))
     own = {i: held(samples[i].tokens) for i in np.flatnonzero(owner_R == comm.rank).tolist()}
-    mine = move(own, [s.tokens for s in samples], owner_R, rank_of_R, comm)
+    images = None if prompt_media is None else [prompt_media[s.group] for s in samples]
+    mine = move(own, [s.tokens for s in samples], owner_R, rank_of_R, comm, images)
     return [
         s if s.owner is None else replace(s, tokens=mine.get(i) or s.summary) for i, s in enumerate(samples)
     ]

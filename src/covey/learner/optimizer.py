@@ -93,9 +93,10 @@ class _Group:
         low: Sequence[bool],
         options: LearnerOptions,
         steps: Steps | None,
+        factors: Sequence[float],
     ) -> None:
         self.places = places
-        adam: Steps = steps or Adam([masters[i] for i in places], options)
+        adam: Steps = steps or Adam([masters[i] for i in places], options, [factors[i] for i in places])
         self.adam = adam
         own = [masters[i] for i in places if low[i]]
         self.offloaded = Offloaded(lambda: [*own, *adam.moments()])
@@ -107,7 +108,8 @@ class Masters:
     `params` compute; a master that is not its parameter is copied to it after each step. What is held may be
     the shards of tensors: `reduction` adds up what is asked of all of them. `steps` is what steps them where
     that is another library. Masters named in `low` are gathered in a lower dtype to compute: the model's
-    files have them rounded, so they are part of the state.
+    files have them rounded, so they are part of the state. `factors` multiply the learning rate of the
+    masters that they name.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Masters:
         reduction: Reduction | None = None,
         steps: Steps | None = None,
         low: Collection[str] = (),
+        factors: Mapping[str, float] | None = None,
     ) -> None:
         self.names, self.params, self.masters = list(names), list(params), list(masters)
         self._master_of = dict(zip(self.params, self.masters, strict=True))
@@ -129,7 +132,8 @@ class Masters:
         if options.offload_optimizer or options.offload_model:
             own_memory(m for m, low in zip(self.masters, self._low, strict=True) if low)
             places = layer_groups(self.names, options.move_model_batches)
-        self._groups = [_Group(some, self.masters, self._low, options, steps) for some in places]
+        each = [(factors or {}).get(name, 1.0) for name in self.names]
+        self._groups = [_Group(some, self.masters, self._low, options, steps, each) for some in places]
         if options.offload_optimizer:
             for group in self._groups:
                 group.offloaded.to_cpu()
@@ -148,13 +152,14 @@ class Masters:
         compute_dtype: torch.dtype = torch.float32,
         float32: Collection[str] = (),
         reduction: Reduction | None = None,
+        factors: Mapping[str, float] | None = None,
     ) -> Masters:
         """Those of a whole module, which is cast to `compute_dtype`, but for packed weights and the
         parameters named in `float32`."""
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         cast_unpacked((p for p in module.parameters() if not p.requires_grad), compute_dtype)
         masters = [_master(p, torch.float32 if n in float32 else compute_dtype) for n, p in trained.items()]
-        return cls(list(trained), list(trained.values()), masters, options, reduction)
+        return cls(list(trained), list(trained.values()), masters, options, reduction, factors=factors)
 
     def absorb(self) -> None:
         """Add low-precision gradients to the masters' float32 ones and clear them; call after every

@@ -41,10 +41,13 @@ class MovingReference:
         self._float32: dict[str, Tensor] = {}
         self._computing: dict[str, Tensor] = {}
         lora = adapter_parameters(policy)
+        trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
         for name, parameter in (reference or policy).named_parameters():
+            if name not in trained:
+                continue
             if reference is not None:
                 self._float32[name], self._computing[name] = parameter.detach(), parameter
-            elif parameter.requires_grad:
+            else:
                 own = parameter.detach().clone()
                 self._float32[name] = own
                 self._computing[name] = own if name in lora else own.to(dtype)

@@ -21,6 +21,19 @@ Grid = tuple[int, int, int]
 _FILE, _NESTED_FILE, _NESTED = "preprocessor_config.json", "processor_config.json", "image_processor"
 # What transformers' Qwen2VLImageProcessor takes for what is not written.
 _PATCH, _MERGE, _TEMPORAL, _MIN_PIXELS, _MAX_PIXELS = 14, 2, 2, 56 * 56, 28 * 28 * 1280
+# What changes pixels, and what it takes for that; mean and deviation are those of CLIP.
+_PREPARATION: Mapping[str, Any] = {
+    "patch_size": _PATCH,
+    "merge_size": _MERGE,
+    "temporal_patch_size": _TEMPORAL,
+    "do_convert_rgb": True,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+    "resample": 3,
+}
 # The processor refuses longer images.
 _MAX_RATIO = 200
 # The fewest tokens of an image for qwen-vl-utils, whatever the files of the model say.
@@ -107,6 +120,22 @@ def limits_of(
         )
     least = limits.min_pixels if limits.min_pixels <= most else min(_MIN_TOKENS * pixels_of_token, most)
     return ImageLimits(limits.patch, limits.merge, limits.temporal, least, most)
+
+
+def preparation_of(directory: Path) -> str:
+    """Return in a line how a model's image processor prepares images: by equal lines a file becomes the same
+    patches within the same limits. "" where no file describes an image processor of Qwen-VL.
+
+    `"patch_size 14, merge_size 2, temporal_patch_size 2, ..., image_mean 0.5 0.5 0.5, ..., resample 3"`
+    """
+    try:
+        _, written = _written(directory)
+    except MediaError:
+        return ""
+    settings = {name: written.get(name) for name in _PREPARATION}
+    found = {n: _PREPARATION[n] if value is None else value for n, value in settings.items()}
+    words = {n: " ".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for n, v in found.items()}
+    return ", ".join(f"{name} {value}" for name, value in words.items())
 
 
 def grid_of(width: int, height: int, limits: ImageLimits) -> Grid:

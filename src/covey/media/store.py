@@ -29,13 +29,23 @@ def key_of(source: ImageSource, limits: ImageLimits, *, may_fetch: bool = False)
 
     Equal keys are equal pixels at equal sizes. Raises MediaError if the bytes cannot be read.
     """
-    return _key(read_bytes(source, may_fetch=may_fetch), limits)
+    return key_of_bytes(read_bytes(source, may_fetch=may_fetch), limits)
 
 
-def _key(content: bytes, limits: ImageLimits) -> str:
+def key_of_bytes(content: bytes, limits: ImageLimits) -> str:
+    """Return the same of the bytes of an image's file."""
     digest = blake2b(limits.words.encode() + b"\n", digest_size=8)
     digest.update(content)
     return digest.hexdigest()
+
+
+def content_of(source: ImageSource, key: str, limits: ImageLimits, *, may_fetch: bool = False) -> bytes:
+    """Return the bytes of an image's file. Raises MediaError if they cannot be read, or are others than those
+    of which `key_of` gave this key."""
+    content = read_bytes(source, may_fetch=may_fetch)
+    if key_of_bytes(content, limits) != key:
+        raise MediaError(tr("{source} has changed since it was first read", source=source.words))
+    return content
 
 
 @dataclass(slots=True)
@@ -106,7 +116,7 @@ class MediaStore:
         content = None
         if key is None:
             content = read_bytes(source, may_fetch=self._may_fetch)
-            key = _key(content, self._processor.limits)
+            key = key_of_bytes(content, self._processor.limits)
         own: Future[Patches] = Future()
         with self._lock:
             held = self._held.get(key)
@@ -140,9 +150,7 @@ class MediaStore:
 
     def _made(self, source: ImageSource, key: str, content: bytes | None) -> Patches:
         if content is None:
-            content = read_bytes(source, may_fetch=self._may_fetch)
-            if _key(content, self._processor.limits) != key:
-                raise MediaError(tr("{source} has changed since it was first read", source=source.words))
+            content = content_of(source, key, self._processor.limits, may_fetch=self._may_fetch)
         image = load_image(source, content=content)
         try:
             return self._processor.patches(image)

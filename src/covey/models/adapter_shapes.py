@@ -16,7 +16,9 @@ from typing import Any
 
 from covey.config.adapters import AdapterFileError, read_adapter
 from covey.errors import CheckpointError
+from covey.media.parts import frozen_parts, is_frozen, name_in_model
 from covey.texts import joined, tr
+from covey.types.media import Part
 from covey.weight_files import StoredTensor, stored_tensors
 
 ALL_LINEAR = "all-linear"
@@ -34,6 +36,8 @@ HEAD_LEAVES = ("lm_head", "embed_out")
 """What models call their head."""
 
 _EMBEDDING_LEAVES = (*TOKEN_LEAVES, "wpe", "embed_positions")
+# Positions of patches in a vision tower.
+_PATCH_LEAVES = ("pos_embed", "position_embedding")
 # peft reads these names, on a model with experts, as the experts' fused tensors, wherever the module lies.
 _EXPERT_LEAVES = ("w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate", "router")
 
@@ -43,7 +47,8 @@ class LoraSettings:
     """An adapter as it was asked for: `update = scaling * B @ A` on every module that `target_modules` match.
 
     Names match a module or the end of its path: `q_proj` or `layers.0.self_attn.q_proj`; `all-linear` stands
-    alone. Modules of `modules_to_save` are trained whole, in a copy that the adapter carries.
+    alone, and leaves out the `frozen` parts of a model that sees images. Modules of `modules_to_save` are
+    trained whole, in a copy that the adapter carries.
     """
 
     rank: int
@@ -53,6 +58,7 @@ class LoraSettings:
     modules_to_save: tuple[str, ...] = ()
     use_rslora: bool = False
     use_dora: bool = False
+    frozen: frozenset[Part] = frozenset()
 
     @property
     def scaling(self) -> float:
@@ -62,11 +68,13 @@ class LoraSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShapes:
-    """The tensors of a model by name, its vocabulary, and whether head and embedding are one tensor."""
+    """The tensors of a model by name, its vocabulary, whether head and embedding are one tensor, and its
+    `model_type`."""
 
     tensors: Mapping[str, tuple[int, ...]]
     vocab_size: int | None
     tied: bool
+    family: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +104,9 @@ def lora_facts(directory: Path, settings: LoraSettings) -> LoraFacts:
 
 def read_shapes(directory: Path) -> ModelShapes:
     """Names and shapes of a model's tensors. ValueError names a weight file that is damaged."""
-    tensors = {name: tensor.shape for name, tensor in stored_tensors(directory).items()}
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    family, stored = config.get("model_type"), stored_tensors(directory)
+    tensors = {name_in_model(name, family): tensor.shape for name, tensor in stored.items()}
     text = config.get("text_config") or {}
     heads = [name for name in tensors if _leaf(_module(name)) in HEAD_LEAVES]
     if config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is True:
@@ -109,6 +118,7 @@ def read_shapes(directory: Path) -> ModelShapes:
         tensors=tensors,
         vocab_size=config.get("vocab_size", text.get("vocab_size")),
         tied=bool(tensors) and not heads,
+        family=family,
     )
 
 
@@ -124,7 +134,12 @@ def facts_of(shapes: ModelShapes, settings: LoraSettings) -> LoraFacts:
                 refused[name] = tr(
                     "it already takes every linear layer and cannot be combined with other names"
                 )
-            targets |= {m for m in linear if not (_has_experts(shapes) and _leaf(m) in _EXPERT_LEAVES)}
+            targets |= {
+                m
+                for m in linear
+                if not (_has_experts(shapes) and _leaf(m) in _EXPERT_LEAVES)
+                and not is_frozen(m, shapes.family, settings.frozen)
+            }
             continue
         found = {m for m in modules if matches(m, name)}
         allowed = found & linear
@@ -185,6 +200,7 @@ def settings_of(options: Mapping[str, Any]) -> LoraSettings:
         modules_to_save=tuple(options["modules_to_save"]),
         use_rslora=options["use_rslora"],
         use_dora=options["use_dora"],
+        frozen=frozen_parts(options),
     )
 
 
@@ -314,6 +330,7 @@ def _linear(shapes: ModelShapes) -> set[str]:
         if name.endswith(".weight") and len(shape) == 2
         for module in (_module(name),)
         if not _is_vocab(shapes, module)
+        and _leaf(module) not in _PATCH_LEAVES
         and ".experts." not in f"{module}."
         and not (_leaf(module) in ("gate", "router") and module.rpartition(".")[0] in routed)
     }

@@ -230,12 +230,13 @@ def adapter_alone(policy: Policy) -> AdapterAlone | None:
 
 
 def applied_rank(policy: Policy) -> int:
-    """The rank of an adapter that is matrices beside linear layers and nothing else; 0 where there is none,
-    with DoRA, whole copies, or a packed base."""
+    """The rank of an adapter that is matrices beside linear layers of the language model and nothing else; 0
+    where there is none, with DoRA, whole copies, or a packed base."""
     adapter = policy.adapter
     if adapter is None or adapter.settings.use_dora or adapter.copies or adapter.quantization is not None:
         return 0
-    return adapter.settings.rank
+    is_of_text = all(policy.part_of(name) == "llm" for name in adapter.facts.targets)
+    return adapter.settings.rank if is_of_text else 0
 
 
 def base_weights(named: Iterable[tuple[str, Tensor]]) -> Named:
@@ -344,7 +345,7 @@ def _shapes(model: Any) -> ModelShapes:
     tensors = {n: whole_shape(p) for n, p in model.named_parameters(remove_duplicate=False)}
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     vocab_size = model.config.get_text_config().vocab_size
-    return ModelShapes(tensors=tensors, vocab_size=vocab_size, tied=tied)
+    return ModelShapes(tensors=tensors, vocab_size=vocab_size, tied=tied, family=model.config.model_type)
 
 
 def _refuse(facts: LoraFacts) -> None:

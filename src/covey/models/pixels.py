@@ -15,6 +15,8 @@ from covey.models.vision import Pixels
 from covey.types import Medium
 
 _MOST_BYTES = 1 << 30
+# How many limits of sizes are kept patches for; a run has one.
+_MOST_LIMITS = 2
 
 
 class PixelReader:
@@ -36,6 +38,8 @@ class PixelReader:
     def _store(self, medium: Medium) -> MediaStore:
         limits = medium.source.limits
         if limits not in self._stores:
+            if len(self._stores) == _MOST_LIMITS:
+                self._stores.pop(next(iter(self._stores))).close()
             processor = ImageProcessor(self._directory, limits)
             # What is on the web was allowed when its prompt was made.
             self._stores[limits] = MediaStore(processor, self._max_bytes, may_fetch=True)

@@ -6,7 +6,7 @@ A head outside the wrapped module leaves its gradient unsynchronised under DDP, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from covey.kernels.choose import choose_kernels
 from covey.kernels.kept import select
 from covey.kernels.protocol import HeadSpec, Kernels, Layout
+from covey.media.parts import is_frozen, part_of
 from covey.models.activations import offloaded, set_recompute
 from covey.models.attention import ATTENTION_NAME
 from covey.models.dropout import dropouts
 from covey.models.head import head_spec, token_stats
 from covey.models.layouts import AttentionKind, stream_layout
 from covey.models.prefix import Prefix
-from covey.models.vision import Vision
+from covey.models.vision import Vision, WithoutImages
 from covey.plan.recompute import Recompute
 from covey.token_streams import StreamKind
 from covey.types import MediaTokens, MicroBatch, SharedPrompt, StreamSegment, TokenStats
+from covey.types.media import Part
 
 if TYPE_CHECKING:
     from covey.models.lora import Adapter
@@ -63,7 +65,8 @@ class Policy(nn.Module):
     the attention of a stream. `recompute` and `offload` say what is kept for the backward pass, and where;
     `has_liger` that norms and gated layers run by liger-kernel. `shares_prompts` says whether a prompt whose
     rows take several micro-batches is computed in the first of them alone: they are forwarded in their order.
-    `adapter` is what `lora.add_adapter` has put on the model.
+    `adapter` is what `lora.add_adapter` has put on the model. `without_images` is for a model that sees and
+    whose weights ranks share.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class Policy(nn.Module):
         self.shares_prompts = True
         self._prefix: Prefix | None = None
         self.vision = Vision.of(model)
+        self.without_images: WithoutImages = "skip"
         config: Any = model.config
+        self._family: str = config.model_type
         config = config.get_text_config()
         # Fused attention drops soft-capping without a word; transformers 5.17 picks it for Gemma 2.
         is_capped = getattr(config, "attn_logit_softcapping", None) is not None
@@ -119,6 +124,21 @@ class Policy(nn.Module):
         self.attention, self.no_flex = layout.attention, layout.no_flex
         self.shares_prompts = layout.shares_prompts
         self.use_stream(layout.stream)
+
+    def freeze(self, parts: Collection[Part]) -> None:
+        """Train parts of a model that sees images no longer: their weights have no gradient."""
+        for name, parameter in self.named_parameters():
+            if is_frozen(name, self._family, parts):
+                parameter.requires_grad_(False)
+
+    def part_of(self, name: str) -> Part:
+        """Return the part of the model that a tensor or a module belongs to."""
+        return part_of(name, self._family)
+
+    @property
+    def trained_parts(self) -> frozenset[Part]:
+        """Return the parts of which a step changes anything."""
+        return frozenset(self.part_of(n) for n, p in self.named_parameters() if p.requires_grad)
 
     def keep_activations(self, recompute: Recompute, *, offload: bool = False) -> None:
         """Choose which activations are computed again in the backward pass, and whether the others leave the
@@ -237,12 +257,16 @@ class Policy(nn.Module):
         """Last hidden states (R x T, D) of rows."""
         backbone: Any = self.model.base_model
         options |= {"position_ids": positions_RT, "use_cache": False}
-        if media is None:
-            out = backbone(input_ids=tokens_RT, **options)
-        else:
+        embedded: dict[str, Any] = {}
+        if media is not None:
             assert self.vision is not None, "images come to a model that sees"
             embedded = self.vision.embedded(backbone, tokens_RT, media)
+        elif self.vision is not None:
+            embedded = self.vision.without_images(backbone, tokens_RT, self.without_images)
+        if embedded:
             out = backbone.language_model(**embedded, **options)
+        else:
+            out = backbone(input_ids=tokens_RT, **options)
         return out.last_hidden_state.flatten(0, 1)  # type: ignore[no-any-return]
 
     def logits(self, hidden_ND: Tensor) -> Tensor:

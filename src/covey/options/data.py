@@ -13,8 +13,8 @@ class DataOptions(Options):
     dataset: list[str] = option(
         ...,
         "One or more sources: files (.jsonl, .json, .csv, .parquet, .arrow), directories, or ids on a hub "
-        "as [hf::|ms::]ID[:SUBSET][@SPLIT]; #N after a source takes N rows. quickstart "
-        "and quickstart-tools: the built-in tasks.",
+        "as [hf::|ms::]ID[:SUBSET][@SPLIT]; #N after a source takes N rows. quickstart, "
+        "quickstart-tools and quickstart-shapes: the built-in tasks.",
         trl="required",
         swift="required",
         names=("dataset_name", "train_dataset"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from covey.options.declare import Options, PathKind, only_with, option
+from covey.types.media import PARTS, Part
 
 
 class ModelOptions(Options):
@@ -13,7 +14,7 @@ class ModelOptions(Options):
     model: str = option(
         ...,
         "Directory with weights and tokenizer, an id on the Hugging Face hub, ms::ID for ModelScope, or "
-        "quickstart or quickstart-tools for a built-in model.",
+        "quickstart, quickstart-tools or quickstart-shapes for a built-in model.",
         trl="required",
         swift="required",
         names=("model_name_or_path", "model_id_or_path"),
@@ -154,6 +155,35 @@ class TunerOptions(Options):
         names=("train_type", "sft_type", "use_peft"),
         switches={"use_peft": ("lora", "full")},
     )
+    # TRL trains every weight of a vision language model. Its peft adapts q_proj and v_proj there, which only
+    # the language model has, and engines apply adapters to that alone; so LoRA leaves out what sees, too.
+    freeze_vit: bool = option(
+        ...,
+        "Do not train the vision tower of a vision language model. With tuner_type full, its weights stay; "
+        "with lora, all-linear gives it no adapter. By default only LoRA freezes it: TRL trains all weights "
+        "in full, and peft's default adapters are on the language model alone.",
+        rule="true with tuner_type lora, else false",
+        usual=False,
+        trl="false",
+        swift="true",
+        rlhf=True,
+    )
+    freeze_aligner: bool = option(
+        ...,
+        "Do not train what joins the vision tower of a vision language model to its language model (the "
+        "merger), as freeze_vit does not train the tower.",
+        rule="true with tuner_type lora, else false",
+        usual=False,
+        trl="false",
+        swift="true",
+        rlhf=True,
+    )
+    freeze_llm: bool = option(
+        False,
+        "Do not train the language model of a vision language model, with its embedding and its head.",
+        trl="false",
+        swift="false",
+    )
     lora_rank: int = option(
         16,
         "Rank of the two matrices of an adapter.",
@@ -188,7 +218,7 @@ class TunerOptions(Options):
     target_modules: list[str] = option(
         ["all-linear"],
         "Modules that get an adapter, given by the ends of their names; all-linear: all linear layers "
-        "except the head.",
+        "except the head and those that freeze_vit, freeze_aligner and freeze_llm leave out.",
         trl="peft's",
         swift="all-linear",
         names=("lora_target_modules",),
@@ -216,6 +246,11 @@ class TunerOptions(Options):
         swift="false",
         read_if=only_with("tuner_type", "lora"),
     )
+
+    @property
+    def frozen_parts(self) -> frozenset[Part]:
+        """Return the parts of a model that sees images which the options freeze."""
+        return frozenset(part for part in PARTS if getattr(self, f"freeze_{part}"))
 
 
 _DTYPE_WORDS = {

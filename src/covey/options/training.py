@@ -21,6 +21,22 @@ class OptimizerOptions(Options):
         swift="1e-4 lora, 1e-5 full",
         hints=("lr",),
     )
+    vit_lr: float | None = option(
+        None,
+        "Peak learning rate of the vision tower of a vision language model, under the same schedule. Not "
+        "set: learning_rate.",
+        gt=0,
+        why="At 0 the vision tower would not be trained; freeze_vit does this with less memory.",
+        swift="learning_rate",
+    )
+    aligner_lr: float | None = option(
+        None,
+        "Peak learning rate of what joins the vision tower of a vision language model to its language "
+        "model, under the same schedule. Not set: learning_rate.",
+        gt=0,
+        why="At 0 the aligner would not be trained; freeze_aligner does this with less memory.",
+        swift="learning_rate",
+    )
     lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = option(
         "constant",
         "Learning rate schedule. Only with a constant learning rate can a finished run be extended "

@@ -139,6 +139,14 @@ class VllmOptions(Options):
         resume="free",
         read_if=_IN_PROCESS,
     )
+    vllm_limit_mm_per_prompt: dict[str, Any] | None = option(
+        None,
+        "Numbers of images and videos of a prompt for which vLLM reserves memory at its start, as JSON such "
+        "as '{\"image\": 5}'. No prompt is refused for having more. Not set: one image.",
+        swift="not set",
+        resume="free",
+        read_if=_IN_PROCESS,
+    )
     vllm_engine_kwargs: dict[str, Any] | None = option(
         None,
         "More arguments for vLLM's class LLM, as JSON.",

@@ -50,7 +50,8 @@ class PassSize:
 class Training:
     """What of the configuration decides which activations are kept.
 
-    `element` are the bytes of an element in the dtype that is computed in; `cuda` says where; `offload`
+    `element` are the bytes of an element in the dtype that is computed in; `full` says that there is no
+    adapter, `frozen_text` that the language model is frozen then; `cuda` says where; `offload`
     that what is kept leaves the GPU. In one process it `absorbs`: each gradient of lower precision is added
     to the float32 one, and let go, as soon as it is there. Quantized weights have `packed_bits` each, 0 where
     there are none.
@@ -65,6 +66,12 @@ class Training:
     offload: bool
     absorbs: bool = False
     packed_bits: float = 0.0
+    frozen_text: bool = False
+
+    @property
+    def trains_text(self) -> bool:
+        """Whether the weights of the language model's layers themselves are trained."""
+        return self.full and not self.frozen_text
 
 
 def fullest_pass(config: Config, facts: Facts, prompt: int) -> PassSize:
@@ -95,7 +102,7 @@ def kept_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     if training.offload:
         return read
     layers = model.layers * kept_of_layer(model, size, training)
-    last_norm = size.tokens * model.hidden * (FLOAT + (training.element if training.full else 0))
+    last_norm = size.tokens * model.hidden * (FLOAT + (training.element if training.trains_text else 0))
     return layers + mask_bytes(size, training) + last_norm + read
 
 
@@ -130,9 +137,9 @@ def layer_bytes(model: ModelSizes, size: PassSize, training: Training) -> int:
     e = training.element
     query, key = model.heads * model.head_width, model.kv_heads * model.head_width
     normed = 2 * model.hidden + (query + key if model.family in _QUERY_NORMS else 0)
-    per_token = normed * (FLOAT + (e if training.full else 0))
+    per_token = normed * (FLOAT + (e if training.trains_text else 0))
     per_token += 3 * model.intermediate * e + 2 * query * e + FLOAT * model.heads
-    if training.full:
+    if training.trains_text:
         per_token += (2 * model.hidden + query + model.intermediate) * e
     for width, out in (_linears(model)[name] for name in _adapted(model) if not training.full):
         per_token += FLOAT * (width + training.rank + (2 * out if training.dora else 0))

@@ -71,5 +71,8 @@ def group_share(config: Config, model: ModelSizes, *, full: bool) -> float:
     of_layers = math.ceil(model.layers / groups) / model.layers
     if not full:
         return of_layers
-    layers = model.parameters - outer_parameters(model)
-    return max(model.vocabulary * model.hidden, of_layers * layers) / model.parameters
+    trained = model.parameters - model.frozen_parameters
+    if model.frozen_text:
+        return of_layers
+    layers = trained - outer_parameters(model)
+    return max(model.vocabulary * model.hidden, of_layers * layers) / max(1, trained)

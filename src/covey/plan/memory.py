@@ -40,6 +40,7 @@ from covey.plan.memory_training import (
     update_parts,
     weights_of,
 )
+from covey.plan.memory_vision import seeing_parts
 from covey.plan.recompute import IN_WORDS, KINDS, Recompute, choose_recompute
 from covey.texts import joined, tr
 
@@ -301,6 +302,7 @@ def training_of(config: Config, facts: Facts, recompute: Recompute) -> Training:
         offload=config.activation_offloading and bool(facts.machine.cuda),
         absorbs=facts.launch.num_processes == 1 and facts.layout.is_here,
         packed_bits=0.0 if quantization is None else quantization.bits_per_weight,
+        frozen_text=facts.model.sizes is not None and facts.model.sizes.frozen_text,
     )
 
 
@@ -342,7 +344,7 @@ def _phases(
         """Add a phase: what is held and not in CPU memory during it, and what it works with."""
         away = parts_away(config, layout, phase)
         parts = {name: num_bytes for name, num_bytes in held.items() if name not in away}
-        for more in work:
+        for more in (*work, seeing_parts(config, facts, how, phase)):
             parts |= more
         at_least = least_parts(config, how, model, prompt, layout, parts, samples=phase == "rollout")
         phases.append(Phase(name=phase, parts=parts, at_least=at_least))

@@ -62,7 +62,7 @@ class Gathering:
 def gathering_of(config: Config, facts: Facts, model: ModelSizes, how: Training, layout: Layout) -> Gathering:
     """Return what is gathered under a layout."""
     tensor = model.vocabulary * model.hidden
-    inner = (model.parameters - outer_parameters(model)) // model.layers
+    inner = (model.parameters - model.seeing_parameters - outer_parameters(model)) // model.layers
     zero = engine_settings(config, facts)[ZERO] if layout.by_deepspeed else {}
     return Gathering(
         layout=layout,

@@ -45,8 +45,11 @@ class Weights:
 
 
 def weights_of(model: ModelSizes, how: Training) -> Weights:
-    """Return the weights that are trained: all, or an adapter's and those saved whole beside it."""
-    low, full = (model.parameters, 0) if how.full else (model.saved_parameters, model.adapter_parameters)
+    """Return the weights that are trained: all that are not frozen, or an adapter's and those saved whole
+    beside it."""
+    low, full = model.saved_parameters, model.adapter_parameters
+    if how.full:
+        low, full = model.parameters - model.frozen_parameters, 0
     return Weights(0, low + full) if how.element == FLOAT else Weights(low, full)
 
 
@@ -74,8 +77,10 @@ def held_parts(
     if layout.num_gpus > 1 and not layout.zero_stage:
         held["DDP buckets"] = how.element * weights.low + FLOAT * weights.single
     if layout.fsdp and how.full and weights.low:
-        # FSDP holds the masters alone, and makes a layer of them as it computes.
-        del held["weights"]
+        # FSDP holds of what is trained the masters alone, and makes a layer of them as it computes.
+        held["weights"] = layout.on_gpu(how.element * model.frozen_parameters, "weights")
+        if not model.frozen_parameters:
+            del held["weights"]
     # A policy with an adapter is its own reference, unless that has an adapter too: since it follows the
     # policy, or since the run started from one.
     if has_kl(config) and how.full:
@@ -199,5 +204,5 @@ def _gradients(how: Training, weights: Weights, layout: Layout) -> int:
 
 def _of_head(model: ModelSizes, how: Training) -> int:
     """The gradient of the head, where it is trained."""
-    is_trained = how.full or (bool(model.saved_parameters) and not model.tied)
+    is_trained = how.trains_text or (bool(model.saved_parameters) and not model.tied)
     return model.vocabulary * model.hidden * how.element if is_trained else 0

@@ -31,6 +31,7 @@ from covey.plan.report_data import (
     turn_lines,
 )
 from covey.plan.report_facts import facts_json
+from covey.plan.report_parts import part_lines
 from covey.plan.vllm_limits import UNTRIED
 from covey.plan.words import flags
 from covey.plan.works import Works
@@ -152,9 +153,9 @@ def _model(config: Config, facts: Facts) -> list[str]:
             )
         )
         lines += _base(config)
-    else:
+    elif not facts.model.parts or all(part.is_trained for part in facts.model.parts):
         lines.append(tr("all weights are trained"))
-    return lines
+    return [*lines, *part_lines(config, facts)]
 
 
 def _base(config: Config) -> list[str]:
@@ -333,7 +334,7 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
         if typed and not engine_problems(config.model_copy(update=typed), facts):
             lines.append(tr("to sample as it says: {typed}", typed=flags(typed)))
     if banned := facts.template.banned_tokens:
-        lines.append(tr("never sampled (suppress_tokens of generation_config.json): {banned}", banned=banned))
+        lines.append(tr("never sampled: {banned}", banned=banned))
     return lines
 
 

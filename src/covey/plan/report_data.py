@@ -33,6 +33,8 @@ def data_lines(config: Config, facts: Facts) -> list[str]:
     lines = [tr("{rows}{prompts} used", rows=rows, prompts=counted(facts.prompts.num_used or 0, "prompt"))]
     if facts.prompts.longest:
         lines[0] += tr(", the longest of {tokens}", tokens=counted(facts.prompts.longest, "token"))
+    if facts.prompts.image_tokens is not None:
+        lines.append(_image_line(facts, *facts.prompts.image_tokens))
     for left in facts.data.left_out:
         where = ", ".join(map(str, left.rows))
         verb = "" if left.reason == "cut" else tr("left out: ")
@@ -43,6 +45,12 @@ def data_lines(config: Config, facts: Facts) -> list[str]:
             + (tr(" (row {where}{some})", where=where, some=some) if where else "")
         )
     return [*lines, *_gold_lines(config, facts), *facts.data.notes]
+
+
+def _image_line(facts: Facts, least: int, most: int) -> str:
+    tokens = f"{least}" if least == most else tr("{least} to {most}", least=least, most=most)
+    images = counted(facts.prompts.num_images, "image")
+    return tr("{images}, each of {tokens} tokens", images=images, tokens=tokens)
 
 
 def _gold_lines(config: Config, facts: Facts) -> list[str]:

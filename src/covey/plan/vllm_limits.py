@@ -17,6 +17,7 @@ OWNED: frozenset[str] = frozenset(
         *("distributed_executor_backend", "trust_remote_code", "enable_sleep_mode", "data_parallel_size"),
         *("max_model_len", "max_num_seqs", "tensor_parallel_size", "gpu_memory_utilization"),
         *("enforce_eager", "enable_prefix_caching", "kv_cache_memory_bytes", "max_logprobs"),
+        *("limit_mm_per_prompt", "mm_processor_kwargs", "mm_device_do_normalize", "mm_processor_cache_gb"),
     )
 )
 """Arguments of vLLM that `vllm_engine_kwargs` may not set: each has an option of its own, or covey needs it

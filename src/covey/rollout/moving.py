@@ -16,10 +16,15 @@ from torch import Tensor
 
 from covey.comm import Comm, raise_on_all_ranks
 from covey.errors import GuardStop
+from covey.media_positions import fits
 from covey.rollout.exchange import as_bytes, stop
+from covey.rollout.moving_media import packed_media, unpacked_media
 from covey.texts import tr
-from covey.types import KeptSets, SequenceSummary, TokenSequence
+from covey.types import KeptSets, Medium, SequenceSummary, TokenSequence
 from covey.types.kept import bitmap_words
+
+# Bytes in front of the rows: two numbers of 4 and two of 8.
+_HEAD = 24
 
 
 def move(
@@ -28,25 +33,28 @@ def move(
     owner_R: NDArray[np.int64],
     rank_of_R: NDArray[np.int64],
     comm: Comm,
+    prompt_media: Sequence[tuple[Medium, ...]] | None = None,
 ) -> dict[int, TokenSequence]:
     """Return the rows that this rank is to forward, by number, in order. Collective.
 
     `held` has the rows that this rank owns, by their number in `known`; those that stay come back as they
     are, and those that leave are read once. `rank_of_R` says which rank forwards each row: its owner, or the
     one that it is sent to. Rows of no tokens are not sent. A row that arrives has lost who wrote each of its
-    tokens behind the prompt, and its media: all of them count as the model's.
+    tokens behind the prompt: all of them count as the model's. `prompt_media` are the images of the prompt of
+    each row, as every rank knows them (None: there are none); of those in its row, others alone are sent.
 
     What arrives is held to what is known of it, and kept sets to the tokens that were drawn from them. Raises
     GuardStop on every rank: F122 where a rank did not send exactly the rows that were asked of it, F110 where
     a row is not the one that was reported.
     """
     has_tokens_R = np.array([sequence.length > 0 for sequence in known], dtype=np.bool_)
+    images = [()] * len(known) if prompt_media is None else prompt_media
 
     def numbers(owner: int, rank: int) -> list[int]:
         return np.flatnonzero(has_tokens_R & (owner_R == owner) & (rank_of_R == rank)).tolist()
 
     to_rank = [
-        _pack(_present(held, numbers(comm.rank, rank) if rank != comm.rank else ()))
+        _pack(_present(held, numbers(comm.rank, rank) if rank != comm.rank else ()), images)
         for rank in range(comm.world)
     ]
     mine = _present(held, numbers(comm.rank, comm.rank))
@@ -54,7 +62,7 @@ def move(
     error: GuardStop | None = None
     try:
         for rank, data in enumerate(comm.swap_tensors(to_rank)):
-            rows = mine if rank == comm.rank else _unpack(data, known)
+            rows = mine if rank == comm.rank else _unpack(data, known, images)
             asked = numbers(rank, comm.rank)
             if rows is None or [number for number, _ in rows] != asked:
                 raise _other_rows(asked, rows, rank, comm)
@@ -74,10 +82,11 @@ def _present(held: Mapping[int, TokenSequence], numbers: Sequence[int]) -> list[
     return [(number, held[number]) for number in numbers if number in held]
 
 
-def _pack(rows: Sequence[tuple[int, TokenSequence]]) -> Tensor:
-    """Rows as bytes: how many, and the vocabulary of their kept sets (0: none has sets); of each its number,
-    tokens, trained ones and runs of versions; then field after field, each of all rows, the widest first, so
-    that every field is aligned. With sets one is how many each row has (-1: none)."""
+def _pack(rows: Sequence[tuple[int, TokenSequence]], images: Sequence[tuple[Medium, ...]]) -> Tensor:
+    """Rows as bytes: how many, the vocabulary of their kept sets (0: none has sets), and how many bytes of
+    `packed_media` come last; of each its number, tokens, trained ones and runs of versions; then field after
+    field, each of all rows, the widest first, so that every field is aligned. With sets one is how many each
+    row has (-1: none)."""
     if not rows:
         return torch.empty(0, dtype=torch.uint8)
     only = [row for _, row in rows]
@@ -87,13 +96,17 @@ def _pack(rows: Sequence[tuple[int, TokenSequence]]) -> Tensor:
     sets = [row.kept for row in only if row.kept is not None]
     (vocab,) = {kept.vocab for kept in sets} or {0}
     kept = (np.array(num_sets), *(own.counts for own in sets), *(own.words for own in sets)) if sets else ()
+    words, files = packed_media({number: row.media for number, row in rows}, images)
     parts = (
-        *_as_type("<i4", np.array([len(rows), vocab]), np.array(sizes).T),
+        *_as_type("<i4", np.array([len(rows), vocab])),
+        *_as_type("<i8", np.array([len(words), len(files)])),
+        *_as_type("<i4", np.array(sizes).T),
         *_as_type("<i8", np.array([version for version, _ in runs])),
         *_as_type("<i4", np.array([count for _, count in runs]), *(row.token_ids for row in only)),
         *_as_type("<f4", *(row.logprobs for row in only)),
         *_as_type("<i4", *kept),
         np.packbits(np.concatenate([row.is_trained for row in only])),
+        *(np.frombuffer(part, np.uint8) for part in (words, files)),
     )
     return torch.from_numpy(np.concatenate([as_bytes(part) for part in parts]))
 
@@ -103,7 +116,9 @@ def _as_type(dtype: str, *parts: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def _unpack(
-    data: Tensor, known: Sequence[TokenSequence | SequenceSummary]
+    data: Tensor,
+    known: Sequence[TokenSequence | SequenceSummary],
+    images: Sequence[tuple[Medium, ...]],
 ) -> list[tuple[int, TokenSequence]] | None:
     """Return the packed rows as views of the bytes; None where sizes and bytes do not match, or a number is
     that of no row."""
@@ -117,14 +132,16 @@ def _unpack(
         at += flat.nbytes
         return np.split(flat, np.cumsum(counts)[:-1])
 
-    num_rows, vocab = memory[:8].view("<i4").tolist() if len(memory) >= 8 else (0, 0)
-    if not 0 < num_rows <= (len(memory) - 8) // 16:
+    if len(memory) < _HEAD:
         return None
-    at = 8
+    (num_rows, vocab), media_sizes = (take([2], kind)[0].tolist() for kind in ("<i4", "<i8"))
+    if not 0 < num_rows <= (len(memory) - at) // 16:
+        return None
     numbers, lengths, trained, runs = (column.tolist() for column in take([num_rows] * 4, "<i4"))
     num_bits = -(-sum(lengths) // 8)
-    num_kept = len(memory) - at - 12 * sum(runs) - 4 * (sum(lengths) + sum(trained)) - num_bits
-    if min(num_kept, *lengths, *trained, *runs) < 0 or not set(numbers) <= set(range(len(known))):
+    num_kept = len(memory) - at - 12 * sum(runs) - 4 * (sum(lengths) + sum(trained))
+    num_kept -= num_bits + sum(media_sizes)
+    if min(num_kept, *media_sizes, *lengths, *trained, *runs) < 0 or not set(numbers) <= {*range(len(known))}:
         return None
     versions, counts, ids = take(runs, "<i8"), take(runs, "<i4"), take(lengths, "<i4")
     logprobs = take(trained, "<f4")
@@ -132,8 +149,11 @@ def _unpack(
     if sets is None:
         return None
     at += num_kept
-    bits = np.unpackbits(memory[at:], count=sum(lengths)).view(np.bool_)
+    bits = np.unpackbits(memory[at : at + num_bits], count=sum(lengths)).view(np.bool_)
     masks = np.split(bits, np.cumsum(lengths)[:-1])
+    at += num_bits
+    words, files = (part.tobytes() for part in take(media_sizes, "u1"))
+    media = unpacked_media(words, files, images)
     return [
         (
             number,
@@ -144,6 +164,7 @@ def _unpack(
                 logprobs=logprobs[i],
                 versions=tuple(zip(versions[i].tolist(), counts[i].tolist(), strict=True)),
                 kept=sets[i],
+                media=media.get(number, images[number]),
             ),
         )
         for i, number in enumerate(numbers)
@@ -205,8 +226,8 @@ def check_bans(rows: Iterable[tuple[int, TokenSequence]], banned: Sequence[int],
         found = row.trained_ids[np.isin(row.trained_ids, banned)].tolist()
         if found and error is None:
             seen = tr(
-                "row {number} of the rollout trains token {token}, which generation_config.json bans "
-                "(suppress_tokens)",
+                "row {number} of the rollout trains token {token}, which is never to be sampled "
+                "(suppress_tokens of generation_config.json, or a token that stands for an image)",
                 number=number,
                 token=found[0],
             )
@@ -254,6 +275,8 @@ def _check(
         what = tr("tokens of other policy versions")
     elif row.digest != known.digest:
         what = tr("other tokens of the same number")
+    elif row.prompt_digest != known.prompt_digest or not fits(row.token_ids, row.media):
+        what = tr("another prompt, or other images")
     elif not np.isclose(row.logprob_sum, known.logprob_sum, rtol=1e-9, atol=0.0, equal_nan=True):
         what = tr(
             "logprobs that add up to {sum:.6g} instead of {planned_sum:.6g}",

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from covey.data.image_records import NO_ROWS, ImageRows, media_of, media_records
 from covey.data.pass_rates import checksum
 from covey.types import (
     CallFailure,
@@ -25,6 +26,7 @@ from covey.types import (
     EpisodeId,
     Group,
     KeptSets,
+    Medium,
     Origin,
     Outcome,
     Prompt,
@@ -85,6 +87,7 @@ def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> 
         "columns": dict(prompt.columns),
         **_non_finite_places(prompt.columns),
         "prompt_ids": list(prompt.token_ids),
+        **({} if episode.sequences else _media_record(prompt.media)),
         **first,
         **({"sequences": others} if others else {}),
         "seconds": episode.seconds,
@@ -109,8 +112,9 @@ def _turn_record(turn: Turn) -> Record:
 
 
 def _turn_of(record: Mapping[str, Any]) -> Turn:
+    # Images of results are among those of the sequences.
     results = [
-        {**result, "failure": result["failure"] and CallFailure(result["failure"])}
+        {**result, "failure": result["failure"] and CallFailure(result["failure"]), "images": ()}
         for result in record["results"]
     ]
     return Turn(
@@ -147,8 +151,13 @@ def _sequence_record(sequence: TokenSequence) -> Record:
         "sampler_logprobs": sequence.logprobs.tolist(),
         "versions": list(each(sequence.versions)),
         "sources": [list(run) for run in _source_runs(sequence)],
+        **_media_record(sequence.media),
         **({} if sequence.kept is None else {"kept": sequence.kept}),
     }
+
+
+def _media_record(media: Sequence[Medium]) -> Record:
+    return {"media": media_records(media)} if media else {}
 
 
 def with_sets_as_text(record: Record) -> Record:
@@ -227,8 +236,8 @@ def _spans_record(steps: StepSpans) -> Record:
     return {"ends": list(steps.ends), "weights": list(steps.weights), "outcome": steps.outcome}
 
 
-def episode_of(record: Mapping[str, Any]) -> Episode:
-    """The episode of a record."""
+def episode_of(record: Mapping[str, Any], rows: ImageRows = NO_ROWS) -> Episode:
+    """The episode of a record; images of the data lie in `rows`."""
     outcome = Outcome(record["finish"])
     sequences = () if outcome is Outcome.INFRASTRUCTURE else (record, *record.get("sequences", ()))
     turns = tuple(map(_turn_of, record.get("turns", ())))
@@ -241,7 +250,7 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
             prompt_id=record["prompt_id"],
             sibling=record["sibling"],
         ),
-        sequences=tuple(map(_sequence_of, sequences)),
+        sequences=tuple(_sequence_of(own, rows) for own in sequences),
         outcome=outcome,
         text=record["text"],
         sampling=SamplingParams(
@@ -262,7 +271,7 @@ def episode_of(record: Mapping[str, Any]) -> Episode:
     )
 
 
-def _sequence_of(record: Mapping[str, Any]) -> TokenSequence:
+def _sequence_of(record: Mapping[str, Any], rows: ImageRows) -> TokenSequence:
     """A sequence of a record, whose untrained turns of the model may have logprobs too; they are left out."""
     is_trained, logprobs, versions = [False] * len(record["prompt_ids"]), [], []
     start = 0
@@ -281,6 +290,7 @@ def _sequence_of(record: Mapping[str, Any]) -> TokenSequence:
             (Source.PROMPT, len(record["prompt_ids"])),
             *((Source(source), length) for source, length, _, _ in record["sources"]),
         ),
+        media=media_of(record.get("media", ()), rows),
         kept=_sets_of(record),
     )
 
@@ -310,8 +320,8 @@ def score_of(record: Mapping[str, Any]) -> Score:
     )
 
 
-def prompt_of(record: Mapping[str, Any]) -> Prompt:
-    """The prompt of a record; its messages are not kept, only what they rendered to."""
+def prompt_of(record: Mapping[str, Any], rows: ImageRows = NO_ROWS) -> Prompt:
+    """The prompt of a record; its messages are not kept, only what they rendered to, and its images."""
     return Prompt(
         id=record["prompt_id"],
         messages=None,
@@ -321,18 +331,20 @@ def prompt_of(record: Mapping[str, Any]) -> Prompt:
         opened=record.get("opened", ""),
         task=record.get("task", ""),
         checksum=record.get("checksum", ""),
+        media=_sequence_of(record, rows).prompt_media,
         origin=Origin(epoch=record["epoch"], rollout=record["rollout"], attempt=record["attempt"]),
     )
 
 
-def groups_of(records: Sequence[Mapping[str, Any]]) -> list[ScoredGroup]:
-    """Groups of a rollout from its records, in group and sibling order whatever order the records have."""
+def groups_of(records: Sequence[Mapping[str, Any]], rows: ImageRows = NO_ROWS) -> list[ScoredGroup]:
+    """Groups of a rollout from its records, in group and sibling order whatever order the records have; their
+    images of the data lie in `rows`."""
     ordered = sorted(records, key=lambda r: (r["group"], r["sibling"]))
     groups = []
     for _, same in groupby(ordered, key=lambda r: r["group"]):
         members = list(same)
-        episodes = tuple(episode_of(r) for r in members)
-        group = Group(prompt=prompt_of(members[0]), episodes=episodes, planned=len(members))
+        episodes = tuple(episode_of(r, rows) for r in members)
+        group = Group(prompt=prompt_of(members[0], rows), episodes=episodes, planned=len(members))
         groups.append(ScoredGroup(group=group, scores=tuple(score_of(r) for r in members)))
     return groups
 

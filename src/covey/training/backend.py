@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from covey.learner.sharding.units import Sharded, sharding_over
 from covey.models.live import LiveModel, take_weights
 from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy, prepare_policy
 from covey.models.lora import load_adapter
+from covey.models.pixels import PixelReader
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.deepspeed import engine_settings
@@ -89,6 +90,7 @@ def _whole(
             trust_remote_code=config.trust_remote_code,
             kernels=config.kernels,
         )
+        policy.freeze(config.frozen_parts)
     else:
         policy = load_adapted(
             start,
@@ -112,6 +114,7 @@ def _whole(
         load_adapter(policy, own)
     if frozen is not None:
         _ready(frozen, config, dtype)
+    _share_pixels([policy, frozen], config, live)
     if facts.layout.zero_stage:
         engine = whole_engine(policy, engine_settings(config, facts), options, dtype)
         return Zero2Backend(engine, options, reference=frozen, moving=moving)
@@ -137,6 +140,7 @@ def _sharded(
             seed=config.seed,
             dtype=dtype,
             trust_remote_code=config.trust_remote_code,
+            frozen=config.frozen_parts,
         )
         found.policy.runs_on = device
         silent = config.disable_dropout or not trains
@@ -163,6 +167,8 @@ def _sharded(
     moving = SplitReference(policy, config) if has_own else None
     if of_reference is not None:
         policy.refill(sampler.values)
+    still_policy = None if frozen is None else frozen.policy
+    _share_pixels([policy.policy, sampler.policy, still_policy], config, live)
     how: dict[str, Any] = {"compute_dtype": dtype, "reference": frozen, "moving": moving}
     options = own_offloads(config, facts.layout)
     if facts.layout.fsdp:
@@ -196,6 +202,15 @@ def _by_zero3(config: Config, facts: Facts, dtype: torch.dtype) -> Splitter:
     return split
 
 
+def _share_pixels(policies: Iterable[Policy | None], config: Config, live: LiveModel | None) -> None:
+    """Have policies that see images read them once for all."""
+    seeing = [policy.vision for policy in policies if policy is not None and policy.vision is not None]
+    if seeing:
+        read = PixelReader(model_dir(config) if live is None else live.directory)
+        for vision in seeing:
+            vision.read = read
+
+
 def _has_own_reference(config: Config, policy: Policy) -> bool:
     """Whether the reference follows the policy, or has an adapter of its own, and stays."""
     return config.sync_ref_model or (policy.adapter is not None and reference_adapter(config) is not None)
@@ -223,20 +238,32 @@ def _ready(policy: Policy, config: Config, dtype: torch.dtype) -> None:
 
 
 def sampling_engine(
-    config: Config, facts: Facts, backend: Backend, comm: Comm, tokenizer: Tokenizer
+    config: Config,
+    facts: Facts,
+    backend: Backend,
+    comm: Comm,
+    tokenizer: Tokenizer,
+    live: LiveModel | None = None,
 ) -> Engine:
     """Return the engine of a run, and the layout that its rows are on from now on. Collective."""
     backend.choose_layout(config.attn_impl)
-    return engine_for(config, facts, backend.sampler, comm, tokenizer)
+    return engine_for(config, facts, backend.sampler, comm, tokenizer, live)
 
 
-def engine_for(config: Config, facts: Facts, policy: Policy, comm: Comm, tokenizer: Tokenizer) -> Engine:
+def engine_for(
+    config: Config,
+    facts: Facts,
+    policy: Policy,
+    comm: Comm,
+    tokenizer: Tokenizer,
+    live: LiveModel | None = None,
+) -> Engine:
     """Return the engine that a configuration asks for, or the one that the model can be sampled with; it
     finds stop strings by the tokenizer. Collective."""
     if config.rollout_servers:
         return served_engine(config, facts, policy, comm, tokenizer)
     if config.use_vllm:
-        return colocated(config, facts, policy, comm, tokenizer)
+        return colocated(config, facts, policy, comm, tokenizer, live)
     # A model that cannot run as a stream keeps state that the native engine's cache does not know.
     if config.engine == "generate" or policy.stream == "padded":
         return GenerateEngine(policy, tokenizer=tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from torch import Tensor
 from covey.batching.shares import PackPlan, steps_of
 from covey.checkpoint.registry import State
 from covey.checkpoint.shards import SavedShards, Shard
+from covey.comm import Comm, LocalComm
+from covey.data.image_records import NO_ROWS, ImageRows, media_of, media_records
 from covey.errors import CheckpointError
 from covey.texts import tr
 from covey.types import (
@@ -53,12 +55,12 @@ _KNOWN = (
 class RolloutBuffer:
     """Holds the rows of a rollout until its steps are done, so that a resume in its middle goes on with the
     same rows. What a row has once is in one state; what it has for each token is written by the rank that
-    forwards the row (`RolloutTokens`)."""
+    forwards the row (`RolloutTokens`). Images of the data lie in the rows of `images`."""
 
     name = "rollout"
 
-    def __init__(self, plan: PackPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: PackPlan, comm: Comm | None = None, images: ImageRows = NO_ROWS) -> None:
+        self.plan, self._comm, self._images = plan, comm or LocalComm(), images
         self.rows: tuple[TrainSample, ...] = ()
         self.metrics: dict[str, Metric] = {}
         self.logged: dict[str, Metric] = {}
@@ -82,15 +84,29 @@ class RolloutBuffer:
         return [int(rank) for step in steps for rank in step.assignment.rank_of_R]
 
     def state(self) -> State:
-        """Return what each row has once, and what the rollout has once."""
+        """Return what each row has once, and what the rollout has once. Collective."""
+        ranks = self.ranks()
+        rows = [_row_json(r, rank) for r, rank in zip(self.rows, ranks, strict=True)]
+        for number, media in self._media(ranks):
+            rows[number]["media"] = media
         return State(
             json={
                 "done": self.done,
-                "rows": [_row_json(r, rank) for r, rank in zip(self.rows, self.ranks(), strict=True)],
+                "rows": rows,
                 "metrics": {name: [m.value, m.count] for name, m in self.metrics.items()},
                 "logged": {name: [m.value, m.count] for name, m in self.logged.items()},
             }
         )
+
+    def _media(self, ranks: Sequence[int]) -> Iterator[tuple[int, list[Any]]]:
+        """Return the number of each row with images, and their records, of which the rank that forwards the
+        row alone knows. Collective."""
+        own = [
+            (number, media_records(media))
+            for number, (row, rank) in enumerate(zip(self.rows, ranks, strict=True))
+            if rank == self.plan.rank and (media := row.annotated.sample.media)
+        ]
+        return chain.from_iterable(self._comm.gather_json(own))
 
     def load_state(self, state: State) -> None:
         """Go on with these rows, `done` of whose steps are taken; their tokens follow (`take_tokens`).
@@ -114,8 +130,9 @@ class RolloutBuffer:
             self.saved_rows, tensors = _with_versions(self.saved_rows, tensors)
         saved, places = self.saved_rows, _places(self.saved_rows, tensors)
         self.rows = tuple(_row(row, {}, is_own=False) for row in saved)
+        own = self.plan.rank
         self.rows = tuple(
-            _row(row, _read(place, tensors, is_own=rank == self.plan.rank), is_own=rank == self.plan.rank)
+            _row(row, _read(place, tensors, is_own=rank == own), is_own=rank == own, images=self._images)
             for row, place, rank in zip(saved, places, self.ranks(), strict=True)
         )
         self.saved_rows = []
@@ -297,7 +314,9 @@ def _sets(parts: Mapping[str, Tensor]) -> KeptSets:
     return KeptSets(vocab=int(parts["kept_vocab"]), counts=counts, words=words)
 
 
-def _row(values: Mapping[str, Any], parts: Mapping[str, Tensor], *, is_own: bool) -> TrainSample:
+def _row(
+    values: Mapping[str, Any], parts: Mapping[str, Tensor], *, is_own: bool, images: ImageRows = NO_ROWS
+) -> TrainSample:
     """Return a row of what is there once, and of the tensors of its tokens where it is this rank's own."""
     tokens: TokenSequence | SequenceSummary
     if is_own:
@@ -308,6 +327,7 @@ def _row(values: Mapping[str, Any], parts: Mapping[str, Tensor], *, is_own: bool
             logprobs=parts["sampler_logprobs"].numpy(),
             versions=runs(parts["versions"].tolist()),
             kept=_sets(parts) if values.get("kept_words", -1) >= 0 else None,
+            media=media_of(values.get("media", ()), images),
         )
     else:
         tokens = SequenceSummary(**{name: values[name] for name in _KNOWN if name in values})

@@ -88,7 +88,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     needs = needs_of(config, plan.steps_per_rollout)
     device = own_device()
     backend = backend_for(config, facts, device, comm, reference=needs.reference, live=found.live)
-    engine = sampling_engine(config, facts, backend, comm, found.codec.tokenizer)
+    engine = sampling_engine(config, facts, backend, comm, found.codec.tokenizer, found.live)
     publisher = publisher_for(config, found, backend, engine, comm)
     supply = prompt_supply(config, found, plan)
     progress = Progress(upcoming(supply), may_differ=is_reordered(config, facts.data, facts.output))
@@ -143,7 +143,7 @@ def _facts_of_all(facts: Facts, comm: Comm) -> Facts:
 
 def _buffer(config: Config, found: Survey, source: Source, backend: Backend, comm: Comm) -> RolloutBuffer:
     longest = longest_prompt_of(found, source)
-    return RolloutBuffer(pack_plan(config, longest, backend.policy, comm))
+    return RolloutBuffer(pack_plan(config, longest, backend.policy, comm), comm, found.images)
 
 
 def _scoring(config: Config, found: Survey, plan: BatchPlan, progress: Progress) -> Scoring:
@@ -197,21 +197,32 @@ def _registry(
 
 
 def _guards(config: Config, plan: BatchPlan, backend: Backend, engine: Engine, comm: Comm) -> Guards:
-    moving = backend.moving
-    is_whole = backend.policy.adapter is None
-    dtype = compute_dtype(config, backend.policy.device)
+    moving, policy = backend.moving, backend.policy
+    dtype = compute_dtype(config, policy.device)
     return Guards(
         options=config,
-        untrained=tuple(n for n in backend.frozen() if is_whole and not n.startswith("reference ")),
+        untrained=_frozen_unasked(config, backend) if policy.adapter is None else (),
+        of_images=frozenset(n for n in backend.trained() if policy.part_of(n) != "llm"),
+        only_images="llm" not in policy.trained_parts,
         comm=comm,
         num_episodes=plan.prompts_per_rollout * config.num_generations,
         plain_loss=plain_loss(config),
         is_comparable=is_comparable(config),
         may_be_silent=may_be_silent(config),
-        has_dropout=not config.disable_dropout and bool(dropouts(backend.policy)),
+        has_dropout=not config.disable_dropout and bool(dropouts(policy)),
         engine=_engine_name(config, engine),
-        is_low_precision=coarsest_dtype(backend.policy, dtype) != torch.float32,
+        is_low_precision=coarsest_dtype(policy, dtype) != torch.float32,
         weights=WeightWatch(backend, dict if moving is None else moving.tensors),
+    )
+
+
+def _frozen_unasked(config: Config, backend: Backend) -> tuple[str, ...]:
+    """Return the tensors of a model without an adapter that are frozen, though no option says so."""
+    policy, parts = backend.policy, config.frozen_parts
+    return tuple(
+        name
+        for name in backend.frozen()
+        if not name.startswith("reference ") and not (policy.vision and policy.part_of(name) in parts)
     )
 
 

@@ -57,8 +57,11 @@ class Guards:
     untrained: tuple[str, ...] = ()
     may_be_silent: bool = False
     has_dropout: bool = False
+    of_images: frozenset[str] = frozenset()
+    only_images: bool = False
     _is_replayed: bool = True
     _has_moved: bool = False
+    _has_seen: bool = False
     _is_behind: bool = False
     _planned_loss: tuple[float, float] | None = None
     _is_matched: bool = False
@@ -84,7 +87,7 @@ class Guards:
                 ),
                 tr(
                     "They were frozen while the model was loaded; without an adapter every tensor must "
-                    "be trainable."
+                    "be trainable, but for parts that freeze_vit, freeze_aligner or freeze_llm leaves out."
                 ),
             )
         facts = RolloutFacts(
@@ -145,13 +148,19 @@ class Guards:
             loss=self._planned_loss,
             may_be_silent=self.may_be_silent,
             engine=self.engine,
+            of_images=self.of_images,
+            images_may_lack=() if self._has_seen else _AFTER_B,
+            only_images=self.only_images,
+            has_images=bool(self.of_images) and self._has_images(batch),
         )
         if self.is_on:
             seen = StepSeen(batch=batch, result=result, facts=facts, comm=self.comm)
             self._on_all_ranks([guard.of_step for guard in GUARDS], seen)
         self._is_matched |= result.match is not None
         stats = result.stats
-        self._has_moved |= stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
+        has_moved = stats is not None and stats.learning_rate > 0.0 and stats.grad_norm > 0.0
+        self._has_moved |= has_moved
+        self._has_seen |= stats is not None and has_moved and facts.sees(stats)
         self._is_behind |= stats is not None and stats.frac_params_changed > 0.0
         if self.options.sync_ref_model and step % self.options.ref_model_sync_steps == 0:
             if self.is_on:
@@ -168,13 +177,24 @@ class Guards:
     def state(self) -> dict[str, Any]:
         """What `load_state` needs, as JSON."""
         found = {"has_moved": self._has_moved, "is_replayed": self._is_replayed}
+        found |= {"has_seen": self._has_seen} if self.of_images else {}
         return {**found, "is_behind": self._is_behind} if self.options.sync_ref_model else found
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         """Hold the run to what held for the stopped one."""
         self._has_moved, self._is_replayed = values["has_moved"], values["is_replayed"]
         self._is_behind = values.get("is_behind", False)
+        self._has_seen = values.get("has_seen", False)
         self.weights.record_reference()
+
+    def _has_images(self, batch: Batch) -> bool:
+        """Return whether a forward pass of any rank has an image, and an advantage for each of its tokens.
+        Collective."""
+        own = any(
+            micro.media is not None and has_signal and bool((micro.advantage_N != 0).all())
+            for micro, has_signal in zip(batch.micro_batches, batch.has_signal, strict=True)
+        )
+        return any(self.comm.max([float(own)]))
 
     def _on_all_ranks(self, checks: Iterable[Callable[[Seen], None] | None], seen: Seen) -> None:
         """Make each check on every rank. What one rank finds stops all of them; the first rank's finding is

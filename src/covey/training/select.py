@@ -13,6 +13,7 @@ import numpy as np
 from covey.activity import Stopped
 from covey.batching.select import SILENCES, Silence, silences, strength
 from covey.checkpoint.registry import State
+from covey.data.image_records import NO_ROWS, ImageRows
 from covey.data.order import Order
 from covey.data.rows import PromptTable
 from covey.options.schema import CreditOptions
@@ -107,19 +108,27 @@ class SelectingSource:
 
     They are sampled anew with further prompts up to `attempts` times, each time as many as are missing; what
     has signal stays. What is missing then is replayed, and where nothing is held the first ones stay. Every
-    rank knows every group, so all of them decide alike.
+    rank knows every group, so all of them decide alike. Images of the groups that a checkpoint holds lie in
+    `images`.
     """
 
     name = "selection"
 
     def __init__(
-        self, live: LiveSource, credit: CreditOptions, further: Further, replay: Replay, attempts: int
+        self,
+        live: LiveSource,
+        credit: CreditOptions,
+        further: Further,
+        replay: Replay,
+        attempts: int,
+        images: ImageRows = NO_ROWS,
     ) -> None:
         self._live = live
         self._credit = credit
         self._further = further
         self._replay = replay
         self._attempts = attempts
+        self._images = images
         self._before: tuple[int, int, list[tuple[float, ScoredGroup]]] | None = None
 
     def next(self, rollout: int) -> Collected:
@@ -195,7 +204,7 @@ class SelectingSource:
         """Go on from there; of the groups as many as this run holds."""
         values: Any = state.json
         self._further.cursor = values["cursor"]
-        held = [(score, groups_of(records)[0]) for score, records in values["held"]]
+        held = [(score, groups_of(records, self._images)[0]) for score, records in values["held"]]
         self._replay.held = held[: self._replay.size]
 
 

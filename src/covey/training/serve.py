@@ -16,12 +16,16 @@ from tokenizers import Tokenizer
 from covey.data.model_files import model_context, read_json
 from covey.data.text import read_tokenizer
 from covey.kernels.choose import KernelsName
+from covey.media.families import FAMILIES
+from covey.media.sizes import limits_of, preparation_of
 from covey.models.adapter_shapes import read_shapes
 from covey.models.load import largest_bytes, load_still
+from covey.models.pixels import PixelReader
 from covey.rollout.server.front import Front, new_instance
 from covey.rollout.server.group import device_name, group_devices
 from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
+from covey.rollout.server.images import HeldImages
 from covey.rollout.server.sampling_wire import ANY_BANS, bans_of
 from covey.rollout.server.wire import BUCKET_BYTES, MARKER, NO_VERSION, ServerStatus
 from covey.rollout.vllm.engine import VllmEngine
@@ -70,7 +74,8 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
     # The matrices of an adapter are of use in this process alone, and they are small.
     takes_group = workers is None or not engine.capabilities.adapter_rank
     about = _status(serving, engine, sizes, dtype, devices if takes_group else [])
-    front = Front(engine, about, ends_with_run=serving.ends_with_run, workers=workers)
+    images = _held_images(serving, sizes.image_token_id) if about.images else None
+    front = Front(engine, about, ends_with_run=serving.ends_with_run, workers=workers, images=images)
     access = Access(
         token=serving.token,
         bucket_bytes=max(BUCKET_BYTES, sizes.largest_bytes),
@@ -100,15 +105,24 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
             marker.unlink(missing_ok=True)
 
 
+def _held_images(serving: Serving, token_id: int) -> HeldImages:
+    """Return what holds the images of requests. vLLM has made room for those of the sizes of the model."""
+    limits = limits_of(serving.model)
+    largest = None if serving.vllm is None else limits.max_pixels // limits.token_side**2
+    return HeldImages(token_id, limits, max_tokens=largest)
+
+
 class _Sizes(NamedTuple):
     """What a server says of its model: rows of the vocabulary, the longest prompt with its completion (0: no
-    bound), the bytes of its largest tensor, whether it finds stop strings, and the tokens that it bans."""
+    bound), the bytes of its largest tensor, whether it finds stop strings, the tokens that it bans, and the
+    token that stands for an image (0: it takes none)."""
 
     vocab: int
     max_len: int
     largest_bytes: int
     has_tokenizer: bool
     bans: str = ANY_BANS
+    image_token_id: int = 0
 
 
 def _status(
@@ -141,6 +155,7 @@ def _status(
         swaps=engine.capabilities.swaps,
         has_tokenizer=sizes.has_tokenizer,
         bans=sizes.bans,
+        images=preparation_of(serving.model) if sizes.image_token_id else "",
     )
 
 
@@ -166,7 +181,8 @@ def _engine(
     if serving.vllm is None:
         policy = load_still(serving.model, device=device, dtype=dtype, kernels=serving.kernels)
         bans = bans_of(policy.head.banned)
-        sizes = _Sizes(policy.vocab, context, largest_bytes(policy), tokenizer is not None, bans)
+        token_id = 0 if policy.vision is None else policy.vision.token_id
+        sizes = _Sizes(policy.vocab, context, largest_bytes(policy), tokenizer is not None, bans, token_id)
         return HeldEngine(policy, max_rows=serving.max_rows, tokenizer=tokenizer), sizes
     described = read_json(serving.model / "config.json")
     text = described.get("text_config", described)
@@ -178,7 +194,15 @@ def _engine(
         on_gpu=device.type == "cuda",
         cache_bytes=_CACHE_BYTES,
     )
+    token_id, read = 0, None
+    if described.get("model_type") in FAMILIES and preparation_of(serving.model) and tokenizer is not None:
+        token_id, read = int(described["image_token_id"]), PixelReader(serving.model)
+        limits = limits_of(serving.model)
+        room = {"image": 1, "video": 0}
+        settings = replace(settings, media_limits=room, image_pixels=(limits.min_pixels, limits.max_pixels))
     largest = max(math.prod(shape) for shape in read_shapes(serving.model).tensors.values())
-    engine = VllmEngine(settings, tokenizer=tokenizer)
-    sizes = _Sizes(int(text["vocab_size"]), held, largest * dtype.itemsize, tokenizer is not None)
+    engine = VllmEngine(settings, tokenizer=tokenizer, read=read)
+    num_bytes = largest * dtype.itemsize
+    has_tokenizer = tokenizer is not None
+    sizes = _Sizes(int(text["vocab_size"]), held, num_bytes, has_tokenizer, image_token_id=token_id)
     return engine, sizes

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from covey.comm import Comm
+from covey.data.image_records import NO_ROWS, ImageRows
 from covey.data.order import Order
 from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
@@ -115,10 +116,10 @@ def upcoming(supply: PromptSupply | None) -> Callable[[int], list[list[int]]] | 
 
 class ReplaySource:
     """Rollouts of a directory, in the order of their numbers; rewards are weighted anew, nothing is
-    sampled."""
+    sampled. Images of the data lie in the rows of `images`."""
 
-    def __init__(self, directory: Path, weights: Mapping[str, float]) -> None:
-        self._weights = weights
+    def __init__(self, directory: Path, weights: Mapping[str, float], images: ImageRows = NO_ROWS) -> None:
+        self._weights, self._images = weights, images
         self._rollouts = [records for _, records in read_rollouts(directory, with_sets=True)]
         found = {record.get("task", "") for records in self._rollouts for record in records}
         self._tasks: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(found - {""}), ())
@@ -136,7 +137,7 @@ class ReplaySource:
     def next(self, rollout: int) -> Collected:
         """The rollout at this index of the directory's order."""
         records = self._rollouts[rollout]
-        groups = tuple(self._weighted(g) for g in groups_of(records))
+        groups = tuple(self._weighted(g) for g in groups_of(records, self._images))
         return Collected(
             groups=groups,
             rollout_s=0.0,

@@ -78,7 +78,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     choose_stream(policy)
 
     comm = LocalComm()
-    engine = engine_for(config, found.facts, policy, comm, found.codec.tokenizer)
+    engine = engine_for(config, found.facts, policy, comm, found.codec.tokenizer, found.live)
     evaluator = Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
         publisher=publisher_for(config, found, _Still(policy), engine, comm),

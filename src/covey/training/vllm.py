@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from covey.checks.launch import num_ranks
 from covey.checks.survey import model_dir
 from covey.comm import Comm, neighbours
-from covey.config.objects import is_live
+from covey.media.sizes import limits_of
+from covey.models.live import LiveModel
 from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.facts import Facts
@@ -27,22 +28,19 @@ from covey.rollout.vllm.settings import VllmSettings
 from covey.training.process import compute_dtype
 
 
-def colocated(config: Config, facts: Facts, policy: Policy, comm: Comm, tokenizer: Tokenizer) -> Engine:
-    """vLLM beside `policy`, on its device, or this rank's part of one over several ranks. It reads the
-    model's config.json alone: weights come with the first publish. Collective."""
+def colocated(
+    config: Config, facts: Facts, policy: Policy, comm: Comm, tokenizer: Tokenizer, live: LiveModel | None
+) -> Engine:
+    """vLLM beside `policy`, on its device, or this rank's part of one over several ranks. It reads no weights
+    of the model: they come with the first publish. Collective."""
     group = neighbours(comm, config.vllm_tensor_parallel_size)
     name = comm.gather_json(secrets.token_hex(8))[comm.rank - group.rank]
-
-    def start(directory: Path) -> VllmEngine:
-        given = vllm_settings(config, facts, directory, policy.device, name)
-        return VllmEngine(given, comm=group, tokenizer=tokenizer)
-
-    if not is_live(config.model):
-        own = start(model_dir(config))
-    else:
-        with tempfile.TemporaryDirectory(prefix="covey-model-") as written:
-            policy.model.config.save_pretrained(written)  # type: ignore[union-attr, operator]
-            own = start(Path(written))
+    directory = model_dir(config) if live is None else live.directory
+    given = vllm_settings(config, facts, directory, policy.device, name)
+    read = None
+    if policy.vision is not None:
+        given, read = with_images(given, config, directory), policy.vision.read
+    own = VllmEngine(given, comm=group, tokenizer=tokenizer, read=read)
     return own if group.world == 1 else GroupEngine(own, group)
 
 
@@ -78,6 +76,16 @@ def vllm_settings(
         lora_rank=largest_adapter_rank(config),
         trust_remote_code=config.trust_remote_code,
         extra=config.vllm_engine_kwargs or {},
+    )
+
+
+def with_images(given: VllmSettings, config: Config, directory: Path) -> VllmSettings:
+    """Return how a vLLM is started that is sent images: with room for one of a prompt at least."""
+    limits = limits_of(directory, max_pixels=config.max_pixels, max_tokens=config.image_max_token_num)
+    return replace(
+        given,
+        media_limits={"image": 1, "video": 0, **(config.vllm_limit_mm_per_prompt or {})},
+        image_pixels=(limits.min_pixels, limits.max_pixels),
     )
 
 

@@ -117,6 +117,7 @@ class TokenSequence(ByValue):
         logprobs: Iterable[float],
         versions: Versions,
         kept: KeptSets | None = None,
+        media: tuple[Medium, ...] = (),
     ) -> TokenSequence:
         """Build a sequence whose tokens behind the prompt all count as the model's."""
         ids = ints(token_ids)
@@ -126,6 +127,7 @@ class TokenSequence(ByValue):
             logprobs=floats(logprobs),
             versions=versions,
             sources=((Source.PROMPT, prompt_length), (Source.MODEL, len(ids) - prompt_length)),
+            media=media,
             kept=kept,
         )
 
@@ -162,8 +164,9 @@ class TokenSequence(ByValue):
 
     @property
     def digest(self) -> int:
-        """Return 64 bits of BLAKE2b over the int32 tokens behind the prompt, equal for equal completions."""
-        return digest_of(self.completion_ids)
+        """Return 64 bits of BLAKE2b over the int32 tokens behind the prompt, and the keys of images there:
+        equal for equal completions."""
+        return digest_of(self.completion_ids, self.media[len(self.prompt_media) :])
 
     @property
     def prompt_digest(self) -> int:

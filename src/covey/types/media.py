@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Part = Literal["vit", "aligner", "llm"]
+"""A part of a model that sees images: its vision tower, what joins this to the language model, or that."""
+
+PARTS: tuple[Part, ...] = ("vit", "aligner", "llm")
+"""All parts, in the order in which an image goes through them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,30 @@ def test_another_one_is_refused(change: dict[str, Any], code: str) -> None:
     assert codes(replace(GOOD, **change)) == [code]
 
 
+def prepared(mean: str) -> str:
+    return f"patch_size 14, image_mean {mean}, resample 3"
+
+
+def test_a_server_takes_images_where_prompts_have_some_and_prepares_them_as_the_run_does() -> None:
+    seeing = changed(RUN, model={"image_processor": prepared("0.5")}, prompts={"has_images": True})
+    text = changed(RUN, model={"image_processor": prepared("0.5")}, prompts={"has_images": False})
+
+    def problems(run: Facts, server: ServerFacts) -> list[Problem]:
+        given = changed(run, servers={"asked": (server,)})
+        options = {**SERVED, "torch_dtype": "float32", "max_completion_length": 16}
+        return [p for p in found(given, **options) if p.code == "E422"]
+
+    same, other = replace(GOOD, images=prepared("0.5")), replace(GOOD, images=prepared("0.4"))
+    assert problems(seeing, same) == problems(text, same) == problems(text, GOOD) == []
+    (problem,) = problems(seeing, GOOD)
+    assert "takes no images, but prompts of the run have images" in problem.seen
+    for run in (seeing, text):
+        (problem,) = problems(run, other)
+        assert "image processor image_mean 0.4 (the run: image_mean 0.5)" in problem.seen
+    (problem,) = problems(seeing, THEIRS)
+    assert "only token ids" in problem.cause
+
+
 def test_the_last_position_counts() -> None:
     assert codes(replace(GOOD, max_len=116)) == []
     assert codes(replace(GOOD, max_len=116), max_completion_length=17) == ["E423"]

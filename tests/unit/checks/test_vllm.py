@@ -20,6 +20,7 @@ from support.checks import config, facts, found
 from support.layouts import EIGHT, MODEL, elsewhere
 
 ALONE = {"use_vllm": True, "vllm_mode": "colocate"}
+LIMITS = "vllm_limit_mm_per_prompt"
 SHORT = {"gradient_accumulation_steps": 1, "steps_per_generation": 1, "generation_batch_size": 64}
 
 
@@ -49,6 +50,10 @@ def test_nothing_stands_against_the_plain_one() -> None:
         ({"sleep_level": 1, "vllm_enable_sleep_mode": True}, {}, ("W108", "sleep_level")),
         ({"vllm_enable_sleep_mode": True}, {}, ("W108", "vllm_enable_sleep_mode")),
         ({}, {"machine": {"cuda": True}}, ("W190", "use_vllm")),
+        ({LIMITS: {"image": 2}}, {}, ("W108", LIMITS)),
+        ({LIMITS: {"image": 0}}, {"data": {"sees_images": True}}, ("E430", LIMITS)),
+        ({LIMITS: {"image": 2, "video": -1}}, {"data": {"sees_images": True}}, ("E430", LIMITS)),
+        ({LIMITS: {"image": "2"}}, {"data": {"sees_images": True}}, ("E430", LIMITS)),
     ],
 )  # fmt: skip
 def test_what_stands_against_it(
@@ -65,6 +70,8 @@ def test_what_is_enough_is_not_refused() -> None:
     assert said(given, max_completion_length=32, vllm_max_model_len=52) == []
     assert said(given, eval_temperature=0.0) == [] and said(given, temperature=0.01) == []
     assert said(given, vllm_engine_kwargs={"block_size": 16}) == []
+    given = facts(data={"sees_images": True}, machine={"cuda": False})
+    assert said(given, **{LIMITS: {"image": 5, "video": 0}}) == said(given, **{LIMITS: {"audio": {}}}) == []
 
 
 def test_engines_of_several_processes() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from covey.config import parse, resolve
+from covey.config import from_dict, parse, resolve
 from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.options.schema import Config
 
@@ -48,7 +48,22 @@ def test_what_is_typed_comes_first(words: str, option: str, value: object) -> No
     assert getattr(config_of(words), option) == value
 
 
+def test_what_is_frozen_of_a_model_that_sees() -> None:
+    """ms-swift trains the language model alone; TRL everything, or adapters there alone."""
+    sees = {"vit", "aligner"}
+    assert config_of("").frozen_parts == config_of("--tuner_type full").frozen_parts == sees
+    assert config_of("--freeze_vit false --freeze_llm true").frozen_parts == {"aligner", "llm"}
+    own = from_dict({"model": "m", "dataset": "a.jsonl", "reward_funcs": "accuracy"}).config
+    assert own.frozen_parts == set()
+    for options, frozen in (({}, sees), ({"freeze_aligner": False}, {"vit"})):
+        lora = {"model": "m", "dataset": "a.jsonl", "reward_funcs": "accuracy", "tuner_type": "lora"}
+        assert from_dict({**lora, **options}).config.frozen_parts == frozen
+
+
 def test_the_note_names_what_holds() -> None:
     note = dialect_note(parse(["--beta", "0", "--temperature", "1"]).typed)
     assert "loss_type" in note.seen and "temperature" not in note.seen
     assert "checkpoints" in note.why
+    # Of adapters covey's own defaults are the same.
+    assert "freeze_vit" not in note.seen
+    assert "freeze_vit" in dialect_note(parse(["--tuner_type", "full"]).typed).seen

@@ -9,10 +9,11 @@ import torch
 import transformers
 from torch import nn
 
-from covey.learner.sharding.layers import layout_of_layers, pairs_of_layers
+from covey.learner.sharding.layers import decoder_layers, layout_of_layers, pairs_of_layers
 from covey.models.policy import Policy, RowLayout, narrowest
 from covey.models.probe import widest_stream
 from support.models import LEAKING_FAMILIES, STREAM_FAMILIES, VOCAB, random_model
+from support.vision import FAMILIES, config_of
 
 _SIZES = {
     "vocab_size": VOCAB,
@@ -148,3 +149,15 @@ def test_layers_that_need_others_take_rows_of_their_own() -> None:
     before = config.to_dict()
     assert _by_layers(policy).stream == "padded"
     assert policy.model.config.to_dict() == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_that_see_are_no_decoder_layers(family: str) -> None:
+    """Also where most of the weights are theirs."""
+    config = config_of(family)
+    config.vision_config.depth = 40
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    policy = Policy(model, stream="padded").eval()
+    assert list(decoder_layers(policy)) == [f"model.model.language_model.layers.{n}" for n in range(3)]
+    assert _by_layers(policy).stream == "prefix"
+    assert len(model.model.language_model.layers) == 3

@@ -95,7 +95,7 @@ def test_bytes_go_where_they_have_to() -> None:
     bits = shared.sent["swap_tensors"] - expected
     lengths = np.zeros_like(expected)
     np.add.at(lengths, (rows["owner"], rank_of), rows["length"])
-    assert (bits[expected > 0] == 8 + -(-lengths[expected > 0] // 8)).all()
+    assert (bits[expected > 0] == 24 + -(-lengths[expected > 0] // 8)).all()
     assert not shared.sent["swap_tensors"][expected == 0].any()
     assert all(set(own.num_read.values()) == {1} for own in held if own.num_read)
     forwarded = sorted(n for _, mine in results for n in mine)

@@ -173,11 +173,6 @@ def test_a_request_arrives_as_it_was_asked(policies: list[Policy]) -> None:
     assert requests_of([body], about) == {body["id"]: request}
 
 
-def test_media_are_refused() -> None:
-    with pytest.raises(ValueError, match="no images"):
-        engine_on(["http://127.0.0.1:1"]).submit(request_of(9, media=(unseen("an image"),)))
-
-
 def test_equal_tokens_with_other_media_are_dealt_apart() -> None:
     """Siblings alone go to one server together."""
     queue = Queue()

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from covey.activity import Stopped
-from covey.errors import GuardStop
+from covey.data.images import PlacedImage, RowImage
+from covey.data.text import load_codec
+from covey.errors import GuardStop, OtherRankFailed
+from covey.media.errors import MediaError
+from covey.media.source import ImageSource
+from covey.models.pixels import PixelReader
 from covey.rollout.vllm.group import GroupEngine
-from covey.types import Completion, Finish, GenerationRequest, SamplingParams, TurnId
+from covey.types import Completion, Finish, GenerationRequest, Medium, SamplingParams, TurnId
 from support.engines import plain
 from support.threads import on_ranks
+from support.vision import medium, picture, save_model
 
 
 def request_of(prompt: int, new: int = 3) -> GenerationRequest:
@@ -28,12 +35,14 @@ def request_of(prompt: int, new: int = 3) -> GenerationRequest:
 
 class Counts:
     """In the place of `VllmEngine`: a request ends after as many steps as it asks for new tokens. `seen` has
-    all that it was given, in order."""
+    all that it was given, in order, `patches` those of images."""
 
     capabilities = None
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
+        self.patches: list[Any] = []
+        self.read: Callable[[Medium], Any] = lambda one: one.key
         self.left: dict[int, int] = {}
         self.requests: dict[int, GenerationRequest] = {}
         self.aborted: list[Completion] = []
@@ -46,8 +55,9 @@ class Counts:
 
     def submit(self, request: GenerationRequest) -> int:
         number = self.next_id
-        if request.media or request.sampling.max_new_tokens > 100:
+        if request.sampling.max_new_tokens > 100:
             raise ValueError("cannot be sampled")
+        self.patches += [self.read(one) for one in request.media]
         self.seen.append(request)
         self.requests[number], self.left[number] = request, request.sampling.max_new_tokens
         return number
@@ -171,16 +181,70 @@ def test_a_signal_to_one_rank_ends_all_at_the_same_step(signalled: int) -> None:
     assert found == [(2, [(9,)]), (2, [])]
 
 
-@pytest.mark.parametrize("changes", [{"media": ("an image",)}, {"sampling": request_of(1, 101).sampling}])
-def test_what_cannot_be_sampled_is_refused_on_all_ranks(changes: dict[str, Any]) -> None:
+def test_what_cannot_be_sampled_is_refused_on_all_ranks() -> None:
     """So that none of them waits for one that has failed."""
 
     def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
         if comm.rank == 0:
-            engine.submit(replace(request_of(1), **changes))
+            engine.submit(replace(request_of(1), sampling=request_of(1, 101).sampling))
         return list(engine.results())
 
     assert [str(error) for error in engines(work)] == ["cannot be sampled"] * 2
+
+
+def seen_in(model: Path, place: Any) -> Medium:
+    """An image of a prompt of the model."""
+    codec = load_codec(model)
+    assert codec.vision is not None
+    return codec.vision.medium(place)
+
+
+def test_every_rank_reads_the_images_itself(tmp_path: Path) -> None:
+    """From their files; those in a row of the data, whose table is here alone, are sent."""
+    model = save_model("qwen2_5_vl", tmp_path / "model")
+    file = tmp_path / "cat.png"
+    file.write_bytes(picture((200, 10, 10)))
+    table = [{"messages": [{"role": "user", "content": "<image>?"}], "images": [picture((9, 200, 9))]}]
+    media = [
+        seen_in(model, PlacedImage(ImageSource(path=str(file)))),
+        seen_in(model, RowImage(table, 0, 0, ("",))),
+    ]
+
+    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
+        own.read = lambda one: PixelReader(model)([one]).patches_PC.tolist()
+        if comm.rank == 0:
+            for n, own_media in enumerate(([media[0]], media, media)):
+                engine.submit(replace(request_of(n), media=tuple(own_media)))
+        told: list[str] = []
+        gather = comm.gather_json
+        comm.gather_json = lambda value: gather((told.append(str(value)), value)[1])
+        assert len(list(engine.results())) == 3 * (comm.rank == 0)
+        return [one.media for one in own.seen if isinstance(one, GenerationRequest)], own.patches, told[0]
+
+    found = engines(work)
+    raised(found)
+    expected = [PixelReader(model)([one]).patches_PC.tolist() for one in media]
+    for sent, patches, _ in found:
+        assert sent == [(media[0],), tuple(media), tuple(media)]
+        assert patches == [expected[n] for n in (0, 0, 1, 0, 1)]
+    assert found[0][2].count("'data'") == found[0][2].count("'path'") == 1, "each is sent once"
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+def test_an_image_that_one_rank_cannot_read_fails_on_all(blind: int) -> None:
+    def work(engine: GroupEngine, own: Counts, comm: Any) -> Any:
+        def read(one: Medium) -> None:
+            if comm.rank == blind:
+                raise MediaError("cat.png is gone")
+
+        own.read = read
+        if comm.rank == 0:
+            engine.submit(replace(request_of(1), media=(medium("cat", 1, 1),)))
+        return list(engine.results())
+
+    found = engines(work)
+    assert isinstance(found[blind], MediaError) and isinstance(found[1 - blind], OtherRankFailed)
+    assert all("cat.png is gone" in str(error) for error in found)
 
 
 @pytest.mark.parametrize("name", ["digest", "num_computed"])

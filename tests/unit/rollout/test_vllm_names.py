@@ -283,6 +283,7 @@ def test_arguments() -> None:
 
 def test_every_argument_of_coveys_is_refused_as_an_extra_one() -> None:
     cases = [settings(by_torchrun=True, group_name="g", lora_rank=8), settings(on_gpu=False)]
+    cases.append(settings(media_limits={"image": 1}, image_pixels=(1, 2)))
     given = {name for case in cases for name in arguments_of(case)}
     assert given - OWNED == {"disable_log_stats"}
     with pytest.raises(ValueError, match="logprobs_mode, seed"):

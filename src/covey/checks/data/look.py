@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -26,16 +27,18 @@ from covey.checks.model.look import details_of
 from covey.checks.pass_rates.look import with_pass_rates
 from covey.checks.tasks.look import with_tasks
 from covey.data.errors import DataError, TemplateError
+from covey.data.image_records import NO_ROWS, ImageRows
 from covey.data.prompt import system_text
 from covey.data.rows import PromptOptions, PromptTable, prompt_table
 from covey.data.sources import DataSource, stream_rows
-from covey.data.stream import PromptStream
+from covey.data.stream import PromptStream, StreamRows
 from covey.data.text import TextCodec
 from covey.options.schema import Config
 from covey.plan.facts import DataProblem, EvalSet, Facts, LeftOut, ModelFacts
 from covey.plan.reasons import REFUSED
 from covey.texts import tr
 from covey.texts.language import spoken
+from covey.types import Prompt
 
 _PATIENCE_S = 1.0
 
@@ -47,13 +50,14 @@ _SAMPLED = 1000
 class Data:
     """Holds the prompts to train on, as a table or a stream, and the named tables to evaluate on.
 
-    `sample` is the table, or the first rows of the stream.
+    `sample` is the table, or the first rows of the stream. `images` are the rows of both.
     """
 
     prompts: PromptTable | None = None
     stream: PromptStream | None = None
     sample: PromptTable | None = None
     eval_sets: tuple[tuple[str, PromptTable], ...] = ()
+    images: ImageRows = NO_ROWS
 
 
 def with_data(
@@ -84,6 +88,27 @@ def with_data(
     except DataError as error:
         # A file that has changed since it was opened.
         return with_data_problem(facts, data_problem(error)), Data()
+
+
+def image_rows(
+    facts: Facts, config: Config, *, offline: bool, live: Live | None = None
+) -> tuple[Facts, ImageRows]:
+    """The rows in which images of a run on these data lie, of which no prompts are made; the facts say why
+    there are none."""
+    folders = prompt_options(config).image_folders
+    try:
+        sources = sources_of(facts, config.dataset, live or {})
+        if config.streaming:
+            real = [s for s in sources if isinstance(s, DataSource)]
+            rows = stream_rows(real, use_hf=config.use_hf, offline=offline, live=live or {})
+            return facts, ImageRows(StreamRows(rows, config.columns), folders)
+        facts, tables = load_tables(facts, config, sources, live or {}, offline=offline)
+        facts, table, _ = one_table(facts, config, tables)
+    except Unusable as unusable:
+        return unusable.facts, NO_ROWS
+    except DataError as error:
+        return with_data_problem(facts, data_problem(error)), NO_ROWS
+    return facts, ImageRows(table, folders)
 
 
 def _rendered(
@@ -124,7 +149,8 @@ def _rendered(
     facts = with_tasks(facts, config, table, used, tables)
     sizes = tuple(EvalSet(name=name, num_prompts=len(found.entries)) for name, found in tables)
     facts = replace(facts, data=replace(facts.data, pass_rates=measured, eval_sets=sizes))
-    return facts, Data(prompts=used, sample=used, eval_sets=tables)
+    images = ImageRows(rows, options.image_folders)
+    return facts, Data(prompts=used, sample=used, eval_sets=tables, images=images)
 
 
 def _of_table(facts: Facts, used: PromptTable, table: PromptTable) -> Facts:
@@ -139,6 +165,7 @@ def _of_table(facts: Facts, used: PromptTable, table: PromptTable) -> Facts:
         prompts=replace(
             facts.prompts,
             num_used=len(used.entries),
+            **_image_facts(used.entries if facts.data.sees_images else ()),
             num_too_long=table.left_out.get("too_long", 0),
             longest=used.longest,
             longest_in_data=table.longest_in_data,
@@ -157,6 +184,21 @@ def _of_table(facts: Facts, used: PromptTable, table: PromptTable) -> Facts:
             notes=(*facts.data.notes, *_read_as(table, num_rows)),
         ),
     )
+
+
+def _image_facts(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """The facts of the images of prompts."""
+    media = [medium for prompt in prompts for medium in prompt.media]
+    if not media:
+        return {"has_images": False}
+    tokens = [medium.num_tokens for medium in media]
+    patches = [sum(math.prod(medium.grid) for medium in prompt.media) for prompt in prompts]
+    return {
+        "has_images": True,
+        "num_images": len(media),
+        "most_patches": max(patches),
+        "image_tokens": (min(tokens), max(tokens)),
+    }
 
 
 def _left_out(table: PromptTable, where: str) -> list[LeftOut]:
@@ -243,10 +285,13 @@ def _streamed(
     num_used, num_rows = (None, facts.data.num_rows) if block.entries else (0, len(first))
     facts = replace(
         facts,
-        prompts=replace(facts.prompts, num_used=num_used, longest=longest),
+        prompts=replace(
+            facts.prompts, num_used=num_used, longest=longest, has_images=facts.prompts.has_images or None
+        ),
         data=replace(facts.data, num_rows=num_rows, left_out=(*facts.data.left_out, *of_sets)),
     )
-    return facts, replace(data, prompts=None, stream=stream, sample=block)
+    images = replace(data.images, table=stream.rows())
+    return facts, replace(data, prompts=None, stream=stream, sample=block, images=images)
 
 
 def prompt_options(config: Config, tools: Tools = ()) -> PromptOptions:

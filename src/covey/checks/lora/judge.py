@@ -25,7 +25,7 @@ def lora_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[
         return []
     if not config.vllm_enable_lora or config.tuner_type != "lora":
         return _idle(config, typed)
-    return [*_another_kind(config), *_ranks(config), *_servers(config, facts, typed)]
+    return [*_another_kind(config), *_seeing(config, facts), *_ranks(config), *_servers(config, facts, typed)]
 
 
 def _idle(config: Config, typed: Collection[str]) -> list[Problem]:
@@ -66,6 +66,17 @@ def _another_kind(config: Config) -> list[Problem]:
         seen += tr("vLLM applies LoRA only to linear layers; it cannot apply modules that are trained whole.")
         problems.append(problem("E434", _OPTION, seen, "", _MERGED))
     return problems
+
+
+def _seeing(config: Config, facts: Facts) -> list[Problem]:
+    """Adapters on what sees images."""
+    if not any(part.is_trained for part in facts.model.parts if part.part != "llm"):
+        return []
+    seen = tr("vllm_enable_lora is on, but the adapter lies on the vision tower or the aligner, too: ")
+    seen += tr("vLLM applies LoRA only to the language model.")
+    text = Fix(text=tr("adapt the language model alone"), edits={"freeze_vit": True, "freeze_aligner": True})
+    others = [text] if "all-linear" in config.target_modules else []
+    return [problem("E434", _OPTION, seen, "", _MERGED, *others)]
 
 
 def _ranks(config: Config) -> list[Problem]:

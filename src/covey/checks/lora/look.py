@@ -39,7 +39,7 @@ def with_adapter(facts: Facts, config: Config, shapes: ModelShapes) -> Facts:
     except AdapterFileError:
         return facts  # said where the options were read
     settings = settings_of(saved.options)
-    everywhere = replace(settings, target_modules=(ALL_LINEAR,))
+    everywhere = replace(settings, target_modules=(ALL_LINEAR,), frozen=config.frozen_parts)
     problem = adapter_fault(tensors, shapes, settings)
     found = AdapterFacts(
         problem=problem,

@@ -10,6 +10,7 @@ from os.path import isfile
 from pathlib import Path
 
 from covey.config.quantization import quantization_of
+from covey.media.parts import is_frozen
 from covey.models.adapter_shapes import LoraFacts, ModelShapes
 from covey.options.schema import Config
 
@@ -49,9 +50,11 @@ def checkpoint_sizes(
     is_low = config.torch_dtype == "bfloat16" or (config.torch_dtype == "auto" and has_bfloat16)
     held = 2 if is_low else _FLOAT_BYTES
     if lora is None:
-        trained = sum(math.prod(shape) for shape in shapes.tensors.values())
-        saved_names = trained_names = list(shapes.tensors)
-        tensors, low = held * trained, trained if is_low else 0
+        saved_names, parts = list(shapes.tensors), config.frozen_parts
+        trained_names = [name for name in saved_names if not is_frozen(name, shapes.family, parts)]
+        trained = sum(math.prod(shapes.tensors[name]) for name in trained_names)
+        tensors = held * sum(math.prod(shape) for shape in shapes.tensors.values())
+        low = trained if is_low else 0
     else:
         # Adapters are float32 whatever the base computes in; whole copies follow the rule of full training.
         trained, low = lora.num_lora + lora.num_saved, lora.num_saved if is_low else 0

@@ -230,7 +230,9 @@ def _packages(machine: MachineFacts) -> list[Problem]:
             "E116",
             option,
             tr("{option} needs {package}, which is not installed.", option=option, package=package),
-            tr("The package is an optional dependency of covey."),
+            tr("vLLM needs it for models that see images.")
+            if package == "torchvision"
+            else tr("The package is an optional dependency of covey."),
             Fix(text=tr("`pip install {install}`", install=_INSTALL.get(package, package))),
             # Other options of vLLM turn it on, too.
             Fix(text=tr("sample with covey's own engine"), edits={"use_vllm": False})

@@ -11,6 +11,7 @@ from covey.checks.judge import checks
 from covey.checks.lora.look import with_adapter
 from covey.checks.model.checkpoint_sizes import checkpoint_sizes
 from covey.checks.model.memory import model_sizes
+from covey.checks.model.parts import part_facts
 from covey.checks.rewards.models import fetch_reward_models
 from covey.config.filters import FILTERS
 from covey.config.objects import is_live
@@ -25,6 +26,7 @@ from covey.data.text import TextCodec, load_codec
 from covey.data.token_words import banned_tokens_in_words, stop_tokens_in_words
 from covey.data.vision import ImageOptions
 from covey.errors import ConfigError
+from covey.media.sizes import preparation_of
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes, settings_of
 from covey.models.config_shapes import FAMILIES, shapes_of_config
 from covey.models.fit import fit_of
@@ -83,7 +85,10 @@ def lora_settings(config: Config) -> LoraSettings | None:
 
 def _adapter_settings(config: Config) -> LoraSettings:
     """The adapter that a configuration describes, whether or not it trains one."""
-    return settings_of(config.model_dump())
+    options = config.model_dump()
+    if config.tuner_type == "full":
+        options |= {"freeze_vit": True, "freeze_aligner": True}
+    return settings_of(options)
 
 
 def with_model(
@@ -199,7 +204,13 @@ def _with_live(facts: Facts, config: Config, live: LiveModel) -> Facts:
 def _with_config(facts: Facts, directory: Path) -> Facts:
     described = read_json(directory / "config.json")
     return replace(
-        facts, model=replace(facts.model, type=described.get("model_type"), context=model_context(directory))
+        facts,
+        model=replace(
+            facts.model,
+            type=described.get("model_type"),
+            context=model_context(directory),
+            image_processor=preparation_of(directory),
+        ),
     )
 
 
@@ -322,6 +333,8 @@ def _with_sizes(facts: Facts, config: Config, directory: Path, shapes: ModelShap
     found = None if lora_settings(config) is None else described
     facts = with_adapter(facts, config, shapes)
     count = sum(_numel(shape) for shape in shapes.tensors.values())
+    parts = part_facts(config, shapes, found)
+    frozen = sum(part.num_parameters for part in parts if not part.is_trained) if found is None else 0
     sizes = checkpoint_sizes(
         config,
         directory,
@@ -335,8 +348,9 @@ def _with_sizes(facts: Facts, config: Config, directory: Path, shapes: ModelShap
         model=replace(
             facts.model,
             num_parameters=count,
-            num_trained=count if found is None else found.num_lora + found.num_saved,
-            sizes=model_sizes(directory, shapes, described),
+            num_trained=count - frozen if found is None else found.num_lora + found.num_saved,
+            parts=parts,
+            sizes=model_sizes(directory, shapes, described, config.frozen_parts),
         ),
         output=replace(facts.output, checkpoint_bytes=sizes.whole, model_bytes=sizes.model),
     )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from covey.checks.run.devices import free_gpu_memory
 from covey.data.model_files import read_json
+from covey.media.families import FAMILIES
+from covey.media.parts import has_parts, is_frozen
 from covey.models.adapter_shapes import LoraFacts, ModelShapes
-from covey.plan.facts import ModelSizes
+from covey.plan.facts import ModelSizes, VisionSizes
+from covey.types.media import Part
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -35,8 +39,11 @@ _USUAL_MLP = 4
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
-def model_sizes(directory: Path, shapes: ModelShapes, lora: LoraFacts) -> ModelSizes | None:
-    """The sizes of the model of a directory; `lora` are the adapters that it has or would have.
+def model_sizes(
+    directory: Path, shapes: ModelShapes, lora: LoraFacts, frozen: Collection[Part] = ()
+) -> ModelSizes | None:
+    """The sizes of the model of a directory; `lora` are the adapters that it has or would have, `frozen` the
+    parts of a model that sees images which stay as they are without adapters.
 
     None where config.json does not say how wide the model is.
     """
@@ -65,8 +72,41 @@ def model_sizes(directory: Path, shapes: ModelShapes, lora: LoraFacts) -> ModelS
         adapter_parameters=lora.num_lora,
         saved_parameters=lora.num_saved,
         packable_parameters=lora.num_packable,
+        seeing_parameters=_count(shapes, ("vit", "aligner")),
+        frozen_parameters=_count(shapes, frozen),
+        frozen_text=has_parts(shapes.family) and "llm" in frozen,
+        vision=_vision_sizes(config, hidden),
         is_joined=any(_ONE_EXPERT.search(name) for name in shapes.tensors),
     )
+
+
+def _vision_sizes(config: dict[str, Any], text_hidden: int) -> VisionSizes | None:
+    """The sizes of the vision tower that a config.json describes; None without one that covey knows."""
+    vision: dict[str, Any] = config.get("vision_config") or {}
+    if config.get("model_type") not in FAMILIES or not vision:
+        return None
+    # Qwen2-VL has the name for what the tower gives.
+    hidden = _number(vision, "embed_dim") or _number(vision, "hidden_size")
+    depth = _number(vision, "depth")
+    if hidden is None or depth is None:
+        return None
+    patch, frames = _number(vision, "patch_size") or 14, _number(vision, "temporal_patch_size") or 2
+    merged = (_number(vision, "spatial_merge_size") or 2) ** 2
+    deep = len(vision.get("deepstack_visual_indexes") or ())
+    return VisionSizes(
+        depth=depth,
+        hidden=hidden,
+        heads=_number(vision, "num_heads") or 16,
+        intermediate=_number(vision, "intermediate_size") or _USUAL_MLP * hidden,
+        patch_numbers=3 * frames * patch**2,
+        features=(1 + deep) * text_hidden // merged,
+    )
+
+
+def _count(shapes: ModelShapes, parts: Collection[Part]) -> int:
+    """Return the weights of parts of a model that sees images; 0 of another model."""
+    named = shapes.tensors.items()
+    return sum(math.prod(shape) for name, shape in named if is_frozen(name, shapes.family, parts))
 
 
 def _number(config: dict[str, Any], name: str) -> int | None:

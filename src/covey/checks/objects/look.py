@@ -22,6 +22,7 @@ from covey.config.objects import UNUSABLE, object_name
 from covey.data.errors import DataError, ModelError
 from covey.data.hub import locate_model
 from covey.data.live import LiveRows, live_rows
+from covey.media.parts import is_frozen
 from covey.options.schema import Config
 from covey.plan.problem import problem
 from covey.texts import joined, tr
@@ -89,16 +90,20 @@ def named_objects(options: Mapping[str, Any], *, offline: bool) -> Iterator[tupl
 
 def frozen_problems(config: Config, live: LiveModel | None) -> list[Problem]:
     """What stands against training all weights of a model of which some need no gradient."""
-    if live is None or not live.frozen or config.tuner_type != "full":
+    if live is None or config.tuner_type != "full":
         return []
-    more = tr(" and {num_frozen} more", num_frozen=len(live.frozen) - 3) if len(live.frozen) > 3 else ""
+    family, parts = live.shapes.family, config.frozen_parts
+    frozen = [name for name in live.frozen if not is_frozen(name, family, parts)]
+    if not frozen:
+        return []
+    more = tr(" and {num_frozen} more", num_frozen=len(frozen) - 3) if len(frozen) > 3 else ""
     return [
         problem(
             "E377",
             "model",
             tr(
                 "Tensors of the model have requires_grad False: {frozen}{more}.",
-                frozen=joined(", ", live.frozen[:3]),
+                frozen=joined(", ", frozen[:3]),
                 more=more,
             ),
             "",

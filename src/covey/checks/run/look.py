@@ -32,7 +32,7 @@ from covey.config.checkpoints import checkpoints_around, list_checkpoints
 from covey.config.file import read_file
 from covey.config.quantization import quantization_of
 from covey.data.foreign_checkpoints import foreign_kind
-from covey.errors import CheckpointError, CoveyError
+from covey.errors import CheckpointError
 from covey.options.schema import Config
 from covey.plan.deepspeed import states_of
 from covey.plan.deepspeed_file import FromFile, from_content, unreadable
@@ -49,7 +49,6 @@ from covey.plan.layout import GPUS_OF_A_MACHINE, PRESETS, DeepSpeedFile, Machine
 from covey.plan.versions import TRIED, VLLM_ON_CPU
 from covey.telemetry.owner import owner_of
 from covey.telemetry.rollout_log import RolloutLimits
-from covey.telemetry.rollouts import list_rollouts, read_rollouts
 from covey.telemetry.trackers.factory import missing as missing_trackers
 from covey.texts import joined, tr
 from covey.types import Severity
@@ -192,12 +191,25 @@ def _missing_deepspeed(config: Config) -> list[tuple[str, str]]:
     return [("deepspeed", "deepspeed")] if is_asked and importlib.util.find_spec("deepspeed") is None else []
 
 
+def _runs_vllm(config: Config) -> bool:
+    """Whether vLLM is asked for in this process."""
+    return config.use_vllm and config.vllm_mode == "colocate" and not config.rollout_servers
+
+
 def _missing_vllm(config: Config, gpus: int) -> list[tuple[str, str]]:
     """(option, distribution) of vLLM, where it is asked for in this process and not there."""
-    is_asked = config.use_vllm and config.vllm_mode == "colocate" and not config.rollout_servers
-    if not is_asked or importlib.util.find_spec("vllm") is not None:
+    if not _runs_vllm(config) or importlib.util.find_spec("vllm") is not None:
         return []
     return [("use_vllm", "vllm" if gpus else VLLM_ON_CPU)]
+
+
+def with_image_packages(facts: Facts, config: Config) -> Facts:
+    """The facts with the package that vLLM asks for where a model sees images, if it is not there."""
+    is_asked = _runs_vllm(config) and facts.layout.is_here and importlib.util.find_spec("vllm") is not None
+    if not is_asked or importlib.util.find_spec("torchvision") is not None:
+        return facts
+    missing = (*facts.machine.missing_packages, ("use_vllm", "torchvision"))
+    return replace(facts, machine=replace(facts.machine, missing_packages=missing))
 
 
 def _missing_optimizer(config: Config) -> list[tuple[str, str]]:
@@ -228,37 +240,6 @@ def _has_bfloat16(gpus: int) -> bool | None:
     except OSError:
         return None
     return bool(_BFLOAT16_FLAGS & set(text.split()))
-
-
-def replay_problem(config: Config, num_processes: int) -> str | None:
-    """Return why the recorded rollouts cannot be replayed under a configuration, or None."""
-    named = str(config.replay_rollouts)
-    directory = Path(named)
-    if not isdir(directory):
-        return tr("{directory} is not a directory", directory=named)
-    if not list_rollouts(directory):
-        return tr("{named} holds no rollout-*.jsonl or rollout-*.jsonl.gz file", named=named)
-    wanted = num_processes * config.per_device_train_batch_size * config.steps_per_generation
-    try:
-        found = read_rollouts(directory, with_sets=True)
-        sizes = {number: len(records) for number, records in found}
-    except CoveyError as error:
-        return str(error)
-    except (OSError, ValueError) as error:
-        return tr("{path} cannot be read: {error}", path=named, error=error)
-    wrong = [
-        tr("rollout {number} has {size}", number=number, size=size)
-        for number, size in sizes.items()
-        if size != wanted
-    ]
-    if wrong:
-        return tr(
-            "{named}: a rollout of this configuration has {wanted} completions, but {wrong}",
-            named=named,
-            wanted=wanted,
-            wrong=joined(", ", wrong[:3]),
-        )
-    return None
 
 
 def output_state(output: Path) -> OutputDirState:

@@ -164,7 +164,8 @@ def _of_one(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
         return [problem("E424", _OPTION, seen, "", wait)]
     if server.vllm is not None and (problems := vllm_serve_problems(config, facts, server, server.vllm)):
         return problems
-    return [*_other_model(config, facts, server), *_too_long(config, facts.prompts, server)]
+    differ = _other_model(config, facts, server) or _no_images(config, facts, server)
+    return [*differ, *_too_long(config, facts.prompts, server)]
 
 
 def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
@@ -173,6 +174,7 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
         ("family", facts.model.type, server.model_type),
         (tr("number of parameters"), facts.model.num_parameters, server.num_parameters),
         ("vocabulary", facts.model.embedding_rows, server.vocab),
+        (tr("image processor"), *_preparations(facts.model.image_processor, server.images)),
         ("dtype", "bfloat16" if low else "float32", server.dtype),
     )
     # What a server does not say is empty or 0.
@@ -188,6 +190,32 @@ def _other_model(config: Config, facts: Facts, server: ServerFacts) -> list[Prob
     start = Fix(text=tr("start the server again with the model that the run trains: `{line}`", line=line))
     seen = tr("{address} has {model}: {words}.", address=server.address, model=server.model, words=words)
     return [problem("E422", _OPTION, seen, tr("The server was started for another run."), start)]
+
+
+def _preparations(own: str, its: str) -> tuple[str | None, str]:
+    """Return how the run and a server prepare images, without what both do; nothing where one takes none."""
+    if not (own and its):
+        return None, ""
+    ours, theirs = own.split(", "), its.split(", ")
+    pairs = ((ours, theirs), (theirs, ours))
+    differ = [", ".join(word for word in one if word not in other) for one, other in pairs]
+    return differ[0], differ[1]
+
+
+def _no_images(config: Config, facts: Facts, server: ServerFacts) -> list[Problem]:
+    if not facts.prompts.has_images or server.images:
+        return []
+    seen = tr("{address} takes no images, but prompts of the run have images.", address=server.address)
+    line = start_line(config, server.address, facts)
+    if server.vllm is not None:
+        cause = tr("covey sends `vllm serve` only token ids.")
+        start = Fix(text=tr("start a server of covey instead: `{start_line}`", start_line=line))
+    else:
+        cause = tr(
+            "Its model directory has no preprocessor_config.json, or vLLM found no tokenizer.json there."
+        )
+        start = Fix(text=tr("start the server again with the model that the run trains: `{line}`", line=line))
+    return [problem("E422", _OPTION, seen, cause, start, _HERE)]
 
 
 def _too_long(config: Config, prompts: PromptFacts, server: ServerFacts) -> list[Problem]:

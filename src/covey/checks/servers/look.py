@@ -61,6 +61,7 @@ def _asked(config: Config, address: str, token: str, limit_s: float) -> ServerFa
         run=status.run,
         rows=status.rows,
         group_device=status.group_device,
+        images=status.images,
         shares_files=status.directory_here() is not None,
     )
 

@@ -40,7 +40,9 @@ class StepFacts:
     of the names of trained tensors that may have no gradient in this step. `loss`: the loss that the
     advantages of all rows give, and the sum of its terms' sizes; None where they alone do not give it.
     `may_be_silent`: advantages may leave no gradient, because of what the loss weighs them with. `engine` is
-    what has sampled.
+    what has sampled. `of_images`: names of trained tensors that have a gradient through images alone, which
+    may lack one where `images_may_lack` has a part of the name; `only_images`: no others are trained.
+    `has_images`: a forward pass of the step, on any rank, has an image, and each of its tokens an advantage.
     """
 
     step: int
@@ -53,6 +55,28 @@ class StepFacts:
     loss: tuple[float, float] | None = None
     may_be_silent: bool = False
     engine: EngineName = "native"
+    of_images: frozenset[str] = frozenset()
+    images_may_lack: tuple[str, ...] = ()
+    only_images: bool = False
+    has_images: bool = False
+
+    def sees(self, stats: StepStats) -> bool:
+        """Whether tensors that see images have a gradient in a step, or must have one."""
+        return self.has_images or not self.of_images <= set(stats.untouched)
+
+    def lost(self, stats: StepStats) -> list[str]:
+        """Return the trained tensors that have no gradient and should have one."""
+        sees = self.sees(stats)
+        return [
+            name
+            for name in stats.untouched
+            if not _has_part(name, self.may_lack)
+            and not (name in self.of_images and (not sees or _has_part(name, self.images_may_lack)))
+        ]
+
+
+def _has_part(name: str, parts: tuple[str, ...]) -> bool:
+    return any(part in name for part in parts)
 
 
 def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
@@ -78,7 +102,7 @@ def check_step(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -
 def _check_gradient(batch: Batch, result: StepResult, facts: StepFacts, comm: Comm) -> None:
     stats = result.stats
     assert stats is not None
-    if facts.may_be_silent:
+    if facts.may_be_silent or (facts.only_images and not facts.has_images):
         return
     is_on_policy = facts.is_fresh or all(m.old_logprob_N is None for m in batch.micro_batches)
     # The norm is the same on every rank, so all of them ask each other or none does.
@@ -158,7 +182,7 @@ def _check_weights(stats: StepStats, has_signal: bool, facts: StepFacts) -> None
             ),
             *([larger] if facts.peak_rate < larger.edits["learning_rate"] else []),
         )
-    lost = [n for n in stats.untouched if not any(part in n for part in facts.may_lack)]
+    lost = facts.lost(stats)
     if has_signal and stats.grad_norm > 0.0 and lost:
         more = tr(" and {num_lost} more", num_lost=len(lost) - 3) if len(lost) > 3 else ""
         raise broken(

@@ -23,6 +23,7 @@ from covey.algorithm.losses import LossOutput
 from covey.environment import silence_libraries
 from covey.learner.backends.base import LossFunction
 from covey.learner.optimizer import NonFiniteGradient
+from covey.learner.rates import rate_factors
 from covey.learner.sharding.fragments import Fragment, Fragments
 from covey.learner.sharding.rows import ReadRows
 from covey.learner.sharding.units import join_group
@@ -104,13 +105,22 @@ class ZeroEngine:
         self.fragments = Fragments(found, policy.device)
 
     def _make_adam(self, options: OptimizerOptions) -> torch.optim.Optimizer:
-        """AdamW of torch; weight decay spares biases and norms."""
-        matrices = [p for n, p in self._trained.items() if len(self.shape(n)) > 1]
-        others = [p for n, p in self._trained.items() if len(self.shape(n)) <= 1]
+        """AdamW of torch; weight decay spares biases and norms, and a part of the model may have a learning
+        rate of its own."""
+        own = rate_factors(self.policy, options)
+        factors = {name: own.get(name, 1.0) for name in self._trained}
+        kinds = ((True, options.weight_decay), (False, 0.0))
         groups = [
-            {"params": params, "weight_decay": decay}
-            for params, decay in ((matrices, options.weight_decay), (others, 0.0))
-            if params
+            {"params": params, "weight_decay": decay, "factor": factor}
+            for factor in dict.fromkeys(factors.values())
+            for is_matrix, decay in kinds
+            if (
+                params := [
+                    p
+                    for n, p in self._trained.items()
+                    if (len(self.shape(n)) > 1) == is_matrix and factors[n] == factor
+                ]
+            )
         ]
         return torch.optim.AdamW(groups, lr=0.0, betas=options.betas, eps=options.adam_epsilon, fused=True)
 
@@ -171,7 +181,7 @@ class ZeroEngine:
         """Have DeepSpeed's optimizer step, and every rank hold the new weights. Collective."""
         assert self._adam is not None
         for group in self._adam.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["factor"]
         for master in self.masters.values():
             master.grad = None
         self._engine.step()

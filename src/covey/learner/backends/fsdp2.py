@@ -20,6 +20,7 @@ from covey.learner.backends.base import LossFunction, Objective
 from covey.learner.backends.split import SplitModel
 from covey.learner.offload import Offloaded
 from covey.learner.optimizer import Masters
+from covey.learner.rates import rate_factors
 from covey.learner.reference import MovingReference
 from covey.learner.sampled import sampled_gradients
 from covey.learner.sharding.units import Sharded, local
@@ -54,6 +55,8 @@ class FSDP2Backend(SplitModel):
         reduction = ShardReduction(mesh.get_group(mesh.ndim - 1))
         self._reduces_each = reduces_each
         self._trained = {n: p for n, p in sharded.parameters.items() if p.requires_grad}
+        # The tower comes together with the embedding and the head, and so do their gradients.
+        sharded.policy.without_images = "zeros"
         super().__init__(
             sharded,
             sampler,
@@ -64,7 +67,10 @@ class FSDP2Backend(SplitModel):
         )
         shards = [nn.Parameter(local(p)) for p in self._trained.values()]
         low = [n for n in self._trained if self._buffer.dtypes[n] != torch.float32]
-        self.masters = Masters(list(self._trained), shards, shards, options, reduction, low=low)
+        factors = rate_factors(sharded.policy, options)
+        self.masters = Masters(
+            list(self._trained), shards, shards, options, reduction, low=low, factors=factors
+        )
         self._options = options
         self._offloaded_shards = Offloaded(self._all_shards)
         if moving is not None and options.offload_reference:

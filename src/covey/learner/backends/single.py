@@ -14,6 +14,7 @@ from covey.learner.backends.base import Annotation, LossFunction
 from covey.learner.backends.whole import WholeModel
 from covey.learner.offload import Offloaded, own_memory
 from covey.learner.optimizer import Masters, Reduction
+from covey.learner.rates import rate_factors
 from covey.learner.reference import MovingReference
 from covey.models.lora import adapter_parameters
 from covey.models.policy import Policy, RowLayout
@@ -44,9 +45,20 @@ class SingleBackend(WholeModel):
     ) -> None:
         assert policy.adapter is None or reference is None, "an adapter's reference is its own base"
         self.policy = self.sampler = policy
+        # A step without images is the same on every backend, DDP waits for the gradient of every parameter,
+        # and where no text is trained the loss of text alone has none.
+        policy.without_images = "zeros"
         self.reference = reference
         self.moving = moving
-        self.masters = Masters.of(policy, options, compute_dtype, adapter_parameters(policy), reduction)
+        self.masters = Masters.of(
+            policy,
+            options,
+            compute_dtype,
+            adapter_parameters(policy),
+            reduction,
+            factors=rate_factors(policy, options),
+        )
+        self._trains_text = "llm" in policy.trained_parts
         self._options = options
         self._offloaded_reference = self._offloadable_reference()
 
@@ -89,9 +101,9 @@ class SingleBackend(WholeModel):
             output.loss.backward()
         return stats, output
 
-    def gradient_probe(self) -> Tensor:
-        """Return a part of the accumulated gradient."""
-        return self.masters.gradient_sample()
+    def gradient_probe(self) -> Tensor | None:
+        """Return a part of the accumulated gradient; None where passes without images have none."""
+        return self.masters.gradient_sample() if self._trains_text else None
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Return every tensor's accumulated gradient."""

@@ -38,6 +38,8 @@ class _Zero(Passes):
 
     def __init__(self, engine: ZeroEngine, options: LearnerOptions) -> None:
         self.engine, self.policy = engine, engine.policy
+        # DeepSpeed reduces gradients in the order in which they come.
+        self.policy.without_images = "gradients"
         self.dp_rank, self.dp_world = dist.get_rank(), dist.get_world_size()
         self.grad_scale = float(self.dp_world)
         world = dist.group.WORLD
@@ -130,6 +132,9 @@ class Zero3Backend(_Zero, SplitModel):
             moving=moving,
         )
         self._engines = [e.engine for e in (partitioned, reference) if e is not None]
+        for engine in self._engines:
+            # Each module of the tower gathers its weights as it runs.
+            engine.policy.without_images = "pass"
 
     def move_reference(self, step: int) -> bool:
         """Move this rank's parts of the reference where a sync is due; return whether it was."""

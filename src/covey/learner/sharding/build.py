@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from covey.learner.sharding.meta import add_meta_adapter, meta_model
+from covey.learner.sharding.meta import add_meta_adapter, freeze_meta, meta_model
 from covey.learner.sharding.rows import FileRows, ReadRows, file_keys, rows_of
 from covey.learner.sharding.units import Sharded, Sharding
 from covey.models.adapter_shapes import LoraSettings, plain_name
 from covey.models.load import read_policy
 from covey.models.policy import Policy
+from covey.types.media import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,17 @@ def meta_policy(
     seed: int,
     dtype: torch.dtype,
     trust_remote_code: bool,
+    frozen: Collection[Part] = (),
 ) -> MetaPolicy:
     """Return the policy of a directory, or of a model that is loaded; what an adapter leaves frozen computes
-    in `dtype`, everything else is float32."""
+    in `dtype`, and without an adapter the `frozen` parts do; everything else is float32."""
     model = meta_model(source, trust_remote_code)
     keys = file_keys(model, source) if isinstance(source, Path) else None
     policy, values = Policy(model, stream="padded"), {}
     if lora is not None:
         values = add_meta_adapter(policy, lora, adapter=adapter, seed=seed, dtype=dtype)
+    else:
+        freeze_meta(policy, frozen, dtype)
     return MetaPolicy(policy, values, keys)
 
 

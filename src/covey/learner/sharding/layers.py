@@ -19,7 +19,8 @@ from covey.models.policy import Policy, RowLayout
 
 
 def decoder_layers(policy: Policy) -> dict[str, nn.Module]:
-    """Return the layers of a model by their names in the policy: the largest list of modules in it."""
+    """Return the layers of a model by their names in the policy: the largest list of modules in it, but for
+    those that see images."""
     name, layers = _layer_list(policy)
     return {f"{name}.{number}": layer for number, layer in enumerate(layers)}
 
@@ -91,7 +92,13 @@ def _only_layers(policy: Policy, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def _layer_list(policy: Policy) -> tuple[str, nn.ModuleList]:
-    lists = [(n, m) for n, m in policy.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
+    tower = None if policy.vision is None else policy.vision.tower(policy.model)
+    seeing = set() if tower is None else set(tower.modules())
+    lists = [
+        (n, m)
+        for n, m in policy.named_modules()
+        if isinstance(m, nn.ModuleList) and len(m) and m not in seeing
+    ]
     if not lists:
         return "", nn.ModuleList()
     return max(lists, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))

@@ -8,7 +8,7 @@ written to.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from os.path import isfile
 from pathlib import Path
@@ -23,6 +23,7 @@ from covey.media.families import auto_class
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.lora import add_adapter, load_adapter
 from covey.models.policy import Policy
+from covey.types.media import Part
 from covey.weight_files import stored_tensors
 
 
@@ -63,6 +64,13 @@ def add_meta_adapter(
     values = {n: t for n, t in saved.items() if adapter is not None or is_drawn(n)}
     _replace(policy.model, lambda p: _meta_parameter(p, torch.float32 if p.requires_grad else dtype))
     return values
+
+
+@torch.no_grad()
+def freeze_meta(policy: Policy, parts: Collection[Part], dtype: torch.dtype) -> None:
+    """Freeze parts of a policy without weights, which become `dtype`; what is trained stays float32."""
+    policy.freeze(parts)
+    _replace(policy.model, lambda p: p if p.requires_grad else _meta_parameter(p, dtype))
 
 
 def is_drawn(name: str) -> bool:

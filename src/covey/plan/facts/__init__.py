@@ -21,8 +21,10 @@ from covey.plan.facts.model import (
     ModelFacts,
     ModelFault,
     ModelSizes,
+    PartFacts,
     TargetFacts,
     TemplateFacts,
+    VisionSizes,
 )
 from covey.plan.facts.rewards import (
     GoldFacts,
@@ -65,6 +67,7 @@ __all__ = [
     "OpenLists",
     "OutputDirState",
     "OutputFacts",
+    "PartFacts",
     "PassRateFacts",
     "PromptFacts",
     "RayFacts",
@@ -82,5 +85,6 @@ __all__ = [
     "TemplateFacts",
     "ToolFacts",
     "UnreadableFile",
+    "VisionSizes",
     "VllmServeFacts",
 ]

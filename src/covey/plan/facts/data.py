@@ -163,6 +163,10 @@ class PromptFacts:
     first            the first rendered prompt
     are_text         whether prompts are strings that no template has been put around
     mention_format   whether a prompt speaks of the tags that the reward format pays for
+    has_images       whether a prompt has an image; None where only some are known
+    num_images       images of all prompts
+    most_patches     the most patches of a prompt
+    image_tokens     the fewest and the most tokens of an image
     """
 
     num_used: int | None = None
@@ -172,6 +176,10 @@ class PromptFacts:
     first: str | None = None
     are_text: bool | None = None
     mention_format: bool | None = None
+    has_images: bool | None = None
+    num_images: int = 0
+    most_patches: int = 0
+    image_tokens: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from covey.types.media import Part
+
 ModelFault = Literal[
     "missing", "kind", "media", "code", "format", "shards", "hub", "template", "weights", "quantized"
 ]
@@ -65,6 +67,26 @@ class AdapterFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSizes:
+    """Sizes of a vision tower by config.json.
+
+    depth          layers
+    hidden         width of its residual stream
+    heads          heads of a layer
+    intermediate   width of the MLP
+    patch_numbers  numbers of a patch
+    features       numbers that it gives for a patch: those of a token by the patches that are one
+    """
+
+    depth: int
+    hidden: int
+    heads: int
+    intermediate: int
+    patch_numbers: int
+    features: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
     """Sizes of a model by its config.json and the headers of its weight files, for the memory forecast.
 
@@ -84,6 +106,10 @@ class ModelSizes:
     adapter_parameters  weights of the adapters
     saved_parameters    weights that are trained whole beside the adapters
     packable_parameters weights that may be quantized: of linear layers that are not trained whole
+    seeing_parameters   weights of what sees images: the vision tower and the aligner
+    frozen_parameters   weights that training without adapters leaves as they are
+    frozen_text         whether those of the language model are among them
+    vision              the sizes of its vision tower; None without one
     is_joined           whether its files hold experts one by one, which transformers joins as it loads them
     """
 
@@ -102,7 +128,21 @@ class ModelSizes:
     adapter_parameters: int = 0
     saved_parameters: int = 0
     packable_parameters: int = 0
+    seeing_parameters: int = 0
+    frozen_parameters: int = 0
+    frozen_text: bool = False
     is_joined: bool = False
+    vision: VisionSizes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFacts:
+    """Holds the number of weights of a part of a model that sees images, and whether any of them, or an
+    adapter on it, is trained."""
+
+    part: Part
+    num_parameters: int
+    is_trained: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +159,11 @@ class ModelFacts:
     type                 its family, as config.json names it
     context              positions
     num_parameters       weights
-    num_trained          weights that are trained: all of them, or those of the adapters
+    num_trained          weights that are trained: all of them, those of some parts, or those of the adapters
+    parts                the parts of a model that sees images
     sizes                widths and counts that its memory follows from
     unused_sampling      settings of its generation_config.json that sampling does not follow
+    image_processor      how it prepares images, by the files of its image processor; "" where there are none
     """
 
     problem: str | None = None
@@ -136,8 +178,10 @@ class ModelFacts:
     context: int | None = None
     num_parameters: int | None = None
     num_trained: int | None = None
+    parts: tuple[PartFacts, ...] = ()
     sizes: ModelSizes | None = None
     unused_sampling: tuple[tuple[str, float], ...] = ()
+    image_processor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +194,7 @@ class TemplateFacts:
     prompt_problem     what it does to a prompt that it does to no conversation
     answer_opening     what it puts in front of an answer there, and not behind a prompt; else ""
     unwritten_prefix   what the tokenizer puts before a plain text, and a typed template does not; else ""
-    banned_tokens      the tokens that generation_config.json bans, in words; else ""
+    banned_tokens      the tokens that are never sampled, in words; else ""
     unstoppable_turn   what it ends an assistant's turn with, if that is no token; else ""
     stop_tokens        the end tokens and where each comes from, in words
     hidden_stop_words  (word, special token) of stop words that no text contains

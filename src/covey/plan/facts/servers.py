@@ -44,7 +44,8 @@ class ServerFacts:
     that uses it. `rows` is how many completions it decodes side by side; `shares_files` says that weights go
     to it through a directory that is here too. `vllm` is what is known of a server that `vllm serve` started.
     `adapter_rank` is the highest rank of an adapter that it applies itself, 0 where it takes whole weights.
-    `group_device` is where a process group brings tensors: "cpu", or a GPU by its UUID.
+    `group_device` is where a process group brings tensors: "cpu", or a GPU by its UUID. `images` says how its
+    model's image processor prepares images; it is "" where it takes none.
     """
 
     address: str
@@ -63,6 +64,7 @@ class ServerFacts:
     rows: int = 0
     shares_files: bool = False
     group_device: str = ""
+    images: str = ""
     vllm: VllmServeFacts | None = None
 
 

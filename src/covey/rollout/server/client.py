@@ -18,9 +18,10 @@ from tokenizers import Tokenizer
 
 from covey.activity import Activity
 from covey.codes import CODES
-from covey.errors import EngineLost, RunFailed
+from covey.errors import CoveyError, EngineLost, RunFailed
 from covey.rollout.engine import Capabilities, Engine, NamedWeights, nothing
-from covey.rollout.server.queue import Ask, Queue
+from covey.rollout.server.image_send import check_images
+from covey.rollout.server.queue import Ask, Queue, parts_of
 from covey.rollout.server.remote import (
     Event,
     RolloutServer,
@@ -36,7 +37,7 @@ from covey.rollout.server.remote import (
 )
 from covey.rollout.server.send import send_weights
 from covey.rollout.server.values import WireError
-from covey.rollout.server.wire import REQUESTS, completion_of
+from covey.rollout.server.wire import completion_of
 from covey.texts import joined, tr
 from covey.types import Completion, Finding, Fix, GenerationRequest, Receipt
 
@@ -136,9 +137,8 @@ class ServerEngine:
     # -- sampling
 
     def submit(self, request: GenerationRequest) -> int:
-        """Queue a request beside those of its prefix. ValueError for one with media."""
-        if request.media:
-            raise ValueError("rollout servers take no images, audio or video")
+        """Queue a request beside those of its prefix. ValueError for images where a server takes none."""
+        check_images(request, self._servers)
         number = self._next_id
         self._next_id += 1
         self._queue.add([(number, request)])
@@ -214,14 +214,13 @@ class ServerEngine:
     def _give_up(self) -> None:
         """Move what waits for a server that answers and makes no progress."""
         now = time.monotonic()
-        for stream in [s for s in self._streams if now - s.sign_at > self._timeout_s]:
+        for stream in [s for s in self._streams if now - s.last_sign_at > self._timeout_s]:
             if not stream.is_closed:
                 words = tr("it answered, but computed nothing for {timeout_s:g} s", timeout_s=self._timeout_s)
                 self._lose(stream, TimeoutError(words))
 
     def _send(self, server: RolloutServer, asks: Sequence[Ask]) -> None:
-        for start in range(0, len(asks), REQUESTS):
-            part = {ask[1].turn.text: ask for ask in asks[start : start + REQUESTS]}
+        for part in parts_of(asks):
             stream = Stream(server, self._version, part, self._events)
             self._streams.append(stream)
             stream.start()
@@ -272,7 +271,10 @@ class ServerEngine:
     # -- servers that fail, and come back
 
     def _lose(self, stream: Stream, error: Exception | None) -> None:
-        """Move the work of a server that failed to the others, and ask it again unless that is of no use."""
+        """Move the work of a server that failed to the others, and ask it again unless that is of no use. An
+        image that cannot be read here is raised."""
+        if isinstance(error, CoveyError):
+            raise error
         server = stream.server
         lost = list(dict.fromkeys([stream, *(s for s in self._streams if s.server is server)]))
         ids = list(chain.from_iterable(s.asked for s in lost))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from covey.models.adapter_shapes import is_of_adapter
 from covey.rollout.engine import ServedEngine
+from covey.rollout.server.images import HeldImages
 from covey.rollout.server.metrics import Counts, metrics_text
 from covey.rollout.server.transfer import Transfer, TransferEnded
 from covey.rollout.server.wire import ADAPTER, NO_VERSION, ServerStatus
@@ -82,7 +83,7 @@ class Front:
     """Serves an engine to one run at a time. `about` describes the engine; its version is kept here.
 
     `ends_with_run`: `serve` returns once the run that used the server has ended. `workers` take the place of
-    this process in a group.
+    this process in a group, and `images` are those of requests, where the model takes any.
     """
 
     def __init__(
@@ -92,8 +93,9 @@ class Front:
         *,
         ends_with_run: bool = False,
         workers: GroupWorkers | None = None,
+        images: HeldImages | None = None,
     ) -> None:
-        self._workers = workers
+        self._workers, self.images = workers, images
         self._engine, self._about = engine, replace(about, version=NO_VERSION)
         self._ends_with_run = ends_with_run
         engine.on_turn = self._turn
@@ -153,6 +155,8 @@ class Front:
             self._end_transfer()
             if self._workers is not None:
                 self._post(self._workers.leave)
+            if self.images is not None:
+                self.images.clear()
             if self._ends_with_run:
                 self._is_closed = True
             self._changed.notify_all()

@@ -28,6 +28,8 @@ from safetensors.torch import load, load_file
 from covey.rollout.server.call import keep_alive
 from covey.rollout.server.front import Call, Front, Refusal
 from covey.rollout.server.group import GLOO, NCCL, GroupHost
+from covey.rollout.server.images import HeldImages, ImagesMissing
+from covey.rollout.server.media_wire import IMAGE_BYTES, key_and_limits, keys_of
 from covey.rollout.server.metrics import CONTENT_TYPE
 from covey.rollout.server.unproven import Unproven, is_full
 from covey.rollout.server.values import WireError, parsed
@@ -151,6 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
             route(self)
         except Refusal as refusal:
             self._say(refusal.status, refusal.body)
+        except ImagesMissing as missing:
+            self._say(409, {"error": str(missing), "images": missing.keys})
         except WireError as error:
             self._say(400, {"error": str(error)})
 
@@ -236,6 +240,8 @@ class _Handler(BaseHTTPRequestHandler):
         if type(body["version"]) is not int:
             raise WireError("version is a whole number")
         requests = requests_of(body["requests"], about)
+        if front.images is not None:
+            requests = front.images.with_files(requests)
         call = front.generate(self._run, body["version"], requests)
         try:
             self._stream(call)
@@ -264,6 +270,23 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps(body).encode() + b"\n"
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
+
+    def _images(self) -> HeldImages:
+        """The images of the run that calls."""
+        self.server.front.check_user(self._run)
+        if self.server.front.images is None:
+            raise Refusal(400, "this server takes no images")
+        return self.server.front.images
+
+    def missing_images(self) -> None:
+        keys = keys_of(self._json("keys")["keys"])
+        self._say(200, {"missing": self._images().missing(keys)})
+
+    def image(self) -> None:
+        data = self._body(IMAGE_BYTES)
+        key, limits = key_and_limits(urlsplit(self.path).query)
+        self._images().keep(key, limits, data)
+        self._say(200, {"bytes": len(data)})
 
     def abort(self) -> None:
         ids = self._json("ids")["ids"]
@@ -349,6 +372,8 @@ _ROUTES: Mapping[tuple[str, str], Callable[[_Handler], None]] = {
     ("GET", "/v1/status"): _Handler.status,
     ("POST", "/v1/attend"): _Handler.attend,
     ("POST", "/v1/generate"): _Handler.generate,
+    ("POST", "/v1/images"): _Handler.image,
+    ("POST", "/v1/images/missing"): _Handler.missing_images,
     ("POST", "/v1/abort"): _Handler.abort,
     ("POST", "/v1/publish/begin"): _Handler.begin,
     ("POST", "/v1/publish/tensors"): _Handler.tensors,

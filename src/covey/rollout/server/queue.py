@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.rollout.server.media_wire import IMAGES_OF_CALL
 from covey.rollout.server.remote import RolloutServer, Stream
 from covey.rollout.server.wire import REQUESTS
 from covey.types import GenerationRequest, TurnId
@@ -79,6 +80,22 @@ class Queue:
     def _place(self, request: GenerationRequest, room: Collection[str], tokens: Mapping[str, int]) -> str:
         held = None if request.extends is None else self._server_of.pop(request.extends, None)
         return held if held in room and held is not None else min(room, key=tokens.__getitem__)
+
+
+def parts_of(asks: Sequence[Ask]) -> Iterator[dict[str, Ask]]:
+    """Yield the requests of each call by their ids: as many as a call may have, and as many images."""
+    part: dict[str, Ask] = {}
+    keys: set[str] = set()
+    for ask in asks:
+        more = {medium.key for medium in ask[1].media} - keys
+        has_too_many = bool(more) and len(keys) + len(more) > IMAGES_OF_CALL
+        if part and (len(part) == REQUESTS or has_too_many):
+            yield part
+            part, keys = {}, set()
+        part[ask[1].turn.text] = ask
+        keys |= {medium.key for medium in ask[1].media}
+    if part:
+        yield part
 
 
 def _rows_of(server: RolloutServer) -> int:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,6 +23,7 @@ from covey.rollout.server.bucket import Bucket
 from covey.rollout.server.call import FAULTS, Answer, Caller, Refused, words_of
 from covey.rollout.server.group import CLOSING_S
 from covey.rollout.server.group_send import GroupSender
+from covey.rollout.server.image_send import ImageSender, check_images
 from covey.rollout.server.sampling_wire import kept_bytes
 from covey.rollout.server.values import WireError
 from covey.rollout.server.wire import WHOLE, ServerStatus, fingerprints_of, names_of, request_body
@@ -105,6 +106,11 @@ class RolloutServer(Protocol):
         """What sends through a process group, where that was asked for."""
         ...
 
+    @property
+    def image_sent_at(self) -> float:
+        """When it has last taken an image, by time.monotonic."""
+        ...
+
 
 @dataclass(slots=True)
 class Server:
@@ -118,11 +124,20 @@ class Server:
     strikes: int = 0
     group: GroupSender | None = None
     _attending: Answer | None = None
+    _images: ImageSender = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._images = ImageSender(self.caller)
 
     @property
     def address(self) -> str:
         """Where it listens."""
         return self.caller.address
+
+    @property
+    def image_sent_at(self) -> float:
+        """When it has last taken an image, by time.monotonic."""
+        return self._images.sent_at
 
     def join(self) -> ServerStatus:
         """Ask how the server is, and be one of the processes of the run that uses it.
@@ -196,9 +211,9 @@ class Server:
         )
 
     def sample(self, version: int, requests: Mapping[str, GenerationRequest]) -> Sampling:
-        """Sample requests, by their ids."""
+        """Sample requests, by their ids, behind the images that they need."""
         body = {"version": version, "requests": [request_body(request) for request in requests.values()]}
-        answer = self.caller.open("POST", "/v1/generate", body)
+        answer = self._images.open(requests, lambda: self.caller.open("POST", "/v1/generate", body))
         vocab = 0 if self.status is None else self.status.vocab
         answer.line_bytes += kept_bytes(requests.values(), vocab)
         return answer
@@ -276,6 +291,8 @@ class Stream:
     def _read(self, requests: Mapping[str, GenerationRequest]) -> None:
         error: Exception | None = None
         try:
+            for request in requests.values():
+                check_images(request, [self.server])
             with closing(self.server.sample(self.version, requests)) as sampling:
                 self._sampling = sampling
                 if not self.is_closed:
@@ -297,6 +314,11 @@ class Stream:
                 return
             self._computed = computed
         self.sign_at = time.monotonic()
+
+    @property
+    def last_sign_at(self) -> float:
+        """When the server last made progress, or took an image of a request that is still to be sent."""
+        return max(self.sign_at, self.server.image_sent_at)
 
     def go_on(self) -> None:
         """Wait for progress anew: a publish has held the server up."""

@@ -54,6 +54,7 @@ class VllmServe:
     strikes: int = 0
     progress: Progress = field(default_factory=Progress)
     group: None = None
+    image_sent_at: float = 0.0
     _files: tempfile.TemporaryDirectory[str] | None = None
     _sent: list[str] = field(default_factory=list)
     _running: dict[str, VllmSampling] = field(default_factory=dict)

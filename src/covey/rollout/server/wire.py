@@ -15,6 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from covey.rollout.server.media_wire import media_body, media_of
 from covey.rollout.server.sampling_wire import kept_body, kept_of, sampling_of
 from covey.rollout.server.values import WireError, fields_of, is_number, tokens_of
 from covey.rollout.stop_strings import num_until_stop
@@ -22,7 +23,7 @@ from covey.texts import counted, tr
 from covey.types import Completion, Finish, GenerationRequest, TurnId
 from covey.types.arrays import Versions, each, floats, ints, runs
 
-PROTOCOL = 7
+PROTOCOL = 8
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together up to this size; a larger one is sent alone."""
 HEADER_BYTES = 1 << 20
@@ -73,6 +74,7 @@ class ServerStatus:
     `group_device` is where a process group brings tensors: "cpu", or GPUs with their UUIDs, one for each
     worker of the engine ("": it takes none). `swaps`: it takes weights while requests run. `has_tokenizer`:
     it finds stop strings. `bans` are the tokens that its model bans ("3 7"); "any": those of each request.
+    `images` says how its model's image processor prepares images ("": it takes none).
     """
 
     name: str
@@ -96,6 +98,7 @@ class ServerStatus:
     swaps: bool = False
     has_tokenizer: bool = False
     bans: str = ""
+    images: str = ""
     protocol: int = PROTOCOL
 
     def body(self) -> dict[str, Any]:
@@ -130,6 +133,7 @@ def request_body(request: GenerationRequest) -> dict[str, Any]:
         "id": request.turn.text,
         "prompt_token_ids": list(request.prompt_token_ids),
         "sampling": asdict(request.sampling),
+        "media": media_body(request.media),
         "turn": asdict(request.turn),
         "extends": None if request.extends is None else asdict(request.extends),
         "may_go_on": request.may_go_on,
@@ -137,7 +141,8 @@ def request_body(request: GenerationRequest) -> dict[str, Any]:
 
 
 def requests_of(body: Any, about: ServerStatus) -> dict[str, GenerationRequest]:
-    """The requests of a call by their ids, checked against what the server can sample."""
+    """The requests of a call by their ids, checked against what the server can sample; the files of their
+    images are not with them."""
     if not isinstance(body, list) or not 1 <= len(body) <= REQUESTS:
         raise WireError(f"requests is a list of 1 to {REQUESTS}")
     found: dict[str, GenerationRequest] = {}
@@ -150,7 +155,8 @@ def requests_of(body: Any, about: ServerStatus) -> dict[str, GenerationRequest]:
 
 
 def _request(body: Any, about: ServerStatus) -> tuple[str, GenerationRequest]:
-    given = fields_of(body, ("id", "prompt_token_ids", "sampling", "turn", "extends", "may_go_on"))
+    names = ("id", "prompt_token_ids", "sampling", "media", "turn", "extends", "may_go_on")
+    given = fields_of(body, names)
     prompt = tokens_of(given["prompt_token_ids"], about.vocab)
     if not prompt:
         raise WireError("a prompt has at least one token")
@@ -167,9 +173,13 @@ def _request(body: Any, about: ServerStatus) -> tuple[str, GenerationRequest]:
         )
     if type(given["may_go_on"]) is not bool:
         raise WireError("may_go_on is true or false")
+    media = media_of(given["media"])
+    if media and not about.images:
+        raise WireError("this server takes no images")
     request = GenerationRequest(
         prompt_token_ids=prompt,
         sampling=sampling,
+        media=media,
         turn=_turn(given["turn"]),
         extends=None if given["extends"] is None else _turn(given["extends"]),
         may_go_on=given["may_go_on"],

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from covey.comm import Comm, LocalComm, raise_on_all_ranks
 from covey.models.adapter_shapes import is_of_adapter
+from covey.models.vision import ReadPixels
 from covey.plan.check_filters import MOST_LISTED, vllm_lists
-from covey.plan.vllm_limits import UNTRIED
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.receipts import Sent
 from covey.rollout.stop_strings import check_stop_strings, search_for
 from covey.rollout.vllm import library
 from covey.rollout.vllm.files import rank_of, write_adapter
+from covey.rollout.vllm.images import ImagePrompts, check_prompt
 from covey.rollout.vllm.names import Parts, whole, whole_adapter
 from covey.rollout.vllm.running import Running, finish_of
-from covey.rollout.vllm.settings import VllmSettings
+from covey.rollout.vllm.settings import VllmSettings, in_words
 from covey.rollout.vllm.workers import Workers
 from covey.texts import tr
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt
@@ -39,6 +40,7 @@ class VllmEngine:
     `llm` is a `vllm.LLM` that was started with `settings`. Until the first publish nothing is sampled, unless
     it has read the model's weights, which are version -1. The ranks of `comm` are one vLLM together: they
     publish together, each taking every tensor whole and keeping its part. `tokenizer` finds stop strings.
+    `read` gives the pixels of images; of those that are one vLLM each rank reads the same.
     """
 
     name = "vllm"
@@ -51,11 +53,13 @@ class VllmEngine:
         llm: Any = None,
         comm: Comm | None = None,
         tokenizer: Tokenizer | None = None,
+        read: ReadPixels | None = None,
     ) -> None:
         self._comm, self._tokenizer = comm or LocalComm(), tokenizer
         self._merges = bool(llm is None and settings.lora_rank and not library.applies_adapters(settings))
         self._settings = settings = replace(settings, lora_rank=0) if self._merges else settings
         self._llm = library.start(settings) if llm is None else llm
+        self._images = ImagePrompts(self._llm, read, settings.dtype)
         self.capabilities = Capabilities(
             logprobs=True,
             noise_keys=False,
@@ -92,27 +96,7 @@ class VllmEngine:
 
     def in_words(self) -> str:
         """What it is, in words."""
-        given, where = (
-            self._settings,
-            tr("a GPU ({untried})", untried=UNTRIED) if self._settings.on_gpu else tr("the CPU"),
-        )
-        beside = (
-            tr(" and adapters up to rank {highest_rank}", highest_rank=given.highest_rank)
-            if given.lora_rank
-            else ""
-        )
-        if self._merges:
-            beside = tr(" with the adapter merged in, because vLLM does not support adapters for this model")
-        return tr(
-            "vLLM {version} on {where}, with a {dtype} copy of the weights{beside}; up to {max_num_seqs} "
-            "completions at a time, each up to {max_model_len} tokens with its prompt",
-            version=library.version(),
-            dtype=given.dtype,
-            beside=beside,
-            where=where,
-            max_num_seqs=given.max_num_seqs,
-            max_model_len=given.max_model_len,
-        )
+        return in_words(self._settings, library.version(), is_merged=self._merges)
 
     # -- sampling
 
@@ -123,8 +107,7 @@ class VllmEngine:
         check_stop_strings(request, self._tokenizer)
         if prompt == 0:
             raise ValueError(tr("A prompt has no tokens."))
-        if request.media:
-            raise ValueError("this engine takes no images, audio or video")
+        self._images.check(request)
         if request.sampling.has_filters and not vllm_lists(request.sampling.top_k):
             raise ValueError(
                 tr("vLLM reports which tokens it kept only with --top_k 1 to {most:,}.", most=MOST_LISTED)
@@ -156,7 +139,7 @@ class VllmEngine:
         listed = library.num_listed(sampling, vocab)
         self._llm.llm_engine.add_request(
             str(number),
-            {"prompt_token_ids": list(request.prompt_token_ids)},
+            self._images.prompt(request),
             library.sampling_params(request, listed),
             lora_request=self._adapter,
         )
@@ -193,6 +176,8 @@ class VllmEngine:
             running = self._running.get(number)
             if running is None:
                 continue
+            if not running.tokens:
+                check_prompt(running.request, output.prompt_token_ids)
             (new,) = output.outputs
             is_stopped = running.take(new, self._version)
             if is_stopped or output.finished:
@@ -232,11 +217,11 @@ class VllmEngine:
 
         def take() -> tuple[list[Parts], list[Parts]]:
             self._take_weights(named_weights, version, matrices)
-            parts = self._llm.collective_rpc("covey_parts")
+            parts = self._llm.collective_rpc("covey_parts", args=(list(self._numel),))
             if not matrices:
                 return parts, []
             self._use_adapter(self._written(matrices), version)
-            args = (self._adapter.lora_int_id, rank_of(matrices))
+            args = (self._adapter.lora_int_id, rank_of(matrices), list(matrices))
             return parts, self._llm.collective_rpc("covey_adapter_parts", args=args)
 
         parts, of_adapter = self._on_all_ranks(take, named_weights)
@@ -358,6 +343,9 @@ class VllmEngine:
                     version=version,
                 )
             )
+        if self._settings.media_limits:
+            # Features of images, which its tower has computed with former weights.
+            self._llm.llm_engine.reset_encoder_cache()
         self._version, self._has_weights = version, True
 
     # -- memory

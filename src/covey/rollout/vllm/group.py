@@ -9,13 +9,16 @@ them alone sees, a clock or a signal, decides anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from covey.activity import Stopped, ranks_word
 from covey.codes import CODES
-from covey.comm import Comm
+from covey.comm import Comm, raise_on_all_ranks
+from covey.data.image_records import Record, media_of, media_records
+from covey.data.images import PlacedImage, RowImage
 from covey.errors import GuardStop
+from covey.media.errors import MediaError
 from covey.rollout.engine import NO_MEMBERS, NamedWeights, nothing
 from covey.rollout.vllm.engine import VllmEngine
 from covey.texts import joined, tr
@@ -24,6 +27,7 @@ from covey.types import (
     Finding,
     Fix,
     GenerationRequest,
+    Medium,
     Receipt,
     SamplingParams,
     TurnId,
@@ -71,7 +75,8 @@ class GroupEngine:
         the ranks.
 
         Raises on all of them: Stopped where a signal asked one of them to end what may end between steps,
-        GuardStop (F302) where they did not sample the same, and what `VllmEngine.check` raises.
+        GuardStop (F302) where they did not sample the same, what `VllmEngine.check` raises, and what one of
+        them raises of an image that it cannot read.
         """
         while True:
             self.on_turn()
@@ -87,6 +92,7 @@ class GroupEngine:
         every = self._comm.gather_json(
             {
                 "requests": [_told(request) for request in self._new],
+                "media": _records(self._new),
                 "aborts": self._aborts,
                 "stops": self._comm.activity.has_to_stop,
                 "sampled": [self._own.num_computed, self._own.digest],
@@ -99,8 +105,16 @@ class GroupEngine:
             if self._own.is_busy:
                 self._own.step()
             raise Stopped
-        for request in every[0]["requests"]:
-            self._own.submit(_request_of(request))
+        media = {medium.key: medium for medium in media_of(every[0]["media"])}
+        failure: MediaError | None = None
+        try:
+            for request in every[0]["requests"]:
+                self._own.submit(_request_of(request, media))
+        except MediaError as error:
+            failure = error
+        if media:
+            # Each rank reads the images itself.
+            raise_on_all_ranks(self._comm, failure)
         self._own.abort(every[0]["aborts"])
 
     def _check_same(self, sampled: Sequence[Sequence[int]]) -> None:
@@ -159,13 +173,25 @@ def _told(request: GenerationRequest) -> dict[str, Any]:
         "sampling": asdict(request.sampling),
         "turn": asdict(request.turn),
         "extends": None if request.extends is None else asdict(request.extends),
-        "media": request.media,
+        "media": [medium.key for medium in request.media],
         "may_go_on": request.may_go_on,
     }
 
 
-def _request_of(told: Mapping[str, Any]) -> GenerationRequest:
-    """The request that `_told` told of."""
+def _records(requests: Sequence[GenerationRequest]) -> list[Record]:
+    """The images of requests as JSON, each once: where each rank reads it, or the bytes of one in a row."""
+    media = {medium.key: medium for request in requests for medium in request.media}
+    return media_records(_with_bytes(medium) for medium in media.values())
+
+
+def _with_bytes(medium: Medium) -> Medium:
+    if medium.source is None or not isinstance(medium.source.place, RowImage):
+        return medium
+    return replace(medium, source=replace(medium.source, place=PlacedImage(medium.source.place.image())))
+
+
+def _request_of(told: Mapping[str, Any], media: Mapping[str, Medium]) -> GenerationRequest:
+    """The request that `_told` told of; `media` has images by their keys."""
     sampling: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in told["sampling"].items()
     }
@@ -174,6 +200,6 @@ def _request_of(told: Mapping[str, Any]) -> GenerationRequest:
         sampling=SamplingParams(**sampling),
         turn=TurnId(**told["turn"]),
         extends=None if told["extends"] is None else TurnId(**told["extends"]),
-        media=tuple(told["media"]),
+        media=tuple(media[key] for key in told["media"]),
         may_go_on=told["may_go_on"],
     )

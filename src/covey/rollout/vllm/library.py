@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from covey.plan.vllm_limits import LEAST_TEMPERATURE
 from covey.rollout.vllm.settings import TIES, VllmSettings, arguments_of
+from covey.texts import tr
 from covey.types import GenerationRequest, SamplingParams, TurnId
 
 # vLLM reads them when it is asked, so they stay set. What the user has set stands.
@@ -39,13 +40,16 @@ def start(settings: VllmSettings) -> Any:
         if dist.is_initialized():
             _keep_default_group()
         if not settings.by_torchrun:
-            return LLM(**arguments_of(settings))
-        with _launched_as(settings):
             started = LLM(**arguments_of(settings))
-        # All ranks have it open: it lasts as long as they do, and one that is killed leaves nothing behind.
-        for path in Path("/dev/shm").glob(f"{settings.group_name}-*"):
-            path.unlink(missing_ok=True)
-        return started
+        else:
+            with _launched_as(settings):
+                started = LLM(**arguments_of(settings))
+            # All ranks have it open: it lasts as long as they do, and one that is killed leaves nothing.
+            for path in Path("/dev/shm").glob(f"{settings.group_name}-*"):
+                path.unlink(missing_ok=True)
+    if settings.media_limits and any(started.collective_rpc("covey_normalizes")):
+        raise RuntimeError(tr("vLLM would normalize the pixels of images a second time."))
+    return started
 
 
 def _keep_default_group() -> None:
@@ -172,11 +176,60 @@ def is_greedy(temperature: float) -> bool:
     return False
 
 
+def image_item(llm: Any, patches_PC: Tensor, grid_13: Tensor) -> Any:
+    """Return an image in the form in which vLLM's processor of the model would give it on."""
+    from transformers import BatchFeature
+    from vllm.multimodal.inputs import MultiModalKwargsItems
+
+    fields = BatchFeature({"pixel_values": patches_PC, "image_grid_thw": grid_13})
+    config = llm.llm_engine.renderer.get_mm_processor()._get_mm_fields_config(fields, {})
+    (item,) = MultiModalKwargsItems.from_hf_inputs(fields, config)["image"]
+    return item
+
+
+def image_prompt(
+    token_ids: list[int], items: Sequence[Any], keys: Sequence[str], places: Sequence[tuple[int, int]]
+) -> Any:
+    """Return a prompt as it is behind vLLM's processor, which takes it as it is: its tokens hold all
+    placeholders of each image, which begin at a place and are so many. vLLM takes equal keys for equal
+    images."""
+    from vllm.inputs.engine import mm_input
+    from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+
+    ranges = [PlaceholderRange(offset=begin, length=number) for begin, number in places]
+    of_images = MultiModalKwargsItems({"image": list(items)})
+    return mm_input(token_ids, of_images, {"image": list(keys)}, {"image": ranges})
+
+
 def adapter_request(name: str, number: int, directory: str) -> Any:
     """Return what a request names to be sampled with an adapter; name and number are never used again."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(name, number, directory)
+
+
+def normalizes_pixels(model: nn.Module) -> bool:
+    """Return whether vLLM's class of the model normalizes the pixels that it is given."""
+    from vllm.model_executor.layers.fusion.mm_input_norm import FusedMMInputNorm
+
+    return any(isinstance(module, FusedMMInputNorm) for module in model.modules())
+
+
+def fused_names(model: nn.Module) -> dict[str, list[str]]:
+    """Return the names that each fused module of vLLM's class of a model stands for."""
+    from vllm.model_executor.utils import get_packed_modules_mapping
+
+    return get_packed_modules_mapping(model)
+
+
+def held_names(model: nn.Module, sent: Iterable[str]) -> dict[str, str]:
+    """Return the names of tensors that were sent, by those under which vLLM's class of the model has them,
+    where these differ, as those of models that see images do."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    if mapper is None:
+        return {}
+    rename = mapper.get_rename_mapper()
+    return {held: name for name in sent if (held := rename.map_name(name)) not in (None, name)}
 
 
 def pack_again(layer: nn.Module) -> None:

@@ -8,6 +8,7 @@ a part of a tensor, or all of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -32,11 +33,18 @@ Parts = Mapping[str, Sequence[int]]
 """By transformers' name a `Part`, as it comes from a worker: a list where it is another process."""
 
 
-def parts_of(model: nn.Module, fused: Mapping[str, Sequence[str]]) -> dict[str, Part]:
-    """Return what this rank's `model` holds; `fused` are the names that each fused module stands for."""
+def parts_of(
+    model: nn.Module, fused: Mapping[str, Sequence[str]], sent: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Part]:
+    """Return what this rank's `model` holds; `fused` are the names that each fused module stands for.
+
+    `sent` has the name under which a tensor was sent, where vLLM has it under another one.
+    """
+    # A module may be listed as itself.
+    several = {leaf: names for leaf, names in fused.items() if len(names) > 1}
     return {
-        name: Part(checksum(tensor) if tensor.numel() else 0, tensor.numel())
-        for name, tensor in _tensors(model, fused)
+        sent.get(name, name): Part(checksum(tensor) if tensor.numel() else 0, tensor.numel())
+        for name, tensor in _tensors(model, several)
     }
 
 
@@ -63,10 +71,15 @@ def _tensors(model: nn.Module, fused: Mapping[str, Sequence[str]]) -> Iterator[t
 
 
 def adapter_parts_of(
-    layers: Mapping[str, Any], fused: Mapping[str, Sequence[str]], slot: int, rank: int
+    layers: Mapping[str, Any],
+    fused: Mapping[str, Sequence[str]],
+    slot: int,
+    rank: int,
+    sent: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Part]:
     """Return what this rank holds of the adapter of `rank` in a slot, under peft's names; of a layer that is
-    not adapted these are zeros. `fused` are the paths that the path of a fused layer stands for.
+    not adapted these are zeros. `fused` are the paths that the path of a fused layer stands for. `sent` has
+    the path in the learner's model, where vLLM has a layer at another one.
 
     vLLM keeps room for matrices of its highest rank; what lies in it beside the adapter is in the sum too.
     """
@@ -82,8 +95,14 @@ def adapter_parts_of(
             for name, tensor in zip(names, own, strict=True):
                 held = tensor[slot, 0]
                 used = held[:rank] if kind == "A" else held[:, :rank]
-                found[f"{PEFT}{name}.lora_{kind}.weight"] = Part(checksum(held), used.numel())
+                own_name = f"{PEFT}{sent.get(name, name)}.lora_{kind}.weight"
+                found[own_name] = Part(checksum(held), used.numel())
     return found
+
+
+def layer_of(name: str) -> str:
+    """Return the path of the layer that a matrix of an adapter is of."""
+    return name.removeprefix(PEFT).rpartition(".lora_")[0]
 
 
 def _as_sent(module: nn.Module, tensor: Tensor) -> Tensor:

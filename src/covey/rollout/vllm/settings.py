@@ -8,7 +8,8 @@ from typing import Any
 
 from covey.options.vllm import LORA_RANKS
 from covey.plan.check_filters import MOST_LISTED
-from covey.plan.vllm_limits import OWNED
+from covey.plan.vllm_limits import OWNED, UNTRIED
+from covey.texts import tr
 
 EXTENSION = "covey.rollout.vllm.worker.Publishing"
 """The class that vLLM adds to its workers, by name, so that a worker in another process finds it."""
@@ -35,6 +36,9 @@ class VllmSettings:
     has_weights      whether it reads the weights of `model`; else it waits for the first publish
     sleep_level      0, 1 or 2: what it gives back at rest
     lora_rank        the highest rank of published adapters; 0 where there are none
+    media_limits     images and videos of a prompt, by kind, for which it reserves memory at its start, where
+                     the model sees images; no prompt is held to them
+    image_pixels     the fewest and the most pixels of an image; None: as the model's own files say
     extra            further arguments of `vllm.LLM`
     """
 
@@ -55,6 +59,8 @@ class VllmSettings:
     prefix_caching: bool = True
     sleep_level: int = 0
     lora_rank: int = 0
+    media_limits: Mapping[str, Any] = field(default_factory=dict)
+    image_pixels: tuple[int, int] | None = None
     trust_remote_code: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -119,4 +125,47 @@ def arguments_of(settings: VllmSettings) -> dict[str, Any]:
         arguments["async_scheduling"] = False
     if settings.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": settings.highest_rank, "max_loras": 1}
+    if settings.media_limits:
+        arguments |= _of_images(settings)
     return arguments | dict(settings.extra)
+
+
+def _of_images(settings: VllmSettings) -> dict[str, Any]:
+    """Return what a model that sees images is started with, whose tokens and pixels covey sends as they are
+    computed with."""
+    arguments: dict[str, Any] = {
+        # vLLM's processor of the model, which is given nothing, asks for a tokenizer.
+        "skip_tokenizer_init": False,
+        "limit_mm_per_prompt": dict(settings.media_limits),
+        # They come normalized: vLLM would do it again without a word.
+        "mm_device_do_normalize": False,
+        # It would keep up to 4 GiB of pixels that come with each request anyway.
+        "mm_processor_cache_gb": 0,
+    }
+    if settings.image_pixels is not None:
+        least, most = settings.image_pixels
+        arguments["mm_processor_kwargs"] = {"size": {"shortest_edge": least, "longest_edge": most}}
+    if not settings.on_gpu:
+        # The build for CPUs ends at a prompt with a seed that it computes in two parts.
+        arguments["enable_chunked_prefill"] = False
+    return arguments
+
+
+def in_words(settings: VllmSettings, version: str, *, is_merged: bool) -> str:
+    """Return what a vLLM of a version is, in words; where `is_merged`, it is sent adapters within weights."""
+    where = tr("a GPU ({untried})", untried=UNTRIED) if settings.on_gpu else tr("the CPU")
+    beside = ""
+    if settings.lora_rank:
+        beside = tr(" and adapters up to rank {highest_rank}", highest_rank=settings.highest_rank)
+    if is_merged:
+        beside = tr(" with the adapter merged in, because vLLM does not support adapters for this model")
+    return tr(
+        "vLLM {version} on {where}, with a {dtype} copy of the weights{beside}; up to {max_num_seqs} "
+        "completions at a time, each up to {max_model_len} tokens with its prompt",
+        version=version,
+        dtype=settings.dtype,
+        beside=beside,
+        where=where,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+    )

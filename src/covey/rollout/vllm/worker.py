@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.rollout.server.group import GroupPlace, device_name, first_line
 from covey.rollout.vllm import library
-from covey.rollout.vllm.names import adapter_parts_of, parts_of
+from covey.rollout.vllm.names import adapter_parts_of, layer_of, parts_of
 from covey.rollout.vllm.workers import WorkerGroup
 from covey.texts import tr
 
@@ -69,20 +69,29 @@ class Publishing:
             return first_line(error)
         return ""
 
-    def covey_parts(self) -> dict[str, list[int]]:
-        """What this worker holds of each tensor, under transformers' names: a `Part` each, as a list."""
+    def covey_parts(self, sent: Sequence[str] = ()) -> dict[str, list[int]]:
+        """What this worker holds of each tensor, under transformers' names, of which the `sent` ones were
+        published: a `Part` each, as a list."""
         model = self.model_runner.get_model()
-        fused = getattr(model, "packed_modules_mapping", {})
-        return {name: list(part) for name, part in parts_of(model, fused).items()}
+        parts = parts_of(model, library.fused_names(model), library.held_names(model, sent))
+        return {name: list(part) for name, part in parts.items()}
 
-    def covey_adapter_parts(self, number: int, rank: int) -> dict[str, list[int]]:
-        """What this worker computes with of the adapter of a number, as `covey_parts`; nothing where it has
-        none of that number."""
+    def covey_normalizes(self) -> bool:
+        """Whether this worker normalizes the pixels that it is given."""
+        return library.normalizes_pixels(self.model_runner.get_model())
+
+    def covey_adapter_parts(self, number: int, rank: int, sent: Sequence[str] = ()) -> dict[str, list[int]]:
+        """What this worker computes with of the adapter of a number, as `covey_parts`, of which the matrices
+        were published that are in `sent`; nothing where it has none of that number."""
         manager = self.model_runner.lora_manager._adapter_manager
         if number not in manager.lora_index_to_id:
             return {}
         slot = manager.lora_index_to_id.index(number)
-        parts = adapter_parts_of(manager.modules, manager.packed_modules, slot, rank)
+        # Layers are mapped as their weights are.
+        weights = {f"{layer_of(name)}.weight" for name in sent}
+        names = library.held_names(self.model_runner.get_model(), weights)
+        layers = {n.removesuffix(".weight"): own.removesuffix(".weight") for n, own in names.items()}
+        parts = adapter_parts_of(manager.modules, manager.packed_modules, slot, rank, layers)
         return {name: list(part) for name, part in parts.items()}
 
     def _pack_again(self) -> None:

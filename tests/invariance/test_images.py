@@ -1,0 +1,108 @@
+"""Rows of which some have images: a step is that of one process, whatever ranks share the model.
+
+Proven on three sampled steps of a small Qwen2.5-VL of random weights, all of which are trained, with a KL
+term: the same completions, gradients and weights on two ranks of each backend. In the first two steps only
+some rows and forward passes have images, in the third none. Some images are files, others lie in the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from covey.config.resolve import from_dict
+from covey.errors import ConfigError
+from covey.telemetry.rollouts import read_rollouts
+from covey.training.run import train
+from support.exactness import assert_same_steps
+from support.image_runs import image_model, image_options, image_rows
+from support.runs import Result, train_and_watch, train_in_processes
+
+BACKENDS: Mapping[str, Mapping[str, Any]] = {
+    "ddp": {},
+    "fsdp2": {"fsdp": "full_shard"},
+    "zero2": {"deepspeed": "zero2"},
+    "zero3": {"deepspeed": "zero3"},
+}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [record for _, found in read_rollouts(run / "rollouts") for record in found]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    image_model(folder / "model")
+    image_rows(folder)
+    return folder
+
+
+def opts(data: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    return image_options(data / "model", data / "rows.jsonl", output, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    output = tmp_path_factory.mktemp("whole") / "run"
+    return output, train_and_watch(opts(data, output))
+
+
+def test_images_are_where_they_should_be(whole: tuple[Path, Result]) -> None:
+    """The comparison is not blind: steps with images in some rows, and one with none."""
+    found = [[len(r.get("media", ())) for r in rows] for _, rows in read_rollouts(whole[0] / "rollouts")]
+    assert found == [[1] * 4 + [0] * 4, [2] * 4 + [1] * 4, [0] * 8]
+    assert min(whole[1].forwards) > 1
+    for step, gradient in enumerate(whole[1].gradients):
+        tower = [g for name, g in gradient.items() if ".visual." in name]
+        assert len(tower) > 10 and all(bool((g != 0).any()) == (step < 2) for g in tower)
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_ranks_are_one(backend: str, data: Path, whole: tuple[Path, Result], tmp_path: Path) -> None:
+    run = opts(data, tmp_path / "run", per_device_train_batch_size=4, **BACKENDS[backend])
+    (two,) = train_in_processes([run], tmp_path / "work")
+    for name in ("prompt_id", "completion_ids", "reward", "advantage", "media"):
+        assert [r.get(name) for r in records(tmp_path / "run")] == [r.get(name) for r in records(whole[0])]
+    assert_same_steps(two, whole[1])
+    gap = max(float((two.after[name] - weight).abs().max()) for name, weight in whole[1].after.items())
+    assert gap < 2e-6
+
+
+def test_its_rollouts_train_the_same_again(data: Path, whole: tuple[Path, Result], tmp_path: Path) -> None:
+    """Bit for bit: images are found again at their paths and in the rows of the data."""
+    found = [one for record in records(whole[0]) for one in record.get("media", ())]
+    assert {name for one in found for name in one.keys() & {"path", "row", "data"}} == {"path", "row"}
+    replay = {"replay_rollouts": str(whole[0] / "rollouts")}
+    again = train_and_watch(opts(data, tmp_path / "again", **replay))
+    assert [m["loss"] for m in again.metrics] == [m["loss"] for m in whole[1].metrics]
+    assert all(torch.equal(again.after[name], weight) for name, weight in whole[1].after.items())
+
+
+def refused(opts: Mapping[str, Any]) -> str:
+    with pytest.raises(ConfigError) as error:
+        train(from_dict(opts, 1))
+    (problem,) = [p for p in error.value.problems if p.code == "E406"]
+    return str(problem.seen)
+
+
+def test_images_that_are_no_longer_there_are_named(
+    data: Path, whole: tuple[Path, Result], tmp_path: Path
+) -> None:
+    replay = {"replay_rollouts": str(whole[0] / "rollouts")}
+    other = image_rows(tmp_path / "other", first=5)
+    changed = image_options(data / "model", other, tmp_path / "run", **replay)
+    assert "have another image than row 3 of the data" in refused(changed)
+    path = data / "images" / "0.png"
+    path.rename(path.with_suffix(".away"))
+    try:
+        assert f"has the image {path}, which does not exist" in refused(
+            opts(data, tmp_path / "run", **replay)
+        )
+    finally:
+        path.with_suffix(".away").rename(path)

@@ -1,0 +1,82 @@
+"""Runs on images are stopped in the middle of a rollout and go on with the same images, bit for bit.
+
+Images of the rows that are trained on, and of the groups that are held for later rollouts, lie in files, or
+in rows of the data, of a stream too. They are found there again, whatever rank forwards a row.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.checkpoint.read import read_states
+from covey.selftest.compare import far
+from resume.test_resume import assert_same_run, records
+from support.image_runs import image_model, image_options, image_rows
+from support.runs import train_and_watch, train_in_processes
+
+MIDDLE = {"num_iterations": 2}
+HELD = {
+    **MIDDLE,
+    "reward_name": "half",
+    "dynamic_sample": True,
+    "max_resample_times": 1,
+    "replay_buffer_size": 3,
+}
+CASES = {"a rollout": MIDDLE, "a stream": {**MIDDLE, "streaming": True}, "groups": HELD}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    image_model(folder / "model")
+    image_rows(folder)
+    return folder
+
+
+def opts(data: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    """Six steps, two of each rollout, saved in the middle of the second rollout."""
+    saved = {"max_steps": 6, "save_steps": 3, "keep_trainer_state": 2}
+    return image_options(data / "model", data / "rows.jsonl", output, **{**saved, **changes})
+
+
+def kinds(checkpoint: Path) -> dict[str, set[str]]:
+    """Where the images are of the rows that a checkpoint holds, and of its groups."""
+    states: dict[str, Any] = {name: state.json for name, state in read_states(checkpoint).items()}
+    held = [record for _, group in states.get("selection", {}).get("held", ()) for record in group]
+    return {
+        name: {kind for row in found for one in row.get("media", ()) for kind in one.keys() & {"path", "row"}}
+        for name, found in (("rows", states["rollout"]["rows"]), ("groups", held))
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_process(case: str, data: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_and_watch(opts(data, whole, **CASES[case]))
+    train_and_watch(opts(data, cut, stop_after_steps=3, **CASES[case]))
+    found = kinds(cut / "checkpoint-3")
+    assert "row" in found["rows"] and bool(found["groups"]) == (case == "groups")
+    train_and_watch(opts(data, cut, resume_from_checkpoint="latest", **CASES[case]))
+    assert_same_run(cut, whole, 6)
+
+
+@pytest.mark.multi
+def test_two_processes(data: Path, tmp_path: Path) -> None:
+    """To the bit on as many ranks; one process goes on with what two have saved."""
+    whole, cut, alone = tmp_path / "whole", tmp_path / "cut", tmp_path / "alone"
+    changes = {**MIDDLE, "per_device_train_batch_size": 4}
+    cut_at = {"stop_after_steps": 3}
+    two, *_ = train_in_processes(
+        [opts(data, whole, **changes), *(opts(data, path, **cut_at, **changes) for path in (cut, alone))],
+        tmp_path / "first",
+    )
+    assert kinds(cut / "checkpoint-3")["rows"] == {"path", "row"}
+    again = {"resume_from_checkpoint": "latest"}
+    train_in_processes([opts(data, cut, **again, **changes)], tmp_path / "second")
+    assert_same_run(cut, whole, 6)
+    one = train_and_watch(opts(data, alone, **again, **MIDDLE))
+    assert far(one.after, two.after) < 1e-6
+    assert len(records(alone)) == 6

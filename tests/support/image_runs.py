@@ -1,0 +1,78 @@
+"""Runs on rows of which some have images: their data, and their options."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from support.runs import options
+from support.vision import picture, save_model
+
+REWARD = '''
+def mixed(prompts, completion_ids, **columns):
+    """Rewards differ between completions of a prompt, whatever is in them."""
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
+def half(prompts, completion_ids, solution, **columns):
+    """The completions of each second prompt get 0."""
+    return [float(sum(ids) % 7) * (int(row) % 2) for ids, row in zip(completion_ids, solution)]
+'''
+# The last rows of a step have no image, and each third step none at all.
+_IMAGES = (1, 0, 2, 1, 0, 0)
+
+
+def image_model(directory: Path, family: str = "qwen2_5_vl") -> Path:
+    """Save a small model that sees."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return save_model(family, directory)
+
+
+def image_rows(directory: Path, *, prompts: int = 24, first: int = 0) -> Path:
+    """Write rows of which some have images, in files beside them and in the rows themselves; returns their
+    file. Another number of the `first` makes other images."""
+    (directory / "images").mkdir(parents=True, exist_ok=True)
+    rows, number = [], first
+    for prompt in range(prompts):
+        images: list[str] = []
+        for _ in range(_IMAGES[prompt % len(_IMAGES)]):
+            colour = 40 + 9 * number % 216, 255 - 9 * number % 256, number * 37 % 256
+            content = picture(colour, (16 + 8 * (number % 3), 16))
+            path = Path("images") / f"{number}.png"
+            (directory / path).write_bytes(content)
+            data = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+            images.append(data if number % 2 else str(path))
+            number += 1
+        asked = "<image>" * len(images) + f"What is {prompt}?"
+        row: dict[str, Any] = {"messages": [{"role": "user", "content": asked}], "solution": str(prompt)}
+        rows.append({**row, "images": images} if images else row)
+    path = directory / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def image_options(
+    model: Path, rows: Path, output: Path, reward_name: str = "mixed", **changes: Any
+) -> dict[str, Any]:
+    """Options of a run of three steps, of two prompts with four completions each, that trains all of the
+    model with a KL term."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    reward = output.parent / "mixed.py"
+    reward.write_text(REWARD)
+    base = options(
+        model,
+        output,
+        dataset=[str(rows)],
+        dataset_shuffle=False,
+        reward_funcs=[f"{reward}:{reward_name}"],
+        reward_trial=False,
+        max_steps=3,
+        learning_rate=5e-4,
+        beta=0.04,
+        max_completion_length=6,
+        mask_truncated_completions=False,
+        max_tokens_per_micro_batch=48,
+    )
+    return {**base, **changes}
