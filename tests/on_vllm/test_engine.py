@@ -273,7 +273,7 @@ def test_a_longer_turn_is_sampled_as_alone(
 
 
 def test_media_are_refused(served: VllmEngine) -> None:
-    with pytest.raises(ValueError, match="no images"):
+    with pytest.raises(ValueError, match="without their pixels"):
         served.submit(replace(request_of([5, 6, 7]), media=(unseen("an image"),)))
 
 

@@ -117,7 +117,7 @@ def _scale(config: Config) -> list[Problem]:
         set=_set(config, names),
     )
     other = Fix(
-        text=tr("leave the language model as it is by another option"),
+        text=tr("freeze the language model instead"),
         edits={"learning_rate": rate, "freeze_llm": True},
     )
     return [problem("E115", names[0], seen, "", other, _leave_out(names))]

@@ -62,7 +62,7 @@ PARTS: Mapping[str, str] = {
         *(tr("KV cache"), tr("KV cache of one row"), tr("sampling"), tr("merged weights"), tr("engine")),
         *(tr("communication"), tr("copies in CPU memory"), tr("activations"), tr("gradient of the head")),
         *(tr("forward pass"), tr("DDP buckets"), tr("reduce buckets"), tr("reduced layer")),
-        *(tr("reward models"), tr("copy while loading")),
+        *(tr("reward models"), tr("copy while loading"), tr("images")),
         *(tr("filters of sampling"), tr("kept sets"), tr("kept sets of a pass")),
     )
 }

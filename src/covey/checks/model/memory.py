@@ -100,6 +100,7 @@ def _vision_sizes(config: dict[str, Any], text_hidden: int) -> VisionSizes | Non
         intermediate=_number(vision, "intermediate_size") or _USUAL_MLP * hidden,
         patch_numbers=3 * frames * patch**2,
         features=(1 + deep) * text_hidden // merged,
+        is_gated=config["model_type"] == "qwen2_5_vl",
     )
 
 

@@ -76,6 +76,7 @@ class VisionSizes:
     intermediate   width of the MLP
     patch_numbers  numbers of a patch
     features       numbers that it gives for a patch: those of a token by the patches that are one
+    is_gated       whether its MLP is gated and its norms are RMS norms, as those of Qwen2.5-VL are
     """
 
     depth: int
@@ -84,6 +85,7 @@ class VisionSizes:
     intermediate: int
     patch_numbers: int
     features: int
+    is_gated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
