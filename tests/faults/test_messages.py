@@ -28,6 +28,7 @@ from covey.plan.words import flags
 from covey.types import Problem, Severity
 from faults import (
     cases_data,
+    cases_images,
     cases_inputs,
     cases_options,
     cases_rows,
@@ -41,7 +42,7 @@ from support.quick import REFUSALS
 MESSAGES = Path(__file__).parent / "messages"
 CASES = (
     *(*cases_options.CASES, *cases_inputs.CASES, *cases_rows.CASES),
-    *(*cases_data.CASES, *cases_run.CASES, *cases_servers.CASES, *cases_turns.CASES),
+    *(*cases_data.CASES, *cases_run.CASES, *cases_servers.CASES, *cases_images.CASES, *cases_turns.CASES),
 )
 # The others are verbs that do not exist: there is no run to mend.
 RUNS = tuple(case for case in CASES if case.words.startswith(("train ", "rlhf ")))

@@ -84,6 +84,14 @@ def test_adapters(start, learner: Learner) -> None:
         assert not directories[-1].exists() and not engine._llm.llm_engine.list_loras()
 
 
+def test_more_prompts_than_one_step_computes(start, learner: Learner) -> None:
+    """Each is computed in one step: with a seed vLLM's build for CPUs ends at one of two."""
+    asked = [request_of([n, *range(300), *range(300), *range(300)], n) for n in range(8)]
+    with start(max_model_len=1024, max_num_seqs=8, cache_bytes=256 << 20) as engine:
+        engine.publish(learner.weights(), 0)
+        assert learner.gaps(engine, asked) < CLOSE
+
+
 def test_workers_in_a_process_of_their_own(start, learner: Learner) -> None:
     """Weights go through files in memory; nothing of a former publish is left."""
     requests = [request_of(p, i) for i, p in enumerate(prompts())]

@@ -128,7 +128,7 @@ def in_messages(
     if num_open != len(column):
         raise RowFault(
             "image",
-            tr("{num_open} places for images, but {num} images", num_open=num_open, num=len(column)),
+            tr("images: {num}, places for them in the text: {num_open}", num_open=num_open, num=len(column)),
         )
     waiting = iter(column)
     found: list[ImageSource] = []

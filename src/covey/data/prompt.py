@@ -126,7 +126,7 @@ def _check_places(text: str, read: ReadRow, codec: TextCodec) -> None:
     assert codec.vision is not None, "a model that sees none has no images"
     places = text.count(codec.vision.token)
     if places != len(read.images):
-        words = tr("{places} places for {num} images", places=places, num=len(read.images))
+        words = tr("images: {num}, places for them: {places}", places=places, num=len(read.images))
         raise RowFault("images_lost", words)
 
 

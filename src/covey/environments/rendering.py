@@ -232,7 +232,8 @@ class Renderer:
             if len(media) != places:
                 raise MediaError(
                     tr(
-                        "the chat template writes {places} places for {num} images",
+                        "the chat template does not write each image (images: {num}, places for them: "
+                        "{places})",
                         places=places,
                         num=len(media),
                     )

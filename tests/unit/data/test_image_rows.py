@@ -187,13 +187,13 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "missing": ({"question": "A?", "images": ["none.png"]}, "image", "none.png does not exist"),
     "truncated": ({"question": "A?", "images": [ONE[:150]]}, "image", "cannot be decoded"),
     "no image": ({"question": "A?", "images": ["page.png"]}, "image", "HTML"),
-    "more places": ({"messages": asked("<image><image>"), "images": ["one.png"]}, "image", "2 places"),
+    "more places": ({"messages": asked("<image><image>"), "images": ["one.png"]}, "image", "places for them in the text: 2"),
     "more images": (
         {"messages": asked("<image>A?"), "images": ["one.png", "two.png"]},
         "image",
-        "1 places for images, but 2",
+        "images: 2, places for them in the text: 1",
     ),
-    "places without images": ({"messages": asked("<image>A?")}, "image", "1 places for images, but 0"),
+    "places without images": ({"messages": asked("<image>A?")}, "image", "images: 0, places for them in the text: 1"),
     "a token in the text": (
         {"messages": asked("Say <|image_pad|> now"), "images": ["one.png"]},
         "placeholder",

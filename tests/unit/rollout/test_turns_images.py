@@ -184,4 +184,4 @@ def test_an_image_that_the_template_does_not_write_loses_the_episode(directory: 
     prompt = prompt_of(codec, [{"role": "user", "content": "Look."}])
     (episode,), _ = episodes_of(codec, prompt, lambda turn: "Yes.", agents_for(codec, environment=Looks()))
     assert episode.outcome is Outcome.INFRASTRUCTURE
-    assert "0 places for 1 images" in episode.failure
+    assert "images: 1, places for them: 0" in episode.failure

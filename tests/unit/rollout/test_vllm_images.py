@@ -151,8 +151,6 @@ def test_arguments_of_a_model_that_sees_images() -> None:
         "mm_processor_cache_gb": 0,
         "mm_processor_kwargs": {"size": {"shortest_edge": 64, "longest_edge": 4096}},
     }
-    assert arguments_of(settings(on_gpu=False))["enable_chunked_prefill"] is False
-    assert "enable_chunked_prefill" not in arguments_of(settings(on_gpu=False, media_limits={}))
 
 
 def test_options_reach_the_settings(tmp_path: Path) -> None:

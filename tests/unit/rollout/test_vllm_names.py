@@ -271,6 +271,7 @@ def test_arguments() -> None:
     on_cpu = arguments_of(settings(on_gpu=False, cache_bytes=5, sleep_level=2, has_weights=True, lora_rank=8))
     assert on_cpu["kv_cache_memory_bytes"] == 5 and on_cpu["load_format"] == "auto"
     assert not {"gpu_memory_utilization", "enable_sleep_mode"} & on_cpu.keys()
+    assert on_cpu["enable_chunked_prefill"] is False and "enable_chunked_prefill" not in found
     assert on_cpu["enable_lora"] is True and on_cpu["max_lora_rank"] == 8
     assert arguments_of(settings(lora_rank=9))["max_lora_rank"] == 16
     with pytest.raises(ValueError, match="rank 512"):
@@ -285,7 +286,7 @@ def test_every_argument_of_coveys_is_refused_as_an_extra_one() -> None:
     cases = [settings(by_torchrun=True, group_name="g", lora_rank=8), settings(on_gpu=False)]
     cases.append(settings(media_limits={"image": 1}, image_pixels=(1, 2)))
     given = {name for case in cases for name in arguments_of(case)}
-    assert given - OWNED == {"disable_log_stats"}
+    assert given - OWNED == {"disable_log_stats", "enable_chunked_prefill"}
     with pytest.raises(ValueError, match="logprobs_mode, seed"):
         settings(extra={"seed": 1, "logprobs_mode": "raw_logits"})
 

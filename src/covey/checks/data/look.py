@@ -33,6 +33,7 @@ from covey.data.rows import PromptOptions, PromptTable, prompt_table
 from covey.data.sources import DataSource, stream_rows
 from covey.data.stream import PromptStream, StreamRows
 from covey.data.text import TextCodec
+from covey.media.families import FAMILIES
 from covey.options.schema import Config
 from covey.plan.facts import DataProblem, EvalSet, Facts, LeftOut, ModelFacts
 from covey.plan.reasons import REFUSED
@@ -120,7 +121,8 @@ def _rendered(
     tools: Tools,
 ) -> tuple[Facts, Data]:
     limit = longest_allowed(facts.model, config)
-    facts = replace(facts, data=replace(facts.data, sees_images=codec.vision is not None))
+    sees_images = codec.vision is not None or facts.model.type in FAMILIES
+    facts = replace(facts, data=replace(facts.data, sees_images=sees_images))
     try:
         options = prompt_options(config, tools)
         table = prompt_table(rows, codec, max_length=limit, options=options, progress=_progress())
@@ -165,7 +167,7 @@ def _of_table(facts: Facts, used: PromptTable, table: PromptTable) -> Facts:
         prompts=replace(
             facts.prompts,
             num_used=len(used.entries),
-            **_image_facts(used.entries if facts.data.sees_images else ()),
+            **(_image_facts(used.entries) if facts.data.sees_images else {"has_images": False}),
             num_too_long=table.left_out.get("too_long", 0),
             longest=used.longest,
             longest_in_data=table.longest_in_data,
@@ -189,6 +191,8 @@ def _of_table(facts: Facts, used: PromptTable, table: PromptTable) -> Facts:
 def _image_facts(prompts: Sequence[Prompt]) -> dict[str, Any]:
     """The facts of the images of prompts."""
     media = [medium for prompt in prompts for medium in prompt.media]
+    if not prompts:
+        return {}
     if not media:
         return {"has_images": False}
     tokens = [medium.num_tokens for medium in media]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covey.config.names import free_name
+from covey.data.images import IMAGE_COLUMNS
 from covey.media.families import FAMILIES
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, LeftOut, MissingColumn, PromptFacts
@@ -53,8 +54,13 @@ def numbers(left_out: LeftOut) -> str:
 def _media(data: DataFacts) -> list[Problem]:
     if not data.media_columns:
         return []
+    if data.sees_images and set(data.media_columns) <= set(IMAGE_COLUMNS):
+        # What the model lacks to see them is said of the model.
+        return []
     rows = next((left for left in data.left_out if left.reason == "media"), None)
-    where = tr(" (rows {numbers})", numbers=numbers(rows)) if rows is not None and rows.rows else ""
+    where = ""
+    if rows is not None and rows.rows:
+        where = plural(rows.count, " (row {numbers})", " (rows {numbers})", numbers=numbers(rows))
     columns = joined(", ", data.media_columns)
     fix = Fix(text=tr("use a data set without media, or remove these rows and columns"))
     if data.sees_images:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from covey.checks.model.quantization import quantized_model_fixes
+from covey.media.families import FAMILIES
 from covey.options.schema import Config
 from covey.plan.facts import FaultDetails, ModelFacts, ModelFault, TemplateFacts
 from covey.plan.layout import Layout
@@ -13,6 +14,7 @@ from covey.texts import Whole, filled, tr
 from covey.types import Fix, Problem
 
 _BUILT_IN = Fix(text=tr("use the built-in model, to try covey"), edits={"model": "quickstart"})
+_BUILT_IN_THAT_SEES = replace(_BUILT_IN, edits={"model": "quickstart-shapes"})
 _OTHER = Fix(text=tr("name a causal language model with safetensors weights: --model DIR_OR_ID"))
 
 _FAULTS: Mapping[ModelFault, tuple[str, str, tuple[Fix, ...]]] = {
@@ -207,6 +209,8 @@ def _fault(
     if not layout.is_here:
         # Whoever plans for another machine asks about this model and no other.
         fixes = tuple(fix for fix in fixes if fix is not _BUILT_IN)
+    if model.type in FAMILIES:
+        fixes = tuple(_BUILT_IN_THAT_SEES if fix is _BUILT_IN else fix for fix in fixes)
     return problem(
         code,
         "chat_template" if fault == "template" else "model",

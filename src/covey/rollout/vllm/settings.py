@@ -118,6 +118,8 @@ def arguments_of(settings: VllmSettings) -> dict[str, Any]:
         arguments["enable_sleep_mode"] = settings.sleeps
     else:
         arguments["kv_cache_memory_bytes"] = settings.cache_bytes
+        # This build ends at a prompt with a seed that it computes in two parts.
+        arguments["enable_chunked_prefill"] = False
     if settings.by_torchrun:
         arguments["distributed_executor_backend"] = "external_launcher"
     if settings.by_torchrun and settings.tensor_parallel > 1:
@@ -145,9 +147,6 @@ def _of_images(settings: VllmSettings) -> dict[str, Any]:
     if settings.image_pixels is not None:
         least, most = settings.image_pixels
         arguments["mm_processor_kwargs"] = {"size": {"shortest_edge": least, "longest_edge": most}}
-    if not settings.on_gpu:
-        # The build for CPUs ends at a prompt with a seed that it computes in two parts.
-        arguments["enable_chunked_prefill"] = False
     return arguments
 
 
