@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from covey.checks.model.quantization import quantized_model_fixes
 from covey.media.families import FAMILIES
