@@ -72,7 +72,7 @@ def _named(config: Config, typed: Collection[str]) -> list[Problem]:
     )
     if config.adapters is not None:
         seen = tr(
-            "{set}, but the adapter {adapters} lies on its own modules.",
+            "{set}, but the adapter {adapters} keeps the modules that it was trained on.",
             set=_set(config, names),
             adapters=config.adapters,
         )
