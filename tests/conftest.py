@@ -38,6 +38,7 @@ _WHOLE = (
     *("faults/test_exchange.py", "faults/test_hangs.py", "faults/test_machines.py"),
     *("faults/test_programs.py", "faults/test_ranks.py", "faults/test_restarts.py", "faults/test_server"),
     *("faults/test_signs.py", "faults/test_turns_lost.py", "invariance/test_turns.py", "real/"),
+    "invariance/test_images.py",
     "resume/test_turns.py",
 )
 # Seconds from which a part of a test is named with its time.

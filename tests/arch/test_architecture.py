@@ -56,7 +56,19 @@ ENTRY_POINTS = {"__init__", "__main__"}
 
 TORCH_FREE = (
     *("types", "texts", "errors", "codes", "exits", "meeting", "activity", "environment", "json_lines"),
-    *("paths", "weight_files", "text_files", "options", "config", "plan", "data", "media", "rewards", "api", "cli"),
+    *(
+        "paths",
+        "weight_files",
+        "text_files",
+        "options",
+        "config",
+        "plan",
+        "data",
+        "media",
+        "rewards",
+        "api",
+        "cli",
+    ),
     *("doctor", "modules", "algorithm.loss_types", "health.signs", "health.guards"),
     *("checks", "training.together"),
     *("health.hang", "health.stacks", "health.watchdog", "health.rules"),

@@ -74,6 +74,17 @@ def test_two_ranks_are_one(backend: str, data: Path, whole: tuple[Path, Result],
     assert gap < 2e-6
 
 
+@pytest.mark.multi
+def test_rows_that_move_have_their_images(data: Path, tmp_path: Path) -> None:
+    """Only one group of a step has signal, so that two ranks share its rows."""
+    changes = {"reward_name": "half", "beta": 0.0}
+    one = train_and_watch(opts(data, tmp_path / "one", **changes))
+    run = opts(data, tmp_path / "two", per_device_train_batch_size=4, **changes)
+    (two,) = train_in_processes([run], tmp_path / "work")
+    assert any(bool(g.any()) for name, g in two.gradients[1].items() if ".visual." in name)
+    assert_same_steps(two, one)
+
+
 def test_its_rollouts_train_the_same_again(data: Path, whole: tuple[Path, Result], tmp_path: Path) -> None:
     """Bit for bit: images are found again at their paths and in the rows of the data."""
     found = [one for record in records(whole[0]) for one in record.get("media", ())]

@@ -13,7 +13,15 @@ from covey.checks.judge import refuse_faults
 from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.types import Problem
-from mutants import faults, faults_inputs, faults_publish, faults_selection, faults_turns, stories
+from mutants import (
+    faults,
+    faults_images,
+    faults_inputs,
+    faults_publish,
+    faults_selection,
+    faults_turns,
+    stories,
+)
 from mutants.harness import BASE, Mutant, Surveys, nothing, run_with
 
 MUTANTS = (
@@ -22,6 +30,7 @@ MUTANTS = (
     *faults_inputs.MUTANTS,
     *faults_publish.MUTANTS,
     *faults_turns.MUTANTS,
+    *faults_images.MUTANTS,
     *stories.MUTANTS,
 )
 # The runs in which the fault is planted; where the options are the fault there is none without it.

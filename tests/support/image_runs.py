@@ -70,6 +70,8 @@ def image_options(
         reward_trial=False,
         max_steps=3,
         learning_rate=5e-4,
+        # Gradients that are rounding alone move no weight.
+        adam_epsilon=1e-5,
         beta=0.04,
         max_completion_length=6,
         mask_truncated_completions=False,

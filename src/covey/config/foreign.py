@@ -232,7 +232,10 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "hub_": _UPLOAD,
     "teacher_": tr("This version cannot distill from a teacher model."),
     "chord_": tr("This version cannot add a supervised loss."),
-    "freeze_": tr("--tuner_type full or lora sets what is trained."),
+    "freeze_": tr(
+        "--tuner_type sets what is trained; of a vision language model also --freeze_vit, --freeze_aligner "
+        "and --freeze_llm."
+    ),
     "dataloader_": _NO_LOADERS,
 }
 """Beginnings of names that come in families."""

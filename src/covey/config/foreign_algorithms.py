@@ -11,7 +11,10 @@ _TUNERS = tr("This is an option of another tuner; covey trains all weights or Lo
 _OPTIMIZERS = tr("The optimizer is AdamW, with one learning rate for both matrices of an adapter.")
 _TASKS = tr("This is an option for classifiers, embeddings or agents; covey trains a causal language model.")
 _MODEL = tr("The model is loaded as its config.json says.")
-_IMAGES = tr("This version trains on text only.")
+_IMAGES = tr("covey reads no boxes in images.")
+_VISION = tr(
+    "--gradient_checkpointing is for the vision tower, too; one that is frozen keeps no activations."
+)
 _DATA = tr("covey reads the data before the run and renames columns only with --columns.")
 _TEMPLATE = tr("covey uses the chat template of the tokenizer; --chat_template FILE replaces it.")
 _EVALSCOPE = tr("covey evaluates on the prompts of --val_dataset; it does not run benchmarks of EvalScope.")
@@ -56,7 +59,8 @@ OTHER_METHODS: Mapping[str, str] = {
          "enable_npu_model_patch", "ref_model_type", "ref_model_revision"),
         _MODEL,
     ),
-    **_each(("norm_bbox", "vit_gradient_checkpointing"), _IMAGES),
+    **_each(("norm_bbox",), _IMAGES),
+    **_each(("vit_gradient_checkpointing",), _VISION),
     **_each(
         ("cached_dataset", "cached_val_dataset", "shuffle_buffer_size", "download_mode", "strict",
          "disable_auto_column_mapping", "model_name", "model_author", "packing_length", "packing_num_proc",

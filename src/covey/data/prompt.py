@@ -98,9 +98,7 @@ def render(
     template. `tools` are those of the run, of which the row may choose some by name.
     `may_be_empty`: the last message may have no text. `images` says how those of rows are read, None for a
     model that sees none."""
-    read = read_row(
-        row, system=system, is_raw=is_raw, tools=tools, may_be_empty=may_be_empty, images=images
-    )
+    read = read_row(row, system=system, is_raw=is_raw, tools=tools, may_be_empty=may_be_empty, images=images)
     if read.reason:
         return Rendered(row=read, reason=read.reason, detail=read.detail)
     if read.text is not None:

@@ -104,9 +104,7 @@ class RowMedia:
         self._spec = spec
         self._decodes_until = time.monotonic() + _DECODED_S
 
-    def media(
-        self, places: Sequence[Sequence[HasImage]]
-    ) -> Iterator[tuple[Medium, ...] | MediaError]:
+    def media(self, places: Sequence[Sequence[HasImage]]) -> Iterator[tuple[Medium, ...] | MediaError]:
         """Return the images of each row, or why one of them cannot be used."""
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="images") as pool:
             yield from pool.map(self._of_row, places)

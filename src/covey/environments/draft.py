@@ -114,15 +114,11 @@ class EpisodeDraft:
             last.kept.append(completion.kept)
         self._grow(spoken)
 
-    def answered(
-        self, messages: Sequence[Mapping[str, Any]], media: Sequence[Medium] = ()
-    ) -> Rendering:
+    def answered(self, messages: Sequence[Mapping[str, Any]], media: Sequence[Medium] = ()) -> Rendering:
         """Return what would stand in front of the next turn behind these messages, which have the images
         `media`; nothing is added."""
         former = self.conversation
-        conversation = replace(
-            former, items=(*former.items, *messages), media=(*former.media, *media)
-        )
+        conversation = replace(former, items=(*former.items, *messages), media=(*former.media, *media))
         return self._renderer.follow(conversation, self._sequences[-1].segments)
 
     def length_with(self, rendering: Rendering) -> int:

@@ -239,9 +239,7 @@ class Renderer:
                     )
                 )
             ids = vision.expanded(ids, media)
-        return Rendering(
-            text=text, token_ids=ids, opened=opened_by(text), rewritten=rewritten, media=media
-        )
+        return Rendering(text=text, token_ids=ids, opened=opened_by(text), rewritten=rewritten, media=media)
 
 
 def _lead(codec: TextCodec) -> str:

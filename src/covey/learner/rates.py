@@ -14,8 +14,9 @@ def rate_factors(policy: Policy, options: OptimizerOptions) -> dict[str, float]:
     The schedule is the same for all parts, so a factor holds from the first step to the last.
     """
     rates: dict[Part, float | None] = {"vit": options.vit_lr, "aligner": options.aligner_lr}
-    factors = {part: rate / options.learning_rate for part, rate in rates.items() if rate is not None}
-    if not factors:
+    own = {part: rate for part, rate in rates.items() if rate is not None}
+    if policy.vision is None or not own:
         return {}
+    factors = {part: rate / options.learning_rate for part, rate in own.items()}
     named = ((n, policy.part_of(n)) for n, p in policy.named_parameters() if p.requires_grad)
     return {name: factors[part] for name, part in named if part in factors}

@@ -84,9 +84,7 @@ def _canary_images(codec: TextCodec) -> list[Medium]:
         return []
     side = 2 * codec.vision.limits.token_side
     noise = np.random.default_rng(0).integers(256, size=(2, side, side, 3), dtype=np.uint8)
-    return [
-        codec.vision.medium(PlacedImage(source)) for pixels in noise for source in sources_of(pixels)
-    ]
+    return [codec.vision.medium(PlacedImage(source)) for pixels in noise for source in sources_of(pixels)]
 
 
 def source_for(

@@ -36,9 +36,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def table_of(codec: TextCodec, folder: Path, *rows: Mapping[str, Any]) -> PromptTable:
-    return prompt_table(
-        rows, codec, max_length=None, options=PromptOptions(image_folders=("", str(folder)))
-    )
+    return prompt_table(rows, codec, max_length=None, options=PromptOptions(image_folders=("", str(folder))))
 
 
 def asked(content: Any) -> list[dict[str, Any]]:
@@ -187,13 +185,21 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "missing": ({"question": "A?", "images": ["none.png"]}, "image", "none.png does not exist"),
     "truncated": ({"question": "A?", "images": [ONE[:150]]}, "image", "cannot be decoded"),
     "no image": ({"question": "A?", "images": ["page.png"]}, "image", "HTML"),
-    "more places": ({"messages": asked("<image><image>"), "images": ["one.png"]}, "image", "places for them in the text: 2"),
+    "more places": (
+        {"messages": asked("<image><image>"), "images": ["one.png"]},
+        "image",
+        "places for them in the text: 2",
+    ),
     "more images": (
         {"messages": asked("<image>A?"), "images": ["one.png", "two.png"]},
         "image",
         "images: 2, places for them in the text: 1",
     ),
-    "places without images": ({"messages": asked("<image>A?")}, "image", "images: 0, places for them in the text: 1"),
+    "places without images": (
+        {"messages": asked("<image>A?")},
+        "image",
+        "images: 0, places for them in the text: 1",
+    ),
     "a token in the text": (
         {"messages": asked("Say <|image_pad|> now"), "images": ["one.png"]},
         "placeholder",

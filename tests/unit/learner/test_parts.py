@@ -16,6 +16,7 @@ from covey.learner.backends.deepspeed import ZeroEngine, partition
 from covey.learner.backends.fsdp2 import FSDP2Backend
 from covey.learner.backends.single import SingleBackend
 from covey.learner.backends.zero import Zero2Backend, Zero3Backend, whole_engine
+from covey.learner.rates import rate_factors
 from covey.learner.reference import MovingReference
 from covey.learner.sharding.build import meta_policy, rows_of_source, sharded_policy
 from covey.learner.sharding.partitions import Partitioned
@@ -130,6 +131,7 @@ def test_a_model_of_text_has_one_part_and_freezes_none(tiny_policy: Any) -> None
     policy.freeze(PARTS)
     assert policy.trained_parts == {"llm"} and policy.part_of("model.visual.merger.weight") == "llm"
     assert all(p.requires_grad for p in policy.parameters())
+    assert rate_factors(policy, learner(learning_rate=0.0, vit_lr=1e-3)) == {}
 
 
 # -- learning rates ----------------------------------------------------------------------------------------
@@ -210,6 +212,17 @@ def test_a_tower_without_a_trained_weight_keeps_nothing(
     assert [part.requires_grad for part in (features_FD, *deep)] == [keeps] * 3
     with torch.no_grad():
         assert not vision._features(policy.model.base_model, pixels_of([CAT]), CPU)[0].requires_grad
+
+
+def test_recomputation_changes_nothing_beside_a_frozen_tower() -> None:
+    found = []
+    for kind in ("none", "full"):
+        policy = policy_of("qwen3_vl", stream="padded").train()
+        policy.freeze(("vit",))
+        policy.keep_activations(kind)
+        found.append(changes(SingleBackend(policy, learner()), SEEN))
+    kept, again = found
+    assert all(torch.equal(again[name], change) for name, change in kept.items())
 
 
 def test_text_alone_leaves_a_run_that_trains_only_what_sees() -> None:
