@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey import token_streams
-from covey.models import vision
+from covey.models.vision import tower
 from covey.rollout import collect
 from covey.rollout.native import engine
 from covey.types import Completion, GenerationRequest, TokenSequence
@@ -100,5 +100,5 @@ MUTANTS = (
     ),
     Mutant("samples a placeholder", "F110", 0, _samples_a_placeholder, SEEN, "never to be sampled"),
     Mutant("shares the prefill of another image", "F115", 1, _one_prefix, {**SEEN, **_MANY}),
-    Mutant("trains blindly", "F115", 1, changed(vision.Vision, "_features", _dim), SEEN),
+    Mutant("trains blindly", "F115", 1, changed(tower.Vision, "_features", _dim), SEEN),
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from covey.models.policy import Policy
-from covey.models.vision import Pixels
+from covey.models.vision.tower import Pixels
 from covey.quickstart.task import MODEL_DIR
 from covey.token_streams import Row
 from covey.types import Medium

@@ -333,8 +333,7 @@ def _write_processor(model: Any, processor: Any, directory: Path) -> None:
         processor.image_processor.save_pretrained(directory)
         return
     source = processor if isinstance(processor, Path) else Path(str(getattr(model, "name_or_path", "")))
-    if source.is_dir():
-        copy_processors(source, directory)
+    copy_processors(source, directory)
 
 
 def _refusal(write: Callable[[], object]) -> str | None:

@@ -25,10 +25,10 @@ from covey.models.fit import unfit_words
 from covey.models.layouts import AttentionKind, automatic
 from covey.models.liger import use_liger, wants_liger
 from covey.models.lora import adapter_tensors, add_adapter, load_adapter, save_adapter
-from covey.models.pixels import PixelReader
 from covey.models.policy import Policy
 from covey.models.probe import ProbeResult, widest_stream
 from covey.models.quantized import cast_unpacked, compute_in, is_packed, loading_arguments
+from covey.models.vision.pixels import PixelReader
 from covey.plan.problem import problem
 from covey.text_files import TextFiles
 from covey.texts import tr
@@ -138,6 +138,33 @@ def read_policy(
         for parameter in source.parameters():
             parameter.data = parameter.data.float()
         return Policy(source, stream="padded")
+    model, report = _from_pretrained(source, trust_remote_code, quantization, whole, device)
+    name = type(model).__name__
+    words = unfit_words(name, report["missing_keys"], sorted(report["mismatched_keys"]))
+    if words is not None:
+        raise _unfit(source, words)
+    if is_packed(model.get_output_embeddings().weight):
+        raise _unfit(
+            source,
+            tr(
+                "covey does not recognize the name of its output head, so the head would be quantized as well"
+            ),
+        )
+    _align(model)
+    policy = Policy(model, stream="padded")
+    if policy.vision is not None:
+        policy.vision.read = PixelReader(source)
+    return policy
+
+
+def _from_pretrained(
+    source: Path,
+    trust_remote_code: bool,
+    quantization: Quantization | None,
+    whole: Sequence[str],
+    device: torch.device | None,
+) -> tuple[Any, dict[str, Any]]:
+    """Return what transformers loads from a directory, and its report; ConfigError (E372) where it cannot."""
     logging = transformers.utils.logging
     logging.disable_progress_bar()
     before = logging.get_verbosity()
@@ -150,7 +177,7 @@ def read_policy(
         on = device or torch.device("cpu")
         packing = loading_arguments(quantization, (*HEAD_LEAVES, *whole), on, is_stored=is_stored)
     try:
-        model, report = auto.from_pretrained(
+        return auto.from_pretrained(  # type: ignore[no-any-return]
             source,
             dtype=torch.float32,
             use_safetensors=True,
@@ -168,22 +195,6 @@ def read_policy(
         ) from error
     finally:
         logging.set_verbosity(before)
-    name = type(model).__name__
-    words = unfit_words(name, report["missing_keys"], sorted(report["mismatched_keys"]))
-    if words is not None:
-        raise _unfit(source, words)
-    if is_packed(model.get_output_embeddings().weight):
-        raise _unfit(
-            source,
-            tr(
-                "covey does not recognize the name of its output head, so the head would be quantized as well"
-            ),
-        )
-    _align(model)
-    policy = Policy(model, stream="padded")
-    if policy.vision is not None:
-        policy.vision.read = PixelReader(source)
-    return policy
 
 
 def _align(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from covey.models.dropout import dropouts
 from covey.models.head import head_spec, token_stats
 from covey.models.layouts import AttentionKind, stream_layout
 from covey.models.prefix import Prefix
-from covey.models.vision import Vision, WithoutImages
+from covey.models.vision.tower import Vision, WithoutImages
 from covey.plan.recompute import Recompute
 from covey.token_streams import StreamKind
 from covey.types import MediaTokens, MicroBatch, SharedPrompt, StreamSegment, TokenStats

@@ -32,8 +32,8 @@ from covey.learner.sharding.units import Sharded, sharding_over
 from covey.models.live import LiveModel, take_weights
 from covey.models.load import choose_liger, choose_stream, load_adapted, load_policy, prepare_policy
 from covey.models.lora import load_adapter
-from covey.models.pixels import PixelReader
 from covey.models.policy import Policy
+from covey.models.vision.pixels import PixelReader
 from covey.options.schema import Config
 from covey.plan.deepspeed import engine_settings
 from covey.plan.facts import Facts

@@ -20,7 +20,7 @@ from covey.media.families import FAMILIES
 from covey.media.sizes import limits_of, preparation_of
 from covey.models.adapter_shapes import read_shapes
 from covey.models.load import largest_bytes, load_still
-from covey.models.pixels import PixelReader
+from covey.models.vision.pixels import PixelReader
 from covey.rollout.server.front import Front, new_instance
 from covey.rollout.server.group import device_name, group_devices
 from covey.rollout.server.held import HeldEngine

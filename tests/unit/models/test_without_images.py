@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covey.models.policy import Policy
 from covey.models.probe import micro_of
-from covey.models.vision import WithoutImages
+from covey.models.vision.tower import WithoutImages
 from support.vision import FAMILIES, medium, policy_of, row
 
 TEXT = [row([11, 12, 13, 14], [40, 41, 42], "text")]

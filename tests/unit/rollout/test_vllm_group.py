@@ -15,7 +15,7 @@ from covey.data.text import load_codec
 from covey.errors import GuardStop, OtherRankFailed
 from covey.media.errors import MediaError
 from covey.media.source import ImageSource
-from covey.models.pixels import PixelReader
+from covey.models.vision.pixels import PixelReader
 from covey.rollout.vllm.group import GroupEngine
 from covey.types import Completion, Finish, GenerationRequest, Medium, SamplingParams, TurnId
 from support.engines import plain

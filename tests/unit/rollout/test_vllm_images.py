@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from covey.checks.run.look import with_image_packages
 from covey.checksums import checksum
-from covey.models.vision import Pixels
+from covey.models.vision.tower import Pixels
 from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.images import check_prompt

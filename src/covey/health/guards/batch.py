@@ -44,6 +44,7 @@ def check_batches(batches: Sequence[Batch], rows: Sequence[TrainSample], plan: P
         counts = episode_tokens(everyone)
         forwarded = [r for r in mine if r.needs_forward]
         _check_tokens(batch, forwarded, counts, step + number)
+        _check_images(batch, forwarded, step + number)
         _check_sets(batch, forwarded, step + number)
 
 
@@ -111,11 +112,34 @@ def _positions(micro: MicroBatch) -> Tensor:
     return position_T[micro.context_U[micro.context_N]]
 
 
+def _own_positions(rows: Sequence[TrainSample], at: Sequence[Any]) -> list[Any]:
+    """Return the position of the token before each trained one of each row, which are number `at` of it."""
+    from covey.media_positions import positions_of
+
+    samples = [row.annotated.sample for row in rows]
+    return [
+        positions_of(s.token_ids, s.media)[0, n - 1] if s.media else n - 1
+        for s, n in zip(samples, at, strict=True)
+    ]
+
+
+def _check_images(batch: Batch, rows: Sequence[TrainSample], step: int) -> None:
+    """Raise GuardStop (F110) where the passes have other images than their rows."""
+    trained = {m.key for micro in batch.micro_batches if micro.media for m in micro.media.media}
+    own = {medium.key for row in rows for medium in row.annotated.sample.media}
+    if trained != own:
+        seen = tr(
+            "the forward passes have {num} images, {same} of them among the {own} of their samples",
+            num=len(trained),
+            same=len(trained & own),
+            own=len(own),
+        )
+        raise broken("F110", step, seen, tr("Images were lost, or sorted into the wrong rows."))
+
+
 def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[int, int], step: int) -> None:
     """Raise GuardStop (F110, F111, F113) where the tensors of the passes are not those of their rows."""
     import numpy as np
-
-    from covey.media_positions import positions_of
 
     ids = [r.annotated.sample.token_ids for r in rows]
     at = [np.flatnonzero(r.annotated.sample.is_trained) for r in rows]
@@ -127,10 +151,6 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[
     def repeated(values: Sequence[float]) -> np.ndarray:  # type: ignore[type-arg]
         return np.repeat(np.asarray(values, dtype=np.float64), counts)
 
-    positions = [
-        positions_of(i, r.annotated.sample.media)[0, n - 1] if r.annotated.sample.media else n - 1
-        for r, i, n in zip(rows, ids, at, strict=True)
-    ]
     trained = joined([i[n] for i, n in zip(ids, at, strict=True)])
     before = joined([i[n - 1] for i, n in zip(ids, at, strict=True)])
     for name, code, tensors, expected in (
@@ -141,7 +161,7 @@ def _check_tokens(batch: Batch, rows: Sequence[TrainSample], tokens_of: Mapping[
             [m.tokens_T[m.context_U[m.context_N]] for m in micros],
             before,
         ),
-        ("positions", "F110", [_positions(m) for m in micros], joined(positions)),
+        ("positions", "F110", [_positions(m) for m in micros], joined(_own_positions(rows, at))),
         ("advantages", "F113", [m.advantage_N for m in micros], joined([r.advantages for r in rows])),
         (
             "temperatures",

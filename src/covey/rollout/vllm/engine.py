@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.comm import Comm, LocalComm, raise_on_all_ranks
 from covey.models.adapter_shapes import is_of_adapter
-from covey.models.vision import ReadPixels
+from covey.models.vision.tower import ReadPixels
 from covey.plan.check_filters import MOST_LISTED, vllm_lists
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.rollout.receipts import Sent

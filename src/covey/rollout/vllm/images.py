@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from covey.media_positions import placeholders
-from covey.models.vision import ReadPixels
+from covey.models.vision.tower import ReadPixels
 from covey.rollout.vllm import library
 from covey.texts import tr
 from covey.types import GenerationRequest, Medium

@@ -11,7 +11,7 @@ import torch
 from covey.media.processor import ImageProcessor
 from covey.media.sizes import ImageLimits
 from covey.media.store import MediaStore
-from covey.models.vision import Pixels
+from covey.models.vision.tower import Pixels
 from covey.types import Medium
 
 _MOST_BYTES = 1 << 30
