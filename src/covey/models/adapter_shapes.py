@@ -104,8 +104,9 @@ def lora_facts(directory: Path, settings: LoraSettings) -> LoraFacts:
 
 def read_shapes(directory: Path) -> ModelShapes:
     """Names and shapes of a model's tensors. ValueError names a weight file that is damaged."""
+    stored = stored_tensors(directory)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    family, stored = config.get("model_type"), stored_tensors(directory)
+    family = config.get("model_type")
     tensors = {name_in_model(name, family): tensor.shape for name, tensor in stored.items()}
     text = config.get("text_config") or {}
     heads = [name for name in tensors if _leaf(_module(name)) in HEAD_LEAVES]

@@ -70,4 +70,4 @@ def shapes_of_config(config: Mapping[str, Any]) -> ModelShapes | None:
     tensors |= {f"model.layers.{n}.{name}": shape for n in range(layers) for name, shape in layer.items()}
     if not tied:
         tensors["lm_head.weight"] = (words, hidden)
-    return ModelShapes(tensors=tensors, vocab_size=words, tied=tied)
+    return ModelShapes(tensors=tensors, vocab_size=words, tied=tied, family=family)
