@@ -20,7 +20,8 @@ from covey.telemetry.rollouts import read_rollouts
 from covey.training.run import train
 from support.exactness import assert_same_steps
 from support.image_runs import image_model, image_options, image_rows
-from support.runs import Result, train_and_watch, train_in_processes
+from support.models import save_model as save_text_model
+from support.runs import Result, options, train_and_watch, train_in_processes
 
 BACKENDS: Mapping[str, Mapping[str, Any]] = {
     "ddp": {},
@@ -117,3 +118,9 @@ def test_images_that_are_no_longer_there_are_named(
         )
     finally:
         path.with_suffix(".away").rename(path)
+
+
+def test_a_model_that_sees_none_is_not_trained_on_images(whole: tuple[Path, Result], tmp_path: Path) -> None:
+    blind = save_text_model("qwen2", tmp_path / "blind")
+    given = options(blind, tmp_path / "run", whole[0] / "rollouts", max_completion_length=6)
+    assert "12 episodes have images, but the model sees none" in refused(given)

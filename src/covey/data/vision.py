@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from covey.data.errors import ModelError
 from covey.data.model_files import read_json
 from covey.media.decode import image_size, load_image
-from covey.media.errors import MediaError
+from covey.media.errors import LimitError, MediaError
 from covey.media.families import FAMILIES
 from covey.media.sizes import ImageLimits, grid_of, limits_of, num_tokens
 from covey.media.source import ImageSource
@@ -127,7 +127,8 @@ def vision_spec(
     try:
         return _vision_spec(model_dir, tokenizer, options)
     except MediaError as error:
-        raise ModelError(str(error)) from error
+        kind = "image_limits" if isinstance(error, LimitError) else ""
+        raise ModelError(str(error), kind=kind) from error
 
 
 def _vision_spec(model_dir: Path, tokenizer: Tokenizer, options: ImageOptions) -> VisionSpec | None:

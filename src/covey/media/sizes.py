@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.media.errors import MediaError
+from covey.media.errors import LimitError, MediaError
 from covey.text_files import read_json
 from covey.texts import tr
 
@@ -109,7 +109,7 @@ def limits_of(
         return limits
     most = min(given)
     if most < pixels_of_token:
-        raise MediaError(
+        raise LimitError(
             tr(
                 "images of at most {most:,} pixels have no token: one token of this model is {side} x {side} "
                 "pixels, so set --max_pixels to {least:,} or more",

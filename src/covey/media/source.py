@@ -51,10 +51,14 @@ class ImageSource:
 
     @property
     def words(self) -> str:
-        """Name the source to a person: its path, its URL, or `image of 1,204 bytes`."""
+        """Name the source to a person: its path, from the current folder where it lies in there, its URL, or
+        `image of 1,204 bytes`."""
         if self.data is not None:
             return tr("image of {num_bytes:,} bytes", num_bytes=len(self.data))
-        return Whole(self.path) if self.path is not None else str(self.url)
+        if self.path is None:
+            return str(self.url)
+        here = os.path.join(os.getcwd(), "")
+        return Whole(self.path.removeprefix(here))
 
 
 def sources_of(value: Any, base: Path | None = None) -> list[ImageSource]:

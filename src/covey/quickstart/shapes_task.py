@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from functools import cache, lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +105,6 @@ def random_drawing(rng: random.Random) -> Drawing:
     return Drawing(canvas, _placed(contents, canvas, rng), question, answer)
 
 
-@cache
 def _split() -> tuple[tuple[Drawing, ...], tuple[Drawing, ...]]:
     """Return the held-out and the training drawings, no two of which show the same."""
     rng = random.Random(_SPLIT_SEED)
@@ -128,7 +126,6 @@ def training_drawings() -> list[Drawing]:
     return list(_split()[1])
 
 
-@lru_cache(maxsize=HELD_OUT + TRAINING)
 def png(drawing: Drawing) -> bytes:
     """Return the picture as the bytes of a PNG file."""
     from PIL import Image, ImageDraw

@@ -37,7 +37,7 @@ def test_a_configuration_cannot_be_changed_and_knows_no_other_names() -> None:
     with pytest.raises(ValidationError):
         config.seed = 1  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        Config(**config.model_dump(), vllm_limit_mm_per_prompt="h")
+        Config(**config.model_dump(), vllm_limit_per_prompt="h")
 
 
 def test_other_names_do_not_hide_options() -> None:

@@ -228,7 +228,9 @@ def test_what_is_not_finite_is_not_hidden(dtype):
 
 def test_spec_of_a_config():
     def model(**fields: object) -> SimpleNamespace:
-        return SimpleNamespace(config=SimpleNamespace(**fields))
+        config = SimpleNamespace(**fields, to_dict=lambda: fields)
+        config.get_text_config = lambda: config
+        return SimpleNamespace(config=config)
 
     assert head_spec(model()) == HeadSpec()
     assert head_spec(model(final_logit_softcapping=30)) == HeadSpec(softcap=30.0)

@@ -211,10 +211,9 @@ def test_each_canvas_has_its_own_grid(canvas, grid, num_tokens):
     assert seen.grid_B3.tolist() == [grid]
     assert seen.num_tokens == [num_tokens]
     assert seen.pixels_ND.shape == (num_tokens * 4, 3 * 2 * 4 * 4)
-    # No picture of the task is resized: black is -1, and no pixel is between two colours.
-    assert set(seen.pixels_ND.unique().tolist()) <= {
-        torch.tensor(value / 127.5 - 1).item() for rgb in [(0,), *task.COLOURS.values()] for value in rgb
-    }
+    # No picture of the task is resized: no pixel is between two colours.
+    values = {value for colour in task.COLOURS.values() for value in colour} | {0}
+    assert set(((seen.pixels_ND + 1) * 127.5).round().unique().tolist()) <= values
 
 
 def test_the_template_writes_blocks_and_text(tokenizer):

@@ -135,6 +135,7 @@ _ADVICE: Mapping[str, str] = {
     "system": tr("give the text itself, or a file with UTF-8 text"),
     "split_dataset_ratio": tr("use a separate dataset: --val_dataset FILE"),
     "streaming": tr("read all rows before the run starts"),
+    "max_pixels": tr("leave it out, and image_max_token_num: the model has limits of its own"),
     "val_dataset": tr("use another dataset: --val_dataset FILE"),
     "dataset": tr("for example openai/gsm8k:main@train#100 for subset main, split train, 100 of its rows"),
 }

@@ -151,7 +151,7 @@ def _rendered(
     facts = with_tasks(facts, config, table, used, tables)
     sizes = tuple(EvalSet(name=name, num_prompts=len(found.entries)) for name, found in tables)
     facts = replace(facts, data=replace(facts.data, pass_rates=measured, eval_sets=sizes))
-    images = ImageRows(rows, options.image_folders)
+    images = NO_ROWS if codec.vision is None else ImageRows(rows, options.image_folders)
     return facts, Data(prompts=used, sample=used, eval_sets=tables, images=images)
 
 

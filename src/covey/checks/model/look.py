@@ -31,7 +31,7 @@ from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, rea
 from covey.models.config_shapes import FAMILIES, shapes_of_config
 from covey.models.fit import fit_of
 from covey.options.schema import Config
-from covey.plan.facts import Facts, FaultDetails, ModelFacts, ModelFault, TargetFacts
+from covey.plan.facts import DataProblem, Facts, FaultDetails, ModelFacts, ModelFault, TargetFacts
 from covey.quickstart import task
 from covey.quickstart.built_in import BUILT_IN
 from covey.texts import joined, replaced, tr
@@ -261,6 +261,9 @@ def _with_codec(
             facts, template=replace(facts.template, problem=str(error), details=details_of(error))
         ), None
     except (ModelError, OSError, ValueError) as error:
+        if isinstance(error, ModelError) and error.kind == "image_limits":
+            limits = DataProblem(words=str(error), option="max_pixels")
+            return replace(facts, data=replace(facts.data, problem=limits)), None
         if facts.model.problem is None:
             names = isinstance(error, ModelError | OSError)
             facts = _lacking(facts, str(error), FaultDetails(subject=str(directory) if names else ""))
