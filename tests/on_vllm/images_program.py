@@ -20,8 +20,8 @@ from covey.data.vision import VisionSpec
 from covey.models.adapter_shapes import LoraSettings
 from covey.models.load import load_adapted, load_policy
 from covey.models.lora import adapter_weights, base_weights, plain_weights
-from covey.models.vision.pixels import PixelReader
 from covey.models.policy import Policy
+from covey.models.vision.pixels import PixelReader
 from covey.rollout.vllm import library
 from covey.rollout.vllm.engine import VllmEngine
 from covey.types import Completion, GenerationRequest, Medium, Receipt
