@@ -48,7 +48,7 @@ def weights(run: str) -> torch.Tensor:
 
 def test_a_run_neither_samples_nor_counts_them() -> None:
     said = succeed("train", *flags(options("run"))).out
-    assert "suppress_tokens" in said and "(24)" in said and "(400)" not in said
+    assert "never sampled" in said and "(24)" in said and "(400)" not in said
     records = [record for lines in rollouts(Path("run")) for record in lines]
     assert all(record["banned_token_ids"] == [10, 23, 24, 100] for record in records)
     assert not {*BANNED} & {token for record in records for token in record["completion_ids"]}

@@ -7,15 +7,15 @@ import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-from PIL import Image
+from typing import TYPE_CHECKING, Any, Literal
 
 from covey.media.base64_text import bytes_of_base64, bytes_of_data_uri, is_base64_of_image
 from covey.media.errors import MediaError
-from covey.media.pixels import png_bytes
 from covey.texts import Whole, tr
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
 
 # The keys of an object that hold its image, the first one that is not null first. `bytes` and `path` are
 # those of the type Image of datasets.
@@ -85,12 +85,11 @@ def sources_of(value: Any, base: Path | None = None) -> list[ImageSource]:
         return [ImageSource(data=bytes(value))]
     if isinstance(value, Mapping):
         return _of_mapping(value, base)
-    if isinstance(value, Image.Image):
-        return [ImageSource(data=png_bytes(value))]
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return [_of_array(value)]
-    if isinstance(value, list | tuple | np.ndarray):
+    if isinstance(value, list | tuple):
         return [source for one in value for source in sources_of(one, base)]
+    found = _of_pixels(value, base)
+    if found is not None:
+        return found
     raise MediaError(
         tr(
             "a value of type {name} is no image: expected a path, a URL, base64 text, bytes, or a PIL image",
@@ -177,7 +176,29 @@ def _is_null(value: Any) -> bool:
     return value is None or (isinstance(value, list | tuple) and not value)
 
 
-def _of_array(array: np.ndarray) -> ImageSource:
+def _of_pixels(value: Any, base: Path | None) -> list[ImageSource] | None:
+    """Return the images of an object of PIL or numpy, which are imported where there is one; None for any
+    other object."""
+    if type(value).__module__.partition(".")[0] not in ("PIL", "numpy"):
+        return None
+    import numpy as np
+    from PIL import Image
+
+    from covey.media.pixels import png_bytes
+
+    if isinstance(value, Image.Image):
+        return [ImageSource(data=png_bytes(value))]
+    if not isinstance(value, np.ndarray):
+        return None
+    if value.dtype == object:
+        return [source for one in value for source in sources_of(one, base)]
+    return [ImageSource(data=png_bytes(_of_array(value)))]
+
+
+def _of_array(array: np.ndarray) -> Image.Image:
+    import numpy as np
+    from PIL import Image
+
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
         raise MediaError(
             tr(
@@ -187,7 +208,7 @@ def _of_array(array: np.ndarray) -> ImageSource:
                 shape=array.shape,
             )
         )
-    return ImageSource(data=png_bytes(Image.fromarray(np.ascontiguousarray(array))))
+    return Image.fromarray(np.ascontiguousarray(array))
 
 
 def _other_medium(kind: Literal["video", "audio"], name: str) -> MediaError:
