@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from covey.config.names import free_name
 from covey.data.images import IMAGE_COLUMNS
 from covey.media.families import FAMILIES
@@ -10,11 +12,27 @@ from covey.plan.facts import DataFacts, LeftOut, MissingColumn, PromptFacts
 from covey.plan.problem import problem, warning
 from covey.plan.reasons import REASONS, REFUSED
 from covey.plan.words import flags
-from covey.texts import capital, counted, joined, plural, tr
+from covey.texts import capital, counted, filled, joined, plural, tr
 from covey.types import Fix, Problem
 
 _COUNTED_ELSEWHERE = ("too_long", "cut", "media", *REFUSED)
 _ROLES = tr("system, user (human), assistant (gpt, bot), tool (observation), function_call, developer")
+
+
+_IMAGES: Mapping[str, tuple[str, str]] = {
+    "image": (
+        tr("Images of {rows} cannot be used. In {first}: {detail}."),
+        tr("correct these rows, or remove them"),
+    ),
+    "placeholder": (
+        tr("The text of {rows} holds a token that stands for an image. In {first}: {detail}."),
+        tr("remove it from the text; write <image> where an image of the row stands"),
+    ),
+    "images_lost": (
+        tr("The chat template does not write a place for each image of {rows}. In {first}: {detail}."),
+        tr("use the template that comes with the model: leave out --chat_template"),
+    ),
+}
 
 
 def row_problems(config: Config, data: DataFacts, prompts: PromptFacts) -> list[Problem]:
@@ -119,7 +137,7 @@ def _refused(config: Config, data: DataFacts, left_out: LeftOut) -> Problem:
         return _unknown_tool(left_out, code, option, rows, first)
     if left_out.reason == "not_continued":
         return _not_continued(config, data, left_out, option, rows)
-    if left_out.reason in ("image", "placeholder", "images_lost"):
+    if left_out.reason in _IMAGES:
         return _image(left_out, code, option, rows, first)
     seen = tr("The column tools of {rows} does not hold a list of functions with names.", rows=rows)
     form = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
@@ -154,31 +172,10 @@ def _unknown_tool(left_out: LeftOut, code: str, option: str, rows: str, first: s
 
 
 def _image(left_out: LeftOut, code: str, option: str, rows: str, first: str) -> Problem:
-    if left_out.reason == "image":
-        seen = tr(
-            "Images of {rows} cannot be used. In {first}: {detail}.",
-            rows=rows,
-            first=first,
-            detail=left_out.detail,
-        )
-        return problem(code, option, seen, "", Fix(text=tr("correct these rows, or remove them")))
-    if left_out.reason == "placeholder":
-        seen = tr(
-            "The text of {rows} holds a token that stands for an image. In {first}: {detail}.",
-            rows=rows,
-            first=first,
-            detail=left_out.detail,
-        )
-        fix = Fix(text=tr("remove it from the text; write <image> where an image of the row stands"))
-        return problem(code, option, seen, "", fix)
-    seen = tr(
-        "The chat template does not write a place for each image of {rows}. In {first}: {detail}.",
-        rows=rows,
-        first=first,
-        detail=left_out.detail,
+    seen, fix = _IMAGES[left_out.reason]
+    return problem(
+        code, option, filled(seen, rows=rows, first=first, detail=left_out.detail), "", Fix(text=fix)
     )
-    fix = Fix(text=tr("use the template that comes with the model: leave out --chat_template"))
-    return problem(code, option, seen, "", fix)
 
 
 def _not_continued(config: Config, data: DataFacts, left_out: LeftOut, option: str, rows: str) -> Problem:
