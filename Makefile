@@ -52,7 +52,7 @@ QUICK := $(addprefix tests/,arch unit/algorithm unit/batching unit/learner resum
 check: test-install lint ## while you work: linters, types, and the tests of the heart, a resume and twenty refusals; one to two minutes
 	@$(VENV)/bin/mypy & types=$$!; $(PYTEST) -m 'quick and not multi' $(QUICK); tests=$$?; wait $$types && exit $$tests
 
-test: test-install lint types ## linters, type checker, tests but those of whole runs: two at a time, about twelve minutes
+test: test-install lint types ## linters, type checker, tests but those of whole runs: two at a time, about fifteen minutes
 	@$(PYTEST)
 
 real-models: test-install ## fetch SmolLM2 and the tokenizers of Qwen 3, Llama 3.1 and Gemma 3 into .real
