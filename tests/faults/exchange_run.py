@@ -103,10 +103,12 @@ def at_the_move(happen: Callable[..., Mapping[int, TokenSequence]], where: str) 
     """What happens to the rows of this rank just before they move."""
     real = annotate.move
 
-    def move(held: Mapping[int, TokenSequence], known: Any, owner: Any, rank_of: Any, comm: Comm) -> Any:
+    def move(
+        held: Mapping[int, TokenSequence], known: Any, owner: Any, rank_of: Any, comm: Comm, media: Any
+    ) -> Any:
         if is_due(comm.activity, where):
             held = happen(held, np.flatnonzero((owner == comm.rank) & (rank_of != comm.rank)).tolist())
-        return real(held, known, owner, rank_of, comm)
+        return real(held, known, owner, rank_of, comm, media)
 
     annotate.move = move
 
