@@ -19,7 +19,7 @@ from covey.media.source import ImageSource, sources_of
 from covey.texts import tr
 
 WRITTEN = "<image>"
-"""What data writes for an image, as ms-swift's does."""
+"""The text that stands for an image in messages; ms-swift uses the same."""
 
 IMAGE_COLUMNS = ("images", "image")
 

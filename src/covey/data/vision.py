@@ -30,8 +30,8 @@ _DECODED_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """What a run says of its images: the most pixels and the most tokens of one (None: as the model has
-    them), and whether those on the web may be fetched."""
+    """The options of a run for images: `max_pixels` and `max_tokens` limit one image (None: the limits of the
+    model), and a flag allows images to be fetched from the web."""
 
     max_pixels: int | None = None
     max_tokens: int | None = None

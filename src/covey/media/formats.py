@@ -1,4 +1,4 @@
-"""What a file is by its first bytes: a format of images that covey reads, or what is found in its place."""
+"""Tell the format of a file by its first bytes: an image that covey reads, or another kind of file."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ BROKEN = (
     *(OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError),
     *(EOFError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError),
 )
-"""What Pillow raises for files whose content is at fault: its decoders leave most checks to Python."""
+"""The exceptions that Pillow raises for a file with faulty content. Most come from Python itself."""
 
 _TURNS: Mapping[int, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -28,7 +28,7 @@ _TURNS: Mapping[int, Image.Transpose] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes an image upright, by the orientation that its EXIF says; 1 is upright."""
+"""The turn or flip that makes an image upright, by its EXIF orientation (2 to 8; 1 needs none)."""
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:

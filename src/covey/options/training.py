@@ -26,7 +26,7 @@ class OptimizerOptions(Options):
         "Peak learning rate of the vision tower of a vision language model, under the same schedule. Not "
         "set: learning_rate.",
         gt=0,
-        why="At 0 the vision tower would not be trained; freeze_vit does this with less memory.",
+        why="With vit_lr 0 the vision tower does not learn. freeze_vit does the same with less memory.",
         swift="learning_rate",
     )
     aligner_lr: float | None = option(
@@ -34,7 +34,7 @@ class OptimizerOptions(Options):
         "Peak learning rate of what joins the vision tower of a vision language model to its language "
         "model, under the same schedule. Not set: learning_rate.",
         gt=0,
-        why="At 0 the aligner would not be trained; freeze_aligner does this with less memory.",
+        why="With aligner_lr 0 the aligner does not learn. freeze_aligner does the same with less memory.",
         swift="learning_rate",
     )
     lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = option(

@@ -35,7 +35,7 @@ class TurnOptions(Options):
         256,
         "Largest number of environments that a training process keeps at a time; further episodes wait.",
         ge=1,
-        why="An episode cannot run without an environment.",
+        why="Each running episode needs an environment of its own, so at least 1 is needed.",
         resume="free",
         read_if=only_if_set("environment_factory"),
     )

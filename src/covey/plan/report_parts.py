@@ -1,4 +1,4 @@
-"""What the plan says of the parts of a model that sees images."""
+"""The plan lists which parts of a vision model are trained, and at which learning rates."""
 
 from __future__ import annotations
 

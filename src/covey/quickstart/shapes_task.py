@@ -39,7 +39,7 @@ _SPLIT_SEED = 20_291
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One shape of a drawing: the square box of `size` pixels that it fills, by its upper left corner."""
+    """A shape that fills a square of `size` x `size` pixels; (`left`, `top`) is its upper left corner."""
 
     kind: str
     colour: str
@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What is drawn and asked: shapes on a canvas of (width, height), a question and its answer."""
+    """A drawing with a question: shapes on a canvas of (width, height) pixels, a question and its answer."""
 
     canvas: tuple[int, int]
     shapes: tuple[Shape, ...]

@@ -42,8 +42,8 @@ CODES = (
     Code(
         code="E396",
         title="Reward of an environment that there is not",
-        why="The reward environment reads the rewards that an environment returns. This run has no "
-        "environment, or one that returns none.",
+        why="The reward function `environment` passes on the rewards that an environment returns. This run "
+        "has no environment, or one that returns none.",
     ),
     Code(
         code="W154",
@@ -65,8 +65,7 @@ CODES = (
     Code(
         code="W156",
         title="Silence scores more than trying",
-        why="Training makes the policy with the higher reward more likely, so the model learns to answer "
-        "nothing.",
+        why="Saying nothing earns more here than trying, so the model learns to say nothing.",
     ),
     Code(
         code="W157",

@@ -143,8 +143,8 @@ F143 = Code(
 F144 = Code(
     code="F144",
     title="Turns drawn with the same noise",
-    why="covey draws the tokens of each turn with different random numbers. Two turns used the same ones "
-    "here, so their samples are not independent.",
+    why="Two turns drew their tokens with the same random numbers, so their samples are not independent. "
+    "Each turn must have random numbers of its own.",
 )
 
 GUARD = Guard(

@@ -47,8 +47,8 @@ def failing_calls(h: History) -> Sign | None:
 F234 = Rule(
     code="F234",
     title="No tool is called",
-    why="GRPO can only make sampled behaviour more likely. Without a sampled call the model does not learn "
-    "to use its tools.",
+    why="GRPO learns only from what the model samples. While it samples no tool call, it does not learn to "
+    "use its tools.",
     check=no_calls,
     streak=LASTING,
     when=f"the run has tools, and in {LASTING} rollouts in a row no episode calls one",

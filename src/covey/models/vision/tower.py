@@ -28,7 +28,7 @@ class Pixels(NamedTuple):
 ReadPixels = Callable[[Sequence[Medium]], Pixels]
 
 WithoutImages = Literal["skip", "zeros", "gradients", "pass"]
-"""What a forward pass without images does with the vision tower.
+"""How a forward pass without images treats the vision tower.
 
 `skip`: nothing. `zeros`: it gives the weights that are trained gradients of zero. `gradients`: it runs the
 tower on an image of zeros where gradients are wanted, which then come in the order of those of an image.

@@ -70,8 +70,8 @@ class Publishing:
         return ""
 
     def covey_parts(self, sent: Sequence[str] = ()) -> dict[str, list[int]]:
-        """What this worker holds of each tensor, under transformers' names, of which the `sent` ones were
-        published: a `Part` each, as a list."""
+        """Return the part of each tensor that this worker holds: a `Part` as a list, by transformers' name.
+        `sent` names the tensors that were published."""
         model = self.model_runner.get_model()
         parts = parts_of(model, library.fused_names(model), library.held_names(model, sent))
         return {name: list(part) for name, part in parts.items()}
