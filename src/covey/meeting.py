@@ -59,10 +59,14 @@ class Meeting:
         self.put("process", f"{os.getpid()} {started(os.getpid())}")
 
     def go(self) -> None:
-        """Let the others know that this process ends by itself; the last one removes the directory."""
+        """Let the others know that this process ends by itself; the last one removes the directory.
+
+        That of launched ranks stays: a rank may still have to say that it spoke, and the launching process
+        removes it.
+        """
         with contextlib.suppress(OSError):
             self._path(self.rank, "process").unlink(missing_ok=True)
-            if not any(self.state(rank) in ("here", "stopped") for rank in self.others):
+            if EXIT_FILE not in os.environ and not any(self.state(rank) in ("here", "stopped") for rank in self.others):
                 for path in self.directory.iterdir():
                     path.unlink()
                 self.directory.rmdir()

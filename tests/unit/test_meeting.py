@@ -109,6 +109,21 @@ def test_a_rank_that_raises_alone_speaks_and_leaves_its_code(second: Meeting, tm
     assert exits.leave(2) == 2 and (tmp_path / "exit").read_text() == "2"
 
 
+@pytest.mark.parametrize("ends", ["before", "after"])
+def test_a_rank_that_spoke_leaves_its_code_when_the_first_has_ended(
+    ends: str, second: Meeting, tmp_path: Path
+) -> None:
+    """Rank 0 ends without a word while rank 1, which no longer watches it, is about to speak or has spoken."""
+    Meeting(second.directory, 1, 2).come()
+    Meeting(second.directory, 1, 2).go()
+    if ends == "before":
+        second.go()
+    assert exits.speaks(is_of_all=False)
+    if ends == "after":
+        second.go()
+    assert exits.leave(2) == 2 and (tmp_path / "exit").read_text() == "2"
+
+
 def test_the_exit_code_that_a_rank_has_raised_with_stays(second: Meeting) -> None:
     """Other machines are told of it for as long as a rank of this one is there."""
     mine = Meeting(second.directory, 1, 2)
