@@ -66,7 +66,9 @@ class Meeting:
         """
         with contextlib.suppress(OSError):
             self._path(self.rank, "process").unlink(missing_ok=True)
-            if EXIT_FILE not in os.environ and not any(self.state(rank) in ("here", "stopped") for rank in self.others):
+            if EXIT_FILE not in os.environ and not any(
+                self.state(rank) in ("here", "stopped") for rank in self.others
+            ):
                 for path in self.directory.iterdir():
                     path.unlink()
                 self.directory.rmdir()

@@ -26,7 +26,7 @@ _TOKENIZER = (
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model"),
 )
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-_MEDIA = ("image", "video", "audio")
+_MEDIA = ("image", "video", "audio", "boi")
 # What transformers makes of a config.json where there is no generation_config.json.
 _OF_CONFIG = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -84,8 +84,8 @@ def banned_ids(value: Any, vocab: int | None, placeholders: Iterable[int] = ()) 
 
 
 def placeholder_ids(config: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that stand for images, video and audio, as a config.json names them: a model that
-    wrote one would ask for an image that nobody has."""
+    """Return the tokens that stand for images, video and audio or begin an image, as a config.json names
+    them: a model that wrote one would ask for an image that nobody has."""
     named = [config.get(f"{kind}_token_{end}") for kind in _MEDIA for end in ("id", "index")]
     return [value for value in named if type(value) is int]
 

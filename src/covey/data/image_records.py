@@ -62,7 +62,7 @@ def media_of(records: Iterable[Mapping[str, Any]], rows: ImageRows = NO_ROWS) ->
 
 def described(medium: Medium) -> Record:
     """Return the record of an image without where it is."""
-    limits = None if medium.source is None else list(astuple(medium.source.limits))
+    limits = None if medium.source is None else medium.source.limits.numbers
     return {
         "key": medium.key,
         "token_id": medium.token_id,

@@ -106,7 +106,7 @@ class TextCodec:
         arguments = {
             **given_to_all(self.special_tokens, self.template_kwargs),
             **self._of_conversation(tools, kwargs or {}),
-            "messages": [dict(m) for m in messages],
+            "messages": [dict(m) for m in (self.vision.given(messages) if self.vision else messages)],
             "add_generation_prompt": add_generation_prompt,
         }
         if self.trial is not None:
@@ -123,7 +123,7 @@ class TextCodec:
             raise TemplateError(
                 tr("the chat template writes half of a surrogate pair, which no tokenizer can read")
             )
-        return text
+        return text if self.vision is None else self.vision.framed(text)
 
     def _of_conversation(
         self, tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
@@ -266,6 +266,8 @@ def load_codec(
         trial=trial,
         vision=vision_spec(model_dir, tokenizer, images),
     )
+    if codec.vision is not None:
+        codec = replace(codec, vision=codec.vision.fitted(codec.render))
     closing, unstoppable = _closing(codec)
     asked = {
         "template": closing,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from covey.data.errors import ModelError
+from covey.data.errors import ModelError, TemplateError
+from covey.data.messages import Message
 from covey.data.model_files import read_json
 from covey.media.decode import image_size, load_image
 from covey.media.errors import LimitError, MediaError
-from covey.media.families import FAMILIES
-from covey.media.sizes import ImageLimits, grid_of, limits_of, num_tokens
+from covey.media.families import FAMILIES, image_token_id
+from covey.media.sizes import ImageLimits, grid_of, kind_of, limits_of
 from covey.media.source import ImageSource
 from covey.media.store import key_of
+from covey.media.tiles import written_tiles
 from covey.text_files import placeholder_ids
 from covey.texts import tr
 from covey.types import Medium
@@ -59,14 +61,49 @@ class ImageAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
-    """The images of a model's prompts: its template writes `token`, of id `token_id`, for one. No text may
-    hold a token of `refused`."""
+    """The images of a model's prompts: rendered texts hold `token`, of id `token_id`, for one. No text may
+    hold a token of `refused`.
+
+    The template writes `opening` for an image, where that is not empty, which `framed` replaces by `frame`.
+    `encode` is there where tokens between the squares of an image say which one follows. `takes_blocks`: the
+    template loses a text that is no list of blocks.
+    """
 
     token: str
     token_id: int
     refused: tuple[str, ...]
     limits: ImageLimits
     may_fetch: bool = False
+    opening: str = ""
+    frame: str = ""
+    encode: Callable[[str], tuple[int, ...]] | None = field(default=None, compare=False, repr=False)
+    takes_blocks: bool = False
+
+    def fitted(self, render: Callable[[list[Message]], str]) -> VisionSpec:
+        """Return the same for the template that `render` renders."""
+        said = "covey asks"
+        try:
+            if said in render([{"role": "user", "content": said}]):
+                return self
+            blocks = [{"type": "text", "text": said}]
+            return replace(self, takes_blocks=said in render([{"role": "user", "content": blocks}]))
+        except TemplateError:
+            return self
+
+    def given(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages as the template takes them."""
+        if not self.takes_blocks:
+            return [*messages]
+        return [
+            {**m, "content": [{"type": "text", "text": m["content"]}]}
+            if isinstance(m.get("content"), str)
+            else m
+            for m in messages
+        ]
+
+    def framed(self, text: str) -> str:
+        """Return a rendered text with `token` for each image."""
+        return text.replace(self.opening, self.frame) if self.opening else text
 
     def medium(self, place: HasImage, *, is_decoded: bool = False) -> Medium:
         """Return an image as prompts hold it. Raises MediaError for one that cannot be used; of its pixels
@@ -75,25 +112,32 @@ class VisionSpec:
         if is_decoded:
             load_image(source, may_fetch=self.may_fetch)
         grid = grid_of(*image_size(source, may_fetch=self.may_fetch), self.limits)
-        merge = self.limits.merge
         return Medium(
             key=key_of(source, self.limits, may_fetch=self.may_fetch),
             token_id=self.token_id,
-            num_tokens=num_tokens(grid, merge),
+            num_tokens=self.limits.num_tokens(grid),
             grid=grid,
-            extent=(grid[0], grid[1] // merge, grid[2] // merge),
+            extent=self.limits.extent(grid),
             source=ImageAt(place, self.limits),
         )
 
     def expanded(self, token_ids: Sequence[int], media: Sequence[Medium]) -> tuple[int, ...]:
-        """Return the tokens of a text with as many in the place of each image's one as it has. AssertionError
-        where there are not as many as images."""
+        """Return the tokens of a text with those of each image in the place of its one. AssertionError where
+        there are not as many as images."""
         waiting = iter(media)
         found: list[int] = []
         for token_id in token_ids:
-            found += [token_id] * (next(waiting).num_tokens if token_id == self.token_id else 1)
+            found += self._tokens(next(waiting)) if token_id == self.token_id else [token_id]
         assert next(waiting, None) is None, "each image has a place in the text"
         return tuple(found)
+
+    def _tokens(self, medium: Medium) -> Sequence[int]:
+        if self.encode is None:
+            return [self.token_id] * medium.num_tokens
+        patches = self.limits.tile // self.limits.patch
+        _, down, across = medium.grid
+        tokens = self.limits.runs(medium.grid)[0]
+        return self.encode(written_tiles(down // patches, across // patches, tokens))
 
 
 class RowMedia:
@@ -135,7 +179,7 @@ def _vision_spec(model_dir: Path, tokenizer: Tokenizer, options: ImageOptions) -
     config: dict[str, Any] = read_json(model_dir / "config.json")
     if config.get("model_type") not in FAMILIES:
         return None
-    token_id = config["image_token_id"]
+    token_id = image_token_id(config)
     words = [tokenizer.id_to_token(number) for number in placeholder_ids(config)]
     token = tokenizer.id_to_token(token_id)
     if token is None:
@@ -147,7 +191,15 @@ def _vision_spec(model_dir: Path, tokenizer: Tokenizer, options: ImageOptions) -
                 token_id=token_id,
             )
         )
+    kind = kind_of(model_dir)
+    ends = [tokenizer.id_to_token(config.get(f"{end}_token_index", -1)) for end in ("boi", "eoi")]
+    opening, closing = ends if kind == "gemma" else ("", "")
     return VisionSpec(
+        opening=opening,
+        frame=f"\n\n{opening}{token}{closing}\n\n" if opening else "",
+        encode=(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids))
+        if kind == "smolvlm"
+        else None,
         token=token,
         token_id=token_id,
         refused=tuple(word for word in words if word),

@@ -24,11 +24,30 @@ _QWEN: Mapping[Part, tuple[str, ...]] = {
     "aligner": ("visual.merger", "visual.deepstack_merger_list"),
     "vit": ("visual",),
 }
-_OF_MODEL = ("model.visual.", "model.language_model.")
 _MODULES: Mapping[str, Mapping[Part, tuple[str, ...]]] = {
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN,
+    "gemma3": {"aligner": ("multi_modal_projector",), "vit": ("vision_tower",)},
+    "smolvlm": {"aligner": ("connector",), "vit": ("vision_model",)},
+}
+# How names in files begin, and how those in the model do instead.
+_OF_QWEN = {
+    "visual.": "model.visual.",
+    "model.visual.": "model.visual.",
+    "model.language_model.": "model.language_model.",
+    "model.": "model.language_model.",
+}
+_IN_MODEL: Mapping[str, Mapping[str, str]] = {
+    "qwen2_vl": _OF_QWEN,
+    "qwen2_5_vl": _OF_QWEN,
+    "qwen3_vl": _OF_QWEN,
+    "gemma3": {
+        "language_model.model.": "model.language_model.",
+        "language_model.lm_head.": "lm_head.",
+        "vision_tower.": "model.vision_tower.",
+        "multi_modal_projector.": "model.multi_modal_projector.",
+    },
 }
 
 
@@ -43,11 +62,9 @@ def name_in_model(name: str, family: str | None) -> str:
     Files of Qwen have `visual.` and `model.layers.` where the model has `model.visual.` and
     `model.language_model.layers.`.
     """
-    if not has_parts(family) or name.startswith(_OF_MODEL):
-        return name
-    if name.startswith("visual."):
-        return f"model.{name}"
-    return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
+    known = _IN_MODEL.get(family or "", {})
+    begin = next((begin for begin in known if name.startswith(begin)), None)
+    return name if begin is None else known[begin] + name.removeprefix(begin)
 
 
 def part_of(name: str, family: str | None) -> Part:

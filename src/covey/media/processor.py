@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from covey.media.errors import MediaError
-from covey.media.sizes import Grid, ImageLimits, grid_of, limits_of
+from covey.media.sizes import Grid, ImageLimits, Kind, grid_of, kind_of, limits_of
 from covey.texts import tr
 
 
@@ -27,21 +27,15 @@ class ImageProcessor:
         self._processor: Any = None
 
     def patches(self, image: Image.Image) -> tuple[np.ndarray, Grid]:
-        """Return the patches of an RGB image, float32 [patches, numbers of a patch], and their grid.
+        """Return the patches of an RGB image, float32 [patches, numbers of a patch], and their grid. The
+        patches of a token are neighbours. For a model that takes squares: [squares, 3, pixels, pixels].
 
-        The patches of a token are neighbours. Raises MediaError for a size that the processor refuses, and
+        Raises MediaError for a size that the processor refuses, and
         if its grid is another than that of `grid_of`.
         """
         grid = grid_of(*image.size, self.limits)
-        made = self._loaded()(
-            images=[image],
-            do_resize=True,
-            size={"shortest_edge": self.limits.min_pixels, "longest_edge": self.limits.max_pixels},
-            return_tensors="np",
-        )
-        values = np.ascontiguousarray(made["pixel_values"], dtype=np.float32)
-        found = tuple(int(number) for number in made["image_grid_thw"][0])
-        if found != grid or len(values) != np.prod(grid):
+        values, found = (_squares if self.limits.tile else _patches)(self._loaded(), image, self.limits)
+        if found != grid:
             raise MediaError(
                 tr(
                     "the image processor in {directory} cuts {width} x {height} pixels into a grid of "
@@ -62,18 +56,38 @@ class ImageProcessor:
             return self._processor
 
 
+def _patches(processor: Any, image: Image.Image, limits: ImageLimits) -> tuple[np.ndarray, Grid]:
+    """Return the patches of an image of Qwen-VL, and the grid that the processor says."""
+    size = {"shortest_edge": limits.min_pixels, "longest_edge": limits.max_pixels}
+    made = processor(images=[image], do_resize=True, size=size, return_tensors="np")
+    values = np.ascontiguousarray(made["pixel_values"], dtype=np.float32)
+    time, down, across = (int(number) for number in made["image_grid_thw"][0])
+    assert len(values) == time * down * across, "a grid counts the patches of an image"
+    return values, (time, down, across)
+
+
+def _squares(processor: Any, image: Image.Image, limits: ImageLimits) -> tuple[np.ndarray, Grid]:
+    """Return the squares of an image and their patches down and across."""
+    # Gemma's processor says nothing of rows and columns, of which it makes one.
+    told = {"return_row_col_info": True} if hasattr(processor, "return_row_col_info") else {}
+    made = processor(images=[image], return_tensors="np", **told)
+    side = limits.tile
+    values = np.ascontiguousarray(made["pixel_values"], dtype=np.float32).reshape(-1, 3, side, side)
+    rows, columns = (max(1, int(np.ravel(made.get(name, 0))[0])) for name in ("rows", "cols"))
+    assert len(values) == rows * columns + (rows * columns > 1), "an image is its squares and the whole"
+    return values, (1, rows * (side // limits.patch), columns * (side // limits.patch))
+
+
 def _load(directory: Path) -> Any:
-    """Read the image processor of a model of Qwen-VL from its files, and run none of the code beside them.
+    """Read the image processor of a model from its files, and run none of the code beside them.
 
     Its class for PIL is named here: `AutoImageProcessor` of transformers 5.17 asks for torchvision, whichever
     backend it is given.
     """
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    # Raises MediaError where the files describe another processor.
+    # Raises MediaError where the files describe a processor that is not known.
     limits_of(directory)
     try:
-        return Qwen2VLImageProcessorPil.from_pretrained(str(directory), local_files_only=True)
+        return _class(kind_of(directory)).from_pretrained(str(directory), local_files_only=True)
     except (OSError, ValueError, TypeError, ImportError) as error:
         words = " ".join(str(error).split())
         raise MediaError(
@@ -83,3 +97,19 @@ def _load(directory: Path) -> Any:
                 error=words,
             )
         ) from error
+
+
+def _class(kind: Kind) -> Any:
+    match kind:
+        case "qwen":
+            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+            return Qwen2VLImageProcessorPil
+        case "gemma":
+            from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+            return Gemma3ImageProcessorPil
+        case "smolvlm":
+            from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+            return SmolVLMImageProcessorPil

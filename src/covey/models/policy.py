@@ -258,13 +258,15 @@ class Policy(nn.Module):
         backbone: Any = self.model.base_model
         options |= {"position_ids": positions_RT, "use_cache": False}
         embedded: dict[str, Any] = {}
-        if media is not None:
-            assert self.vision is not None, "images come to a model that sees"
-            embedded = self.vision.embedded(backbone, tokens_RT, media)
-        elif self.vision is not None:
-            embedded = self.vision.without_images(backbone, tokens_RT, self.without_images)
-        if embedded:
-            out = backbone.language_model(**embedded, **options)
+        if self.vision is not None:
+            options |= self.vision.beside_text(tokens_RT)
+            if media is None:
+                embedded = self.vision.without_images(backbone, tokens_RT, self.without_images)
+            else:
+                embedded = self.vision.embedded(backbone, tokens_RT, media)
+        assert media is None or embedded, "images come to a model that sees"
+        if self.vision is not None and embedded:
+            out = backbone.get_submodule(self.vision.text)(**embedded, **options)
         else:
             out = backbone(input_ids=tokens_RT, **options)
         return out.last_hidden_state.flatten(0, 1)  # type: ignore[no-any-return]

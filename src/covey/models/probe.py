@@ -250,7 +250,9 @@ def _token_index(rows: Sequence[Row], kind: StreamKind) -> list[Tensor]:
 def widest_stream(policy: Policy, share: float = 1.0) -> tuple[StreamKind, bool, list[ProbeResult]]:
     """The best layout that the model passes with its attention, prefix-shared, else packed, else padded rows,
     and whether a later pass may go on from the prompt of an earlier one; `share` is that of its layers that
-    the policy has."""
+    the policy has. Where the tokens of an image see each other only rows of their own hold."""
+    if policy.vision is not None and not policy.vision.is_causal:
+        return "padded", False, []
     oracle = Oracle.of(policy)
     results = [probe(policy, "prefix", oracle=oracle, share=share)]
     if results[0].passed:

@@ -82,7 +82,8 @@ def _canary_images(codec: TextCodec) -> list[Medium]:
     """Two images of noise, the same in every run, for a model that sees."""
     if codec.vision is None:
         return []
-    side = 2 * codec.vision.limits.token_side
+    limits = codec.vision.limits
+    side = limits.tile or 2 * limits.token_side
     noise = np.random.default_rng(0).integers(256, size=(2, side, side, 3), dtype=np.uint8)
     return [codec.vision.medium(PlacedImage(source)) for pixels in noise for source in sources_of(pixels)]
 

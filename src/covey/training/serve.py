@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from covey.data.model_files import model_context, read_json
 from covey.data.text import read_tokenizer
 from covey.kernels.choose import KernelsName
-from covey.media.families import FAMILIES
+from covey.media.families import VLLM_FAMILIES, image_token_id
 from covey.media.sizes import limits_of, preparation_of
 from covey.models.adapter_shapes import read_shapes
 from covey.models.load import largest_bytes, load_still
@@ -195,8 +195,12 @@ def _engine(
         cache_bytes=_CACHE_BYTES,
     )
     token_id, read = 0, None
-    if described.get("model_type") in FAMILIES and preparation_of(serving.model) and tokenizer is not None:
-        token_id, read = int(described["image_token_id"]), PixelReader(serving.model)
+    if (
+        described.get("model_type") in VLLM_FAMILIES
+        and preparation_of(serving.model)
+        and tokenizer is not None
+    ):
+        token_id, read = image_token_id(described), PixelReader(serving.model)
         limits = limits_of(serving.model)
         room = {"image": 1, "video": 0}
         settings = replace(settings, media_limits=room, image_pixels=(limits.min_pixels, limits.max_pixels))

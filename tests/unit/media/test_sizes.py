@@ -7,13 +7,14 @@ against transformers' own function. Not shown: that a processor applies it; test
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from covey.media.errors import MediaError
-from covey.media.sizes import ImageLimits, grid_of, limits_of, num_tokens
+from covey.media.sizes import ImageLimits, grid_of, limits_of
 from unit.media.conftest import QWEN2_5, QWEN3, write_model
 
 OF_QWEN2_5 = ImageLimits(patch=14, merge=2, temporal=2, min_pixels=3136, max_pixels=12845056)
@@ -86,8 +87,8 @@ def test_a_thin_image_is_not_that_of_qwen_vl_utils() -> None:
 
 
 def test_tokens_are_merged_patches() -> None:
-    assert num_tokens((1, 34, 46), 2) == 17 * 23
-    assert num_tokens((1, 4, 4), 1) == 16
+    assert OF_QWEN2_5.num_tokens((1, 34, 46)) == 17 * 23
+    assert replace(OF_QWEN2_5, merge=1).num_tokens((1, 4, 4)) == 16
 
 
 def limits(tmp_path: Path, settings: object, **given: int) -> ImageLimits:

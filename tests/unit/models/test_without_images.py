@@ -59,13 +59,13 @@ def test_where_nothing_is_trained_there_is_nothing_to_do(how: WithoutImages) -> 
     policy = policy_of("qwen2_5_vl")
     calls: list[int] = []
     assert policy.vision is not None
-    policy.vision.tower(policy.model).register_forward_hook(lambda *_: calls.append(1))
+    policy.vision.towers(policy.model)[0].register_forward_hook(lambda *_: calls.append(1))
     policy.without_images = how
     micro = micro_of(TEXT, policy.stream, policy.device)
     with torch.no_grad():
         policy(micro)
     assert len(calls) == (how == "pass")
-    policy.vision.tower(policy.model).requires_grad_(False)
+    policy.vision.towers(policy.model)[0].requires_grad_(False)
     policy(micro).logprob_N.sum().backward()
     assert len(calls) == 2 * (how == "pass")
     assert policy.model.get_input_embeddings().weight.grad is not None
@@ -75,7 +75,7 @@ def test_a_frozen_language_model_still_has_a_loss() -> None:
     policy = policy_of("qwen2_5_vl")
     assert policy.vision is not None
     policy.requires_grad_(False)
-    policy.vision.tower(policy.model).requires_grad_(True)
+    policy.vision.towers(policy.model)[0].requires_grad_(True)
     policy.without_images = "zeros"
     _, found, _ = gradients(policy, TEXT)
     assert found and not any(gradient.any() for gradient in found.values())

@@ -196,7 +196,7 @@ def _image_facts(prompts: Sequence[Prompt]) -> dict[str, Any]:
     if not media:
         return {"has_images": False}
     tokens = [medium.num_tokens for medium in media]
-    patches = [sum(math.prod(medium.grid) for medium in prompt.media) for prompt in prompts]
+    patches = [sum(m.source.limits.num_patches(m.grid) for m in prompt.media) for prompt in prompts]
     return {
         "has_images": True,
         "num_images": len(media),

@@ -92,8 +92,8 @@ def _only_layers(policy: Policy, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def _layer_list(policy: Policy) -> tuple[str, nn.ModuleList]:
-    tower = None if policy.vision is None else policy.vision.tower(policy.model)
-    seeing = set() if tower is None else set(tower.modules())
+    towers = [] if policy.vision is None else policy.vision.towers(policy.model)
+    seeing = {module for tower in towers for module in tower.modules()}
     lists = [
         (n, m)
         for n, m in policy.named_modules()

@@ -3,6 +3,8 @@
 An image is encoded once a forward pass, whatever rows hold it. Features are put into the embeddings here, and
 not by the model, whose own way expects one row of text for each image.
 
+Here is what all families have in common, and those of Qwen; others are in covey.models.vision.squares.
+
 Axes: P patches, C numbers of a patch, F features of all images, D hidden width, T tokens of a stream.
 """
 
@@ -19,7 +21,8 @@ from covey.types import MediaTokens, Medium
 
 
 class Pixels(NamedTuple):
-    """Images as their vision tower takes them: patches (P, C) of all, and the grid (I, 3) of each."""
+    """Images as their vision tower takes them: patches (P, C) of all, or squares (P, 3, side, side) where it
+    takes these, and the grid (I, 3) of each."""
 
     patches_PC: Tensor
     grid_I3: Tensor
@@ -37,16 +40,21 @@ tower on an image of zeros where gradients are wanted, which then come in the or
 
 
 class Vision:
-    """The part of a model that sees; `read` gives the pixels of images, on any device."""
+    """The part of a model that sees; `read` gives the pixels of images, on any device.
+
+    `modules` of the backbone see, and are followed by its `text` module. A model that is not `is_causal` lets
+    the tokens of an image see each other, so its rows are neither packed nor share prompts.
+    """
+
+    modules: tuple[str, ...] = ("visual",)
+    text = "language_model"
+    is_causal = True
 
     def __init__(self, model: nn.Module) -> None:
         config: Any = model.config
         self.token_id: int = config.image_token_id
         self.read: ReadPixels = _no_pixels
-        seen = config.vision_config
-        # The side in patches of what becomes one feature, and the numbers of a patch.
-        self._merge: int = seen.spatial_merge_size
-        self._patch: int = seen.in_channels * seen.temporal_patch_size * seen.patch_size**2
+        self._config: Any = config.vision_config
 
     def __deepcopy__(self, memo: Any) -> Vision:
         """Return itself: it holds no weights, and copies of a policy read the same images."""
@@ -55,24 +63,37 @@ class Vision:
     @classmethod
     def of(cls, model: nn.Module) -> Vision | None:
         """Return that of a model, None where it sees nothing."""
-        config: Any = model.config
-        return cls(model) if config.model_type in FAMILIES else None
+        # These are subclasses of this class.
+        from covey.models.vision.squares import GemmaVision, SmolVision
 
-    def tower(self, model: nn.Module) -> nn.Module:
-        """Return the part of a model, or of its backbone, that has weights for images alone."""
-        backbone: Any = model.base_model
-        return backbone.visual  # type: ignore[no-any-return]
+        config: Any = model.config
+        if config.model_type not in FAMILIES:
+            return None
+        others: dict[str, type[Vision]] = {"gemma3": GemmaVision, "smolvlm": SmolVision}
+        return others.get(config.model_type, Vision)(model)
+
+    def towers(self, model: nn.Module) -> list[nn.Module]:
+        """Return the parts of a model, or of its backbone, that have weights for images alone."""
+        return [getattr(model.base_model, name) for name in self.modules]
+
+    def blank(self) -> Pixels:
+        """Return the smallest image."""
+        side: int = self._config.spatial_merge_size
+        numbers = self._config.in_channels * self._config.temporal_patch_size * self._config.patch_size**2
+        return Pixels(torch.zeros(side**2, numbers), torch.tensor([[1, side, side]]))
+
+    def beside_text(self, tokens_RT: Tensor) -> dict[str, Any]:
+        """Return what the language model is called with beside rows of tokens or their embeddings."""
+        return {}
 
     def without_images(self, model: nn.Module, tokens_RT: Tensor, how: WithoutImages) -> dict[str, Any]:
         """Return what the language model is called with in place of the tokens of rows without images, as
         `how` says; nothing where the model may be called with the tokens."""
         backbone: Any = model
-        trained = [p for p in self.tower(model).parameters() if p.requires_grad]
+        trained = [p for tower in self.towers(model) for p in tower.parameters() if p.requires_grad]
         has_gradients = bool(trained) and torch.is_grad_enabled()
         if how == "pass" or (how == "gradients" and has_gradients):
-            side = self._merge
-            blank = Pixels(torch.zeros(side**2, self._patch), torch.tensor([[1, side, side]]))
-            features_FD, deep = self._features(backbone, blank, tokens_RT.device)
+            features_FD, deep = self._features(backbone, self.blank(), tokens_RT.device)
             embeds_RTD: Tensor = backbone.get_input_embeddings()(tokens_RT)
             nothing = torch.stack([part.sum() for part in (features_FD, *deep)]).sum() * 0
             return {"inputs_embeds": embeds_RTD + nothing.to(embeds_RTD.dtype)}
@@ -119,14 +140,18 @@ class Vision:
 
     def _features(self, backbone: Any, pixels: Pixels, device: torch.device) -> tuple[Tensor, list[Tensor]]:
         """Return features (F, D) of the images, and those of further layers where the family has them."""
-        weight = next(backbone.visual.parameters())
-        patches_PC = pixels.patches_PC.to(device=device, dtype=weight.dtype)
+        weights = [weight for tower in self.towers(backbone) for weight in tower.parameters()]
+        patches_PC = pixels.patches_PC.to(device=device, dtype=weights[0].dtype)
         # Of a tower without a trained weight, not even in an adapter, nothing is kept for a backward pass.
-        is_trained = any(parameter.requires_grad for parameter in backbone.visual.parameters())
+        is_trained = any(weight.requires_grad for weight in weights)
         with torch.set_grad_enabled(torch.is_grad_enabled() and is_trained):
-            out = backbone.get_image_features(patches_PC, pixels.grid_I3.to(device), return_dict=True)
-            deep = [torch.cat(list(part)) for part in getattr(out, "deepstack_features", None) or ()]
-            return torch.cat(list(out.pooler_output)), deep
+            return self.seen(backbone, Pixels(patches_PC, pixels.grid_I3.to(device)))
+
+    def seen(self, backbone: Any, pixels: Pixels) -> tuple[Tensor, list[Tensor]]:
+        """Return features (F, D) of images on the model's device, and those of further layers."""
+        out = backbone.get_image_features(*pixels, return_dict=True)
+        deep = [torch.cat(list(part)) for part in getattr(out, "deepstack_features", None) or ()]
+        return torch.cat(list(out.pooler_output)), deep
 
 
 class _ZeroGradients(torch.autograd.Function):

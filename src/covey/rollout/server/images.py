@@ -14,7 +14,7 @@ from covey.data.images import PlacedImage
 from covey.data.vision import ImageAt
 from covey.media.decode import load_image
 from covey.media.errors import MediaError
-from covey.media.sizes import Grid, ImageLimits, grid_of, num_tokens
+from covey.media.sizes import Grid, ImageLimits, grid_of
 from covey.media.source import ImageSource
 from covey.media.store import key_of_bytes
 from covey.rollout.server.media_wire import HELD_BYTES
@@ -78,7 +78,7 @@ class HeldImages:
         if key_of_bytes(content, limits) != key:
             raise WireError(f"the {len(content)} bytes that were sent are not those of the image {key}")
         own = self._limits
-        if (limits.patch, limits.merge, limits.temporal) != (own.patch, own.merge, own.temporal):
+        if replace(limits, min_pixels=own.min_pixels, max_pixels=own.max_pixels) != own:
             raise WireError(f"an image has the limits {limits.words}; this server's model has {own.words}")
         if len(content) > self._max_bytes:
             raise WireError(f"an image of {len(content)} bytes; this server holds {self._max_bytes} of all")
@@ -90,7 +90,7 @@ class HeldImages:
             held = _Held(source, len(content), limits, grid_of(*size, limits))
         except MediaError as error:
             raise WireError(f"the image {key} cannot be used: {error}") from error
-        found = num_tokens(held.grid, limits.merge)
+        found = limits.num_tokens(held.grid)
         if self._max_tokens is not None and found > self._max_tokens:
             raise WireError(
                 f"an image has {found} tokens; the engine of this server takes {self._max_tokens}"
@@ -136,22 +136,21 @@ class HeldImages:
         if found != (planned := sum(medium.num_tokens for medium in media)):
             raise WireError(f"a prompt has {found} placeholders for images of {planned} tokens")
         for medium in media:
-            begin = request.prompt_token_ids.index(self._token_id, begin)
-            end = begin + medium.num_tokens
-            if set(request.prompt_token_ids[begin:end]) != {self._token_id}:
-                raise WireError(f"the placeholders of the image {medium.key} are not side by side")
-            begin = end
+            for run in medium.source.limits.runs(medium.grid):
+                begin = request.prompt_token_ids.index(self._token_id, begin)
+                end = begin + run
+                if set(request.prompt_token_ids[begin:end]) != {self._token_id}:
+                    raise WireError(f"the placeholders of the image {medium.key} are not side by side")
+                begin = end
         return replace(request, media=media) if media else request
 
     def _with_file(self, medium: Medium, held: _Held) -> Medium:
-        time, down, across = grid = held.grid
-        merge = held.limits.merge
         own = Medium(
             key=medium.key,
             token_id=self._token_id,
-            num_tokens=num_tokens(grid, merge),
-            grid=grid,
-            extent=(time, down // merge, across // merge),
+            num_tokens=held.limits.num_tokens(held.grid),
+            grid=held.grid,
+            extent=held.limits.extent(held.grid),
             source=ImageAt(PlacedImage(held.source), held.limits),
         )
         if medium != own or medium.source.limits != held.limits:

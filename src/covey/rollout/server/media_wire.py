@@ -51,7 +51,7 @@ def media_body(media: Sequence[Medium]) -> list[dict[str, Any]]:
             "num_tokens": medium.num_tokens,
             "grid": list(medium.grid),
             "extent": None if medium.extent is None else list(medium.extent),
-            "limits": list(astuple(medium.source.limits)),
+            "limits": medium.source.limits.numbers,
         }
         for medium in media
     ]
@@ -75,7 +75,7 @@ def _medium(body: Any) -> Medium:
         num_tokens=num_tokens,
         grid=(time, down, across),
         extent=None if extent is None else (extent[0], extent[1], extent[2]),
-        source=ImageAt(_Named(), ImageLimits(*_numbers("limits", given["limits"], 5))),
+        source=ImageAt(_Named(), _limits(given["limits"])),
     )
 
 
@@ -89,6 +89,12 @@ def _numbers(name: str, body: Any, length: int) -> list[int]:
     if not isinstance(body, list) or len(body) != length or any(not _is_number(one) for one in body):
         raise WireError(f"{name} of an image is {length} whole numbers above 0")
     return body
+
+
+def _limits(body: Any) -> ImageLimits:
+    """Return limits of images, which have a sixth number for a model that takes squares."""
+    has_tile = isinstance(body, list) and len(body) == 6  # noqa: PLR2004
+    return ImageLimits(*_numbers("limits", body, 6 if has_tile else 5))
 
 
 def _is_number(value: Any) -> bool:
@@ -120,4 +126,4 @@ def key_and_limits(query: str) -> tuple[str, ImageLimits]:
     given = {name: values[0] for name, values in parse_qs(query).items()}
     words = given.get("limits", "").split()
     numbers = [int(word) if word.isascii() and word.isdigit() and len(word) < 14 else 0 for word in words]
-    return _key(given.get("key")), ImageLimits(*_numbers("limits", numbers, 5))
+    return _key(given.get("key")), _limits(numbers)

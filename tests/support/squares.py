@@ -1,0 +1,187 @@
+"""Small models of random weights whose towers take squares, Gemma 3 and SmolVLM2, and their files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from covey.media.sizes import ImageLimits
+from covey.models.policy import Policy
+from covey.models.vision.tower import Pixels
+from covey.quickstart.task import MODEL_DIR
+from covey.token_streams import Row
+from covey.types import Medium
+from covey.types.arrays import bools, ints
+
+FAMILIES = ("gemma3", "smolvlm")
+IMAGE, OPENS, CLOSES = 322, 320, 321
+"""The id that stands for an image, and those around one of Gemma 3."""
+
+SIDE, PATCH, TOKENS = 16, 4, 4
+LIMITS = {
+    "gemma3": ImageLimits(PATCH, 2, 1, SIDE**2, SIDE**2, SIDE),
+    "smolvlm": ImageLimits(PATCH, 2, 1, (3 * SIDE) ** 2, (3 * SIDE) ** 2, SIDE),
+}
+MARKS = {
+    "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
+    "smolvlm": ["<fake_token_around_image>", "<global-img>", "<image>"]
+    + [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)],
+}
+# As those of the families do: Gemma's takes texts and blocks, SmolVLM's blocks alone.
+TEMPLATES = {
+    "gemma3": """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}{{ '<start_of_image>' if part.type == 'image' else part.text }}{% endfor %}
+{%- endif %}{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
+    "smolvlm": """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- for part in message.content %}
+{%- if part.type == 'text' %}{{ part.text }}{% elif part.type == 'image' %}{{ '<image>' }}{% endif %}
+{%- endfor %}{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
+}
+_TEXT = {
+    "vocab_size": 336,
+    "hidden_size": 64,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 315,
+    "eos_token_id": 314,
+    "bos_token_id": None,
+    "tie_word_embeddings": False,
+}
+
+
+def config_of(family: str) -> Any:
+    """Return the configuration of a small model. The window of Gemma's is shorter than its prompts."""
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision |= {"patch_size": PATCH, "image_size": SIDE}
+    if family == "smolvlm":
+        text: dict[str, Any] = {**_TEXT, "model_type": "llama"}
+        return AutoConfig.for_model(
+            family, text_config=text, vision_config=vision, image_token_id=IMAGE, scale_factor=2
+        )
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    return AutoConfig.for_model(
+        family,
+        text_config={**_TEXT, "sliding_window": 6, "layer_types": layers},
+        vision_config={**vision, "vision_use_head": False},
+        mm_tokens_per_image=TOKENS,
+        image_token_index=IMAGE,
+        boi_token_index=OPENS,
+        eoi_token_index=CLOSES,
+        tie_word_embeddings=False,
+    )
+
+
+def model_of(family: str, seed: int = 1) -> Any:
+    """Return a model of random weights, large enough that images matter."""
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config_of(family)).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and parameter.any():
+                parameter.mul_(4.0)
+            elif parameter.dim() > 1:
+                # transformers leaves the projection of Gemma's features at zero.
+                parameter.normal_(std=0.3)
+    return model
+
+
+def save_model(family: str, directory: Path, seed: int = 1) -> Path:
+    """Save a random model with the built-in tokenizer, a template and an image processor beside it."""
+    model_of(family, seed).save_pretrained(directory)
+    tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text("utf-8"))
+    last = tokenizer["added_tokens"][-1]
+    marks = enumerate(MARKS[family], start=OPENS)
+    tokenizer["added_tokens"] += [{**last, "id": number, "content": mark} for number, mark in marks]
+    processor: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    if family == "gemma3":
+        size = {"height": SIDE, "width": SIDE}
+        processor |= {"image_processor_type": "Gemma3ImageProcessor", "size": size}
+    else:
+        processor |= {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 3 * SIDE}}
+        processor |= {"max_image_size": {"longest_edge": SIDE}, "do_image_splitting": True}
+    stops = {"eos_token_id": 314, "pad_token_id": 315}
+    for name, content in {
+        "tokenizer.json": tokenizer,
+        "preprocessor_config.json": processor,
+        "generation_config.json": stops,
+    }.items():
+        (directory / name).write_text(json.dumps(content), "utf-8")
+    (directory / "tokenizer_config.json").write_text((MODEL_DIR / "tokenizer_config.json").read_text("utf-8"))
+    (directory / "chat_template.jinja").write_text(TEMPLATES[family], "utf-8")
+    return directory
+
+
+def medium(family: str, key: str, down: int = 1, across: int = 1) -> Medium:
+    """Return an image of so many squares."""
+    limits, patches = LIMITS[family], SIDE // PATCH
+    grid = (1, down * patches, across * patches)
+    return Medium(key=key, token_id=IMAGE, num_tokens=limits.num_tokens(grid), grid=grid, extent=None)
+
+
+def pixels_of(media: Sequence[Medium]) -> Pixels:
+    """Return random squares, the same for the same key."""
+    squares = [
+        torch.randn(one.num_tokens // TOKENS, 3, SIDE, SIDE, generator=generator)
+        for one in media
+        for generator in [torch.Generator().manual_seed(int.from_bytes(one.key.encode(), "little") % 2**31)]
+    ]
+    return Pixels(torch.cat(squares), torch.tensor([one.grid for one in media]))
+
+
+def policy_of(family: str, seed: int = 1) -> Policy:
+    """Return a policy that sees such images."""
+    policy = Policy(model_of(family, seed), stream="padded")
+    assert policy.vision is not None
+    policy.vision.read = pixels_of
+    return policy
+
+
+def row(parts: Sequence[int | Medium], completion: Sequence[int], key: str) -> Row:
+    """Return a row of a prompt of ids and images with a trained completion behind it."""
+    ids: list[int] = []
+    for part in parts:
+        # Another token stands between the squares of an image.
+        runs = [] if isinstance(part, int) else [[*[IMAGE] * TOKENS, 15]] * (part.num_tokens // TOKENS)
+        ids += [part] if isinstance(part, int) else [OPENS, *(i for run in runs for i in run), CLOSES]
+    return Row(
+        token_ids=ints([*ids, *completion]),
+        is_trained=bools([False] * len(ids) + [True] * len(completion)),
+        prompt_length=len(ids),
+        prompt_key=key,
+        media=tuple(part for part in parts if isinstance(part, Medium)),
+    )
+
+
+def own_logprobs(policy: Policy, one: Row) -> Tensor:
+    """Return the logprobs (N,) of the trained tokens of a row by the model's own forward pass from pixels."""
+    policy.use_stream("padded")
+    ids_1L = torch.tensor([one.token_ids.tolist()])
+    is_gemma = policy.model.config.model_type == "gemma3"  # type: ignore[union-attr]
+    given: dict[str, Any] = {"token_type_ids": (ids_1L == IMAGE).int()} if is_gemma else {}
+    if one.media:
+        assert policy.vision is not None
+        squares = policy.vision.read(one.media).patches_PC
+        given["pixel_values"] = squares if is_gemma else squares[None]
+    logit_LV = policy.model(input_ids=ids_1L, use_cache=False, **given).logits[0].float().clone()
+    logit_LV[:, list(policy.head.banned)] = float("-inf")
+    place_N = torch.from_numpy(np.flatnonzero(one.is_trained))
+    token_N = torch.from_numpy(one.token_ids.astype(np.int64))[place_N]
+    return logit_LV.log_softmax(-1)[place_N - 1].gather(1, token_N[:, None])[:, 0]
