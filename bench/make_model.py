@@ -316,8 +316,22 @@ def warm_up(model: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     raise AssertionError("unreachable: batches have no end")
 
 
-def save(model: Any, tokenizer: PreTrainedTokenizerBase, out: Path) -> int:
-    """Write the model and the tokenizer as one folder and return its size in bytes."""
+def out_folder(arguments: Sequence[str] | None, default: Path) -> Path:
+    """Read from the command line which folder to write."""
+    parser = argparse.ArgumentParser(description="Build the model.")
+    parser.add_argument("--out", type=Path, default=default, help="folder to write (default: %(default)s)")
+    out: Path = parser.parse_args(arguments).out
+    return out
+
+
+def write_sizes(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write to standard output how large the vocabulary and the model are."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    sys.stdout.write(f"vocabulary {len(tokenizer)}, parameters {parameters:,}\n")
+
+
+def save(model: Any, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """Write the model and the tokenizer as one folder, and its size to standard output."""
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -325,7 +339,8 @@ def save(model: Any, tokenizer: PreTrainedTokenizerBase, out: Path) -> int:
     for path in files:
         # The weights are created readable by their owner only, and an installed package keeps that.
         path.chmod(0o644)
-    return sum(path.stat().st_size for path in files)
+    size = sum(path.stat().st_size for path in files)
+    sys.stdout.write(f"saved {size:,} bytes to {out}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -333,17 +348,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Held-out pairs are sampled once, after the training, as a gate: a model above the limit is not saved.
     """
-    parser = argparse.ArgumentParser(prog="make_model.py", description="Build the model.")
-    parser.add_argument(
-        "--out", type=Path, default=task.MODEL_DIR, help="folder to write (default: %(default)s)"
-    )
-    out: Path = parser.parse_args(arguments).out
+    out = out_folder(arguments, task.MODEL_DIR)
     torch.set_num_threads(_THREADS)
     torch.manual_seed(_SEED)
     tokenizer = make_tokenizer()
     model = make_random_model(tokenizer)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    sys.stdout.write(f"vocabulary {len(tokenizer)}, parameters {parameters:,}\n")
+    write_sizes(model, tokenizer)
     started = time.perf_counter()
     steps = warm_up(model, tokenizer)
     seconds = time.perf_counter() - started
@@ -355,8 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if figures.accuracy > _HELD_OUT_LIMIT:
         sys.stderr.write(f"the accuracy on held-out pairs exceeds {_HELD_OUT_LIMIT}; nothing is saved\n")
         return 1
-    size = save(model, tokenizer, out)
-    sys.stdout.write(f"saved {size:,} bytes to {out}\n")
+    save(model, tokenizer, out)
     return 0
 
 

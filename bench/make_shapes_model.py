@@ -10,19 +10,17 @@ seeds on equal hardware and library versions give equal files.
 
 from __future__ import annotations
 
-import argparse
 import io
 import random
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from make_model import IM_END, IM_START, MAX_POSITIONS, make_tokenizer, save
+from make_model import IM_END, IM_START, MAX_POSITIONS, make_tokenizer, out_folder, save, write_sizes
 from PIL import Image
 from tokenizers import AddedToken
 from transformers import (
@@ -333,17 +331,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Held-out drawings are sampled once, after the training, as a gate: a model outside the range is not saved.
     """
-    parser = argparse.ArgumentParser(prog="make_shapes_model.py", description="Build the model.")
-    parser.add_argument(
-        "--out", type=Path, default=shapes_task.MODEL_DIR, help="folder to write (default: %(default)s)"
-    )
-    out: Path = parser.parse_args(arguments).out
+    out = out_folder(arguments, shapes_task.MODEL_DIR)
     torch.set_num_threads(_THREADS)
     torch.manual_seed(_SEED)
     tokenizer = make_shapes_tokenizer()
     model = make_random_model(tokenizer)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    sys.stdout.write(f"vocabulary {len(tokenizer)}, parameters {parameters:,}\n")
+    write_sizes(model, tokenizer)
     warmup = Warmup(model, tokenizer)
     rows = shapes_task.held_out_rows()
     warmup.train(seeing_example, _SEEING_STEPS, _SEEING_RATE)
@@ -359,8 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"the accuracy on held-out drawings is not in {low}..{high}; nothing is saved\n")
         return 1
     make_image_processor().save_pretrained(out)
-    size = save(model, tokenizer, out)
-    sys.stdout.write(f"saved {size:,} bytes to {out}\n")
+    save(model, tokenizer, out)
     return 0
 
 

@@ -11,7 +11,6 @@ hardware and library versions give equal files.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -19,12 +18,11 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from make_model import IM_END, IM_START, make_random_model, make_tokenizer, save
+from make_model import IM_END, IM_START, make_random_model, make_tokenizer, out_folder, save, write_sizes
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
 from covey.quickstart import tools_task
@@ -285,17 +283,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Held-out pairs are sampled once, after the training, as a gate: a model outside the range is not saved.
     """
-    parser = argparse.ArgumentParser(prog="make_tools_model.py", description="Build the model.")
-    parser.add_argument(
-        "--out", type=Path, default=tools_task.MODEL_DIR, help="folder to write (default: %(default)s)"
-    )
-    out: Path = parser.parse_args(arguments).out
+    out = out_folder(arguments, tools_task.MODEL_DIR)
     torch.set_num_threads(_THREADS)
     torch.manual_seed(_SEED)
     tokenizer = make_tools_tokenizer()
     model = make_random_model(tokenizer, VOCABULARY, num_layers=3, intermediate_size=256)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    sys.stdout.write(f"vocabulary {len(tokenizer)}, parameters {parameters:,}\n")
+    write_sizes(model, tokenizer)
     warm_up(model, tokenizer)
     accuracy = sample_accuracy(model, tokenizer, tools_task.held_out_pairs(), seed=_SEED)
     sys.stdout.write(f"held out, one sample each at temperature 1: accuracy {accuracy:.3f}\n")
@@ -303,8 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not low <= accuracy <= high:
         sys.stderr.write(f"the accuracy on held-out pairs is not in {low}..{high}; nothing is saved\n")
         return 1
-    size = save(model, tokenizer, out)
-    sys.stdout.write(f"saved {size:,} bytes to {out}\n")
+    save(model, tokenizer, out)
     return 0
 
 

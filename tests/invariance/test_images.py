@@ -19,7 +19,7 @@ from covey.errors import ConfigError
 from covey.telemetry.rollouts import read_rollouts
 from covey.training.run import train
 from support.exactness import assert_same_steps
-from support.image_runs import image_model, image_options, image_rows
+from support.image_runs import image_data, image_options, image_rows
 from support.models import save_model as save_text_model
 from support.runs import Result, options, train_and_watch, train_in_processes
 
@@ -37,10 +37,7 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    image_model(folder / "model")
-    image_rows(folder)
-    return folder
+    return image_data(tmp_path_factory.mktemp("images"))
 
 
 def opts(data: Path, output: Path, **changes: Any) -> dict[str, Any]:

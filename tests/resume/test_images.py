@@ -15,7 +15,7 @@ import pytest
 from covey.checkpoint.read import read_states
 from covey.selftest.compare import far
 from resume.test_resume import assert_same_run, records
-from support.image_runs import image_model, image_options, image_rows
+from support.image_runs import image_data, image_options
 from support.runs import train_and_watch, train_in_processes
 
 MIDDLE = {"num_iterations": 2}
@@ -31,10 +31,7 @@ CASES = {"a rollout": MIDDLE, "a stream": {**MIDDLE, "streaming": True}, "groups
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    image_model(folder / "model")
-    image_rows(folder)
-    return folder
+    return image_data(tmp_path_factory.mktemp("images"))
 
 
 def opts(data: Path, output: Path, **changes: Any) -> dict[str, Any]:

@@ -24,10 +24,12 @@ def half(prompts, completion_ids, solution, **columns):
 _IMAGES = (1, 0, 2, 1, 0, 0)
 
 
-def image_model(directory: Path, family: str = "qwen2_5_vl") -> Path:
-    """Save a small model that sees."""
-    directory.mkdir(parents=True, exist_ok=True)
-    return save_model(family, directory)
+def image_data(directory: Path) -> Path:
+    """Save a small model that sees as `model` in a directory, and `rows.jsonl` beside it; returns the
+    directory."""
+    save_model("qwen2_5_vl", directory / "model")
+    image_rows(directory)
+    return directory
 
 
 def image_rows(directory: Path, *, prompts: int = 24, first: int = 0) -> Path:

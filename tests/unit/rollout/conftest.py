@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from covey.models.policy import Policy
 from covey.quickstart import task
 from covey.types import GenerationRequest, SamplingParams, TurnId
 from support.engines import Plain, plain
+from support.vision import save_model
 
 VOCAB = 96
 CPU = torch.device("cpu")
@@ -33,6 +35,12 @@ def quickstart_policy() -> Policy:
 def quickstart_codec() -> TextCodec:
     """The embedded tokenizer and chat template."""
     return load_codec(task.MODEL_DIR)
+
+
+@pytest.fixture(scope="session")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a small model that sees images; nothing is written there."""
+    return save_model("qwen2_5_vl", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

@@ -44,25 +44,19 @@ from support.image_requests import (
     spec_of,
 )
 from support.servers import Running, engine_on, policy_of_server, running, status_of
-from support.vision import IMAGE, picture, save_model
+from support.vision import IMAGE, picture
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model that sees images."""
-    return save_model("qwen2_5_vl", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def spec(directory: Path) -> VisionSpec:
+def spec(vision_model: Path) -> VisionSpec:
     """How its prompts hold images."""
-    return spec_of(directory)
+    return spec_of(vision_model)
 
 
 @pytest.fixture(scope="module")
-def policies(directory: Path) -> list[Policy]:
+def policies(vision_model: Path) -> list[Policy]:
     """That of the run, and those of three servers."""
-    return [policy_of_server(directory) for _ in range(4)]
+    return [policy_of_server(vision_model) for _ in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +75,9 @@ def seeing(
 
 
 @pytest.fixture
-def server(policies: list[Policy], directory: Path) -> Iterator[Running]:
+def server(policies: list[Policy], vision_model: Path) -> Iterator[Running]:
     """One server, without weights."""
-    with seeing(policies[1], directory) as found:
+    with seeing(policies[1], vision_model) as found:
         yield found
         assert found.failed == []
 
@@ -110,13 +104,13 @@ def wait_until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
 
 @pytest.mark.parametrize("num", [1, 2])
 def test_servers_sample_what_the_engine_of_the_process_does(
-    policies: list[Policy], directory: Path, requests: list[GenerationRequest], num: int
+    policies: list[Policy], vision_model: Path, requests: list[GenerationRequest], num: int
 ) -> None:
     own = expected(policies[0], requests)
     # Prompts that differ in the image alone.
     assert own[0].logprobs != own[2].logprobs
     assert own_gap(policies[0], requests, own) < 1e-5
-    with seeing(policies[1], directory) as one, seeing(policies[2], directory) as two:
+    with seeing(policies[1], vision_model) as one, seeing(policies[2], vision_model) as two:
         servers = [one, two][:num]
         counts = [taken(server) for server in servers]
         engine = engine_on([server.address for server in servers])
@@ -134,11 +128,11 @@ def test_servers_sample_what_the_engine_of_the_process_does(
 
 
 def test_generate_on_a_server_samples_the_same(
-    policies: list[Policy], directory: Path, requests: list[GenerationRequest]
+    policies: list[Policy], vision_model: Path, requests: list[GenerationRequest]
 ) -> None:
     own = expected(policies[0], requests)
     policies[3].use_stream("padded")
-    with seeing(policies[3], directory) as server:
+    with seeing(policies[3], vision_model) as server:
         assert server.engine.name == "generate"
         engine = engine_on([server.address])
         engine.publish(plain_weights(policies[0]), 0)
@@ -181,9 +175,9 @@ def test_a_call_has_no_more_images_than_a_server_holds_at_once(
 
 
 def test_what_a_lost_server_had_is_sent_to_the_other_one_with_its_images(
-    policies: list[Policy], directory: Path, requests: list[GenerationRequest]
+    policies: list[Policy], vision_model: Path, requests: list[GenerationRequest]
 ) -> None:
-    with seeing(policies[1], directory) as lost, seeing(policies[2], directory) as other:
+    with seeing(policies[1], vision_model) as lost, seeing(policies[2], vision_model) as other:
         counts = [taken(server) for server in (lost, other)]
         engine = engine_on([lost.address, other.address])
         engine.publish(plain_weights(policies[0]), 0)
@@ -199,14 +193,14 @@ def test_what_a_lost_server_had_is_sent_to_the_other_one_with_its_images(
 
 def test_images_are_dropped_within_a_bound_and_sent_again(
     policies: list[Policy],
-    directory: Path,
+    vision_model: Path,
     requests: list[GenerationRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Calls that cross drop the images of each other."""
     monkeypatch.setattr("covey.rollout.server.queue.IMAGES_OF_CALL", 1)
     most = len(RED) + len(WIDE)
-    with seeing(policies[1], directory, most) as server:
+    with seeing(policies[1], vision_model, most) as server:
         counts, held = taken(server), server.front.images
         assert held is not None
         engine = engine_on([server.address])
@@ -240,10 +234,10 @@ def test_an_image_that_cannot_be_read_ends_the_rollout_with_its_reason(
 
 
 def test_a_server_without_images_is_refused(
-    policies: list[Policy], directory: Path, requests: list[GenerationRequest]
+    policies: list[Policy], vision_model: Path, requests: list[GenerationRequest]
 ) -> None:
     bans = bans_of(policies[2].head.banned)
-    with seeing(policies[1], directory) as one, running(policies[2], bans=bans) as two:
+    with seeing(policies[1], vision_model) as one, running(policies[2], bans=bans) as two:
         engine = engine_on([one.address, two.address])
         engine.publish(plain_weights(policies[0]), 0)
         with pytest.raises(ValueError, match=f"{two.address} takes no images"):
@@ -291,9 +285,9 @@ def policies_of(server: Running) -> Policy:
 
 
 @pytest.fixture
-def held(directory: Path) -> HeldImages:
+def held(vision_model: Path) -> HeldImages:
     """What a server holds: nothing yet."""
-    return HeldImages(IMAGE, limits_of(directory), 4096)
+    return HeldImages(IMAGE, limits_of(vision_model), 4096)
 
 
 def test_files_are_held_to_their_keys(held: HeldImages, spec: VisionSpec) -> None:
@@ -330,11 +324,11 @@ def test_files_that_an_engine_would_fail_on_are_refused(
         held.keep(key_of_bytes(content, limits), limits, content)
 
 
-def test_an_engine_may_bound_the_tokens_of_an_image(directory: Path, spec: VisionSpec) -> None:
+def test_an_engine_may_bound_the_tokens_of_an_image(vision_model: Path, spec: VisionSpec) -> None:
     medium = image_of(spec, RED)
-    HeldImages(IMAGE, limits_of(directory), max_tokens=6).keep(medium.key, spec.limits, RED)
+    HeldImages(IMAGE, limits_of(vision_model), max_tokens=6).keep(medium.key, spec.limits, RED)
     with pytest.raises(WireError, match="6 tokens; the engine of this server takes 5"):
-        HeldImages(IMAGE, limits_of(directory), max_tokens=5).keep(medium.key, spec.limits, RED)
+        HeldImages(IMAGE, limits_of(vision_model), max_tokens=5).keep(medium.key, spec.limits, RED)
 
 
 def test_a_decompression_bomb_is_refused(

@@ -24,7 +24,7 @@ from covey.rollout.turns import TurnLoop
 from covey.token_streams import Row
 from covey.types import Episode, Origin, Outcome, Prompt, SamplingParams, Source, TokenSequence
 from support.agents import agents_for, episodes_of, prompt_of
-from support.vision import IMAGE, own_logprobs, picture, save_model
+from support.vision import IMAGE, own_logprobs, picture
 
 TOOL = """
 from PIL import Image
@@ -42,18 +42,13 @@ def look(colour: int) -> object:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model("qwen2_5_vl", tmp_path_factory.mktemp("model"))
+def codec(vision_model: Path) -> TextCodec:
+    return load_codec(vision_model)
 
 
 @pytest.fixture(scope="module")
-def codec(directory: Path) -> TextCodec:
-    return load_codec(directory)
-
-
-@pytest.fixture(scope="module")
-def policy(directory: Path) -> Policy:
-    policy = load_policy(directory, device=torch.device("cpu"), disable_dropout=True)
+def policy(vision_model: Path) -> Policy:
+    policy = load_policy(vision_model, device=torch.device("cpu"), disable_dropout=True)
     choose_stream(policy)
     return policy.eval()
 
@@ -176,11 +171,13 @@ def test_a_tool_gives_images(codec: TextCodec, tmp_path: Path) -> None:
     assert tool[1] > tool[0]
 
 
-def test_an_image_that_the_template_does_not_write_loses_the_episode(directory: Path, tmp_path: Path) -> None:
+def test_an_image_that_the_template_does_not_write_loses_the_episode(
+    vision_model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "t.jinja").write_text(
         "{% for m in messages %}{{ m.role }}:{{ m.content if m.content is string else '-' }}\n{% endfor %}a:"
     )
-    codec = load_codec(directory, chat_template=str(tmp_path / "t.jinja"))
+    codec = load_codec(vision_model, chat_template=str(tmp_path / "t.jinja"))
     prompt = prompt_of(codec, [{"role": "user", "content": "Look."}])
     (episode,), _ = episodes_of(codec, prompt, lambda turn: "Yes.", agents_for(codec, environment=Looks()))
     assert episode.outcome is Outcome.INFRASTRUCTURE
