@@ -143,7 +143,7 @@ def _without_images(config: Config, model: ModelFacts, prompts: PromptFacts) -> 
 
 
 def _names_modules(config: Config) -> bool:
-    """Whether the modules of an adapter are named, so that no part is left out."""
+    """Return whether an adapter's modules are named, so that no part is left out."""
     return config.tuner_type == "lora" and ALL_LINEAR not in config.target_modules
 
 

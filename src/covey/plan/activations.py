@@ -70,7 +70,7 @@ class Training:
 
     @property
     def trains_text(self) -> bool:
-        """Whether the weights of the language model's layers themselves are trained."""
+        """Return whether the language model's own layer weights are trained."""
         return self.full and not self.frozen_text
 
 

@@ -192,7 +192,7 @@ def _missing_deepspeed(config: Config) -> list[tuple[str, str]]:
 
 
 def _runs_vllm(config: Config) -> bool:
-    """Whether vLLM is asked for in this process."""
+    """Return whether this process is to run vLLM."""
     return config.use_vllm and config.vllm_mode == "colocate" and not config.rollout_servers
 
 

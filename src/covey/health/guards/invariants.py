@@ -61,7 +61,7 @@ class StepFacts:
     has_images: bool = False
 
     def sees(self, stats: StepStats) -> bool:
-        """Whether tensors that see images have a gradient in a step, or must have one."""
+        """Return whether tensors that see images have, or must have, a gradient in a step."""
         return self.has_images or not self.of_images <= set(stats.untouched)
 
     def lost(self, stats: StepStats) -> list[str]:
