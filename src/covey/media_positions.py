@@ -44,7 +44,8 @@ def positions_of(token_ids: Ints, media: Sequence[Medium]) -> NDArray[np.int64]:
 
     Text has the same one on each axis, one more than the largest before it. The placeholders of an image
     count from there: (0, row, column) for one of a single time. So text goes on behind the longer side of the
-    image. Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
+    image. Source: Qwen2-VL (arXiv:2409.12191), section 2.1. Those of an image without an extent count on as
+    text does.
     """
     place_X = placeholders(token_ids, media)
     # Each token is one further than the one before it, but behind an image as far as its longer side.
@@ -52,7 +53,9 @@ def positions_of(token_ids: Ints, media: Sequence[Medium]) -> NDArray[np.int64]:
     offset_3L = np.zeros((3, len(token_ids)), dtype=np.int64)
     begin = 0
     for medium in media:
-        assert medium.extent is not None
+        if medium.extent is None:
+            begin += medium.num_tokens
+            continue
         place_X_of = place_X[begin : begin + medium.num_tokens]
         begin += medium.num_tokens
         step_L[place_X_of] = 0

@@ -113,7 +113,7 @@ def test_a_rank_that_raises_alone_speaks_and_leaves_its_code(second: Meeting, tm
 def test_a_rank_that_spoke_leaves_its_code_when_the_first_has_ended(
     ends: str, second: Meeting, tmp_path: Path
 ) -> None:
-    """Rank 0 ends without a word while rank 1, which no longer watches it, is about to speak or has spoken."""
+    """Rank 0 ends without a word while rank 1, which no longer watches it, is about to speak or spoke."""
     Meeting(second.directory, 1, 2).come()
     Meeting(second.directory, 1, 2).go()
     if ends == "before":

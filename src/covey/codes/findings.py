@@ -26,7 +26,8 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "F105",
         "Model mixes packed rows",
         "Rows that share a forward pass must not influence each other. A model that does not keep them "
-        "apart is trained on padded rows and samples with generate instead.",
+        "apart, or whose tokens of an image see each other (Gemma 3), is trained on padded rows and samples "
+        "with generate instead.",
     ),
     (
         "W170",

@@ -191,15 +191,20 @@ def _vision_spec(model_dir: Path, tokenizer: Tokenizer, options: ImageOptions) -
                 token_id=token_id,
             )
         )
-    kind = kind_of(model_dir)
-    ends = [tokenizer.id_to_token(config.get(f"{end}_token_index", -1)) for end in ("boi", "eoi")]
-    opening, closing = ends if kind == "gemma" else ("", "")
+    kind, opening, frame = kind_of(model_dir), "", ""
+    if kind == "gemma":
+        opening, closing = (
+            tokenizer.id_to_token(config[f"{end}_token_index"]) or "" for end in ("boi", "eoi")
+        )
+        frame = f"\n\n{opening}{token}{closing}\n\n"
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
     return VisionSpec(
         opening=opening,
-        frame=f"\n\n{opening}{token}{closing}\n\n" if opening else "",
-        encode=(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids))
-        if kind == "smolvlm"
-        else None,
+        frame=frame,
+        encode=encode if kind == "smolvlm" else None,
         token=token,
         token_id=token_id,
         refused=tuple(word for word in words if word),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covey.media.errors import LimitError, MediaError
-from covey.media.tiles import square_of_gemma, squares_of_smolvlm, tiles_of
+from covey.media.tiles import square_of_gemma, squares_of_smolvlm, tiles_of, whole_number
 from covey.text_files import read_json
 from covey.texts import tr
 
@@ -143,9 +143,9 @@ def limits_of(
     size = written.get("size")
     size = size if isinstance(size, Mapping) else {}
     limits = ImageLimits(
-        patch=_number(path, "patch_size", written.get("patch_size"), _PATCH),
-        merge=_number(path, "merge_size", written.get("merge_size"), _MERGE),
-        temporal=_number(path, "temporal_patch_size", written.get("temporal_patch_size"), _TEMPORAL),
+        patch=whole_number(path, "patch_size", written.get("patch_size"), _PATCH),
+        merge=whole_number(path, "merge_size", written.get("merge_size"), _MERGE),
+        temporal=whole_number(path, "temporal_patch_size", written.get("temporal_patch_size"), _TEMPORAL),
         min_pixels=_edge(path, written, size, "min_pixels", "shortest_edge", _MIN_PIXELS),
         max_pixels=_edge(path, written, size, "max_pixels", "longest_edge", _MAX_PIXELS),
     )
@@ -188,12 +188,12 @@ def preparation_of(directory: Path) -> str:
 def grid_of(width: int, height: int, limits: ImageLimits) -> Grid:
     """Return the grid of an image in patches: that of transformers' image processor.
 
-    For Qwen-VL both sides are rounded to whole tokens. Where that is outside of the limits, they are scaled by one factor
-    to the limit and rounded inwards. Beside the limit, a side has at least one token, so a long image may
-    have more pixels than `max_pixels`. qwen-vl-utils gives the same grid, except for thin images. It rounds a
-    side of half a token or less to one token before the limits are compared, and transformers to none, so
-    transformers scales the image to `min_pixels`. Where `max_pixels` leaves a side no token, qwen-vl-utils
-    gives it none.
+    For Qwen-VL both sides are rounded to whole tokens. Where that is outside of the limits, they are scaled
+    by one factor to the limit and rounded inwards. Beside the limit, a side has at least one token, so a long
+    image may have more pixels than `max_pixels`. qwen-vl-utils gives the same grid, except for thin images.
+    It rounds a side of half a token or less to one token before the limits are compared, and transformers to
+    none, so transformers scales the image to `min_pixels`. Where `max_pixels` leaves a side no token,
+    qwen-vl-utils gives it none. For a model that takes squares the grid is that of the squares.
 
     Raises MediaError where one side is more than 200 times the other.
 
@@ -293,14 +293,4 @@ def _edge(
     """Return a limit of pixels, under its own name or under that of an edge in `size`."""
     value = written.get(name)
     value = size.get(edge, size.get(name)) if value is None else value
-    return _number(path, name, value, default)
-
-
-def _number(path: Path, name: str, value: Any, default: int) -> int:
-    if value is None:
-        return default
-    if type(value) is not int or value < 1:
-        raise MediaError(
-            tr("{path}: {name} is {value!r}, not a whole number above 0", path=path, name=name, value=value)
-        )
-    return value
+    return whole_number(path, name, value, default)

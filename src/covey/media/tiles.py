@@ -17,7 +17,7 @@ from covey.texts import tr
 # No side becomes longer, whatever a file says: transformers' SmolVLMImageProcessor.
 _LONGEST = 4096
 # What transformers' processors take for what is not written.
-_SIDE_OF_GEMMA, _TILE, _LONGEST_EDGE = 224, 364, 4 * 364
+_SIDE, _TILE, _LONGEST_EDGE = 224, 364, 4 * 364
 
 
 def square_of_gemma(path: Path, written: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -30,27 +30,36 @@ def square_of_gemma(path: Path, written: Mapping[str, Any], config: Mapping[str,
                 path=path,
             )
         )
-    size = written.get("size") or {}
-    side = size.get("height", _SIDE_OF_GEMMA)
-    vision = config.get("vision_config") or {}
-    patch, tokens = vision.get("patch_size", 16), config.get("mm_tokens_per_image", 256)
-    _check(path, "size", side == size.get("width", _SIDE_OF_GEMMA) == vision.get("image_size", 224))
-    patches = side // patch
-    merge = patches // math.isqrt(tokens)
-    _check(path, "size", merge > 0 and (patches // merge) ** 2 == tokens)
-    return patch, merge, 1, side**2, side**2, side
+    vision = _table(config, "vision_config")
+    size = _table(written, "size")
+    sides = [whole_number(path, "size", size.get(name), _SIDE) for name in ("height", "width")]
+    patch = whole_number(path, "patch_size", vision.get("patch_size"), 16)
+    tokens = whole_number(path, "mm_tokens_per_image", config.get("mm_tokens_per_image"), 256)
+    patches = sides[0] // patch
+    merge = max(1, patches // math.isqrt(tokens))
+    is_good = [*sides, (patches // merge) ** 2] == [sides[0], vision.get("image_size", _SIDE), tokens]
+    _check(path, "size", is_good)
+    return patch, merge, 1, sides[0] ** 2, sides[0] ** 2, sides[0]
 
 
 def squares_of_smolvlm(path: Path, written: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the same of SmolVLM2, whose longer side is the root of the last but one."""
-    tile = (written.get("max_image_size") or {}).get("longest_edge", _TILE)
-    longest = (written.get("size") or {}).get("longest_edge", _LONGEST_EDGE)
-    if written.get("do_image_splitting") is False:
-        longest = tile
-    vision = config.get("vision_config") or {}
-    patch, merge = vision.get("patch_size", 32), config.get("scale_factor", 2)
-    _check(path, "max_image_size", tile == vision.get("image_size", 224) and tile // patch % merge == 0)
+    vision = _table(config, "vision_config")
+    edges = {
+        name: whole_number(path, name, _table(written, name).get("longest_edge"), usual)
+        for name, usual in (("max_image_size", _TILE), ("size", _LONGEST_EDGE))
+    }
+    tile = edges["max_image_size"]
+    longest = tile if written.get("do_image_splitting") is False else edges["size"]
+    patch = whole_number(path, "patch_size", vision.get("patch_size"), 32)
+    merge = whole_number(path, "scale_factor", config.get("scale_factor"), 2)
+    _check(path, "max_image_size", tile == vision.get("image_size", _SIDE) and tile // patch % merge == 0)
     return patch, merge, 1, longest**2, longest**2, tile
+
+
+def _table(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = settings.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _check(path: Path, name: str, is_good: bool) -> None:
@@ -100,3 +109,14 @@ def written_tiles(down: int, across: int, tokens: int) -> str:
     ]
     lead = "\n" if rows else ""
     return f"{''.join(rows)}{lead}{around}<global-img>{seen}{around}"
+
+
+def whole_number(path: Path, name: str, value: Any, default: int) -> int:
+    """Return a setting of a file that is a whole number above 0, `default` where it is not written."""
+    if value is None:
+        return default
+    if type(value) is not int or value < 1:
+        raise MediaError(
+            tr("{path}: {name} is {value!r}, not a whole number above 0", path=path, name=name, value=value)
+        )
+    return value

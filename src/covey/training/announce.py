@@ -48,7 +48,7 @@ def opening(
         tr("ratios    {ratios}", ratios=_ratios(config, job)),
     ]
     if policy.stream == "padded":
-        lines.append(tr("F105      the model does not keep packed rows apart (found by the probe at load);"))
+        lines.append(tr("F105      {why};", why=why_padded(policy)))
         lines.append(tr("          it trains on padded rows and samples with generate, both slower"))
     for problem in problems:
         lines += note_lines(problem)
@@ -153,6 +153,13 @@ def _kernels(config: Config, policy: Policy) -> str:
         in_words=IN_WORDS[policy.recompute],
         away=away,
     )
+
+
+def why_padded(policy: Policy) -> str:
+    """Return why a model is trained on padded rows."""
+    if policy.vision is not None and not policy.vision.is_causal:
+        return tr("in this model the tokens of an image see each other, which needs rows of their own")
+    return tr("the model does not keep packed rows apart (found by the probe at load)")
 
 
 def slow_attention(policy: Policy) -> str:

@@ -30,7 +30,7 @@ from covey.telemetry.trackers.factory import PATIENCE_S
 from covey.telemetry.trackers.factory import start as start_trackers
 from covey.texts import tr
 from covey.training.agreement import refuse_differences
-from covey.training.announce import closing, not_in_files, opening, slow_attention
+from covey.training.announce import closing, not_in_files, opening, slow_attention, why_padded
 from covey.training.build import build_job
 from covey.training.job import Job
 from covey.training.loop import run
@@ -225,7 +225,7 @@ def _plot(recorder: Recorder) -> None:
 def report_layout(job: Job) -> None:
     """Say where the model needs a slower layout or slower attention than others."""
     if job.backend.policy.stream == "padded":
-        seen = tr("the model does not keep packed rows apart (found by the probe at load)")
+        seen = why_padded(job.backend.policy)
         job.recorder.event("finding", step=job.progress.step, code="F105", seen=seen)
     slow = slow_attention(job.backend.sampler)
     if slow:

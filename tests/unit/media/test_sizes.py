@@ -162,7 +162,7 @@ def test_a_limit_below_one_token_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"image_processor_type": "Gemma3ImageProcessor"}, "is of Gemma3ImageProcessor; covey prepares"),
+        ({"image_processor_type": "LlavaImageProcessor"}, "is of LlavaImageProcessor; covey prepares"),
         ({"feature_extractor_type": "CLIPFeatureExtractor"}, "is of CLIPFeatureExtractor; covey prepares"),
         ({"do_resize": True}, "is of an unknown image processor; covey prepares"),
         ({**QWEN2_5, "patch_size": 0}, "patch_size is 0, not a whole number above 0"),

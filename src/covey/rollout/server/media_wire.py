@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import astuple
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
@@ -93,7 +92,7 @@ def _numbers(name: str, body: Any, length: int) -> list[int]:
 
 def _limits(body: Any) -> ImageLimits:
     """Return limits of images, which have a sixth number for a model that takes squares."""
-    has_tile = isinstance(body, list) and len(body) == 6  # noqa: PLR2004
+    has_tile = isinstance(body, list) and len(body) == 6
     return ImageLimits(*_numbers("limits", body, 6 if has_tile else 5))
 
 
