@@ -72,6 +72,24 @@ def test_two_ranks_are_one(backend: str, data: Path, whole: tuple[Path, Result],
     assert gap < 2e-6
 
 
+@pytest.fixture(scope="module", params=["gemma3", "smolvlm"])
+def squares(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """The data and one process of a model whose tower takes squares."""
+    data = image_data(tmp_path_factory.mktemp(request.param), request.param)
+    return data, train_and_watch(opts(data, data / "whole" / "run"))
+
+
+@pytest.mark.multi
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero3"])
+def test_two_ranks_are_one_for_squares(backend: str, squares: tuple[Path, Result], tmp_path: Path) -> None:
+    data, whole = squares
+    seeing = [n for n in whole.gradients[0] if "vision_" in n or "connector" in n or "multi_modal" in n]
+    assert len(seeing) > 10 and all(bool(whole.gradients[0][name].any()) for name in seeing)
+    run = opts(data, tmp_path / "run", per_device_train_batch_size=4, **BACKENDS[backend])
+    (two,) = train_in_processes([run], tmp_path / "work")
+    assert_same_steps(two, whole)
+
+
 @pytest.mark.multi
 def test_rows_that_move_have_their_images(data: Path, tmp_path: Path) -> None:
     """Only one group of a step has signal, so that two ranks share its rows."""

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from support import squares
 from support.runs import options
-from support.vision import picture, save_model
+from support.vision import FAMILIES, picture, save_model
 
 REWARD = '''
 def mixed(prompts, completion_ids, **columns):
@@ -24,10 +25,10 @@ def half(prompts, completion_ids, solution, **columns):
 _IMAGES = (1, 0, 2, 1, 0, 0)
 
 
-def image_data(directory: Path) -> Path:
+def image_data(directory: Path, family: str = "qwen2_5_vl") -> Path:
     """Save a small model that sees as `model` in a directory, and `rows.jsonl` beside it; returns the
     directory."""
-    save_model("qwen2_5_vl", directory / "model")
+    (save_model if family in FAMILIES else squares.save_model)(family, directory / "model")
     image_rows(directory)
     return directory
 

@@ -7,6 +7,7 @@ from typing import Any
 from covey.checks.check import Check
 from covey.codes import Code
 from covey.config.quantization import quantization_of
+from covey.media.families import FAMILIES, VLLM_FAMILIES
 from covey.options.schema import Config
 from covey.plan.facts import DataFacts, Facts, LaunchFacts, MachineFacts, ModelFacts, PromptFacts
 from covey.plan.layout import Layout
@@ -33,6 +34,7 @@ def vllm_problems(config: Config, facts: Facts) -> list[Problem]:
         *_media(config, facts.data),
     ]
     if config.vllm_mode == "colocate":
+        problems += _family(facts.model)
         problems += _colocated(config, facts.launch, facts.machine, facts.layout)
     problems += _servers(config, facts)
     if facts.machine.cuda and config.vllm_mode == "colocate":
@@ -216,6 +218,17 @@ def _media(config: Config, data: DataFacts) -> list[Problem]:
     )
     fix = Fix(text=tr("reserve memory for one image"), edits={name: {"image": 1}})
     return [problem("E430", name, seen, "", fix, Fix(text=tr("leave out --{name}", name=name)))]
+
+
+def _family(model: ModelFacts) -> list[Problem]:
+    if model.type not in FAMILIES or model.type in VLLM_FAMILIES:
+        return []
+    seen = tr(
+        "covey sends images to vLLM for models of type {known}, and this one is of type {type}.",
+        known=joined(", ", VLLM_FAMILIES),
+        type=model.type,
+    )
+    return [problem("E430", "use_vllm", seen, "", _OWN_ENGINE)]
 
 
 def _is_count(value: Any, least: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from covey.config.checkpoints import list_checkpoints
 from covey.config.quantization import stored_options
-from covey.data.config_values import impossible_size
+from covey.data.config_values import impossible_size, text_config
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
 from covey.data.model_types import known_model_types
@@ -100,8 +100,7 @@ def _problem(directory: Path, architecture_problem: _Asks, *, with_weights: bool
 
 def model_context(directory: Path) -> int | None:
     """Positions of the model, from its config.json; None where it does not say."""
-    config = read_json(directory / "config.json")
-    config = config.get("text_config") or config
+    config = text_config(read_json(directory / "config.json"))
     value = config.get("max_position_embeddings", config.get("n_positions"))
     return value if isinstance(value, int) else None
 
@@ -109,7 +108,7 @@ def model_context(directory: Path) -> int | None:
 def vocabulary_of(directory: Path) -> int | None:
     """Rows of the model's embedding, from its config.json; None where it does not say."""
     config = read_json(directory / "config.json")
-    value = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+    value = config.get("vocab_size", text_config(config).get("vocab_size"))
     return value if isinstance(value, int) else None
 
 

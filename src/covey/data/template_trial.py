@@ -14,12 +14,13 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
 
 from covey.data.errors import TemplateError
+from covey.data.messages import Message
 from covey.data.template import OWN_TEMPLATES, compiled
 from covey.texts import tr
 
@@ -58,15 +59,24 @@ class TemplateTrial:
         self._given = given
         self._largest: dict[tuple[Any, ...], int] = {}
 
-    def start(self) -> None:
-        """Compile the template and render common kinds of conversations; TemplateError if that exceeds the
-        limits."""
+    def try_forms(self) -> None:
+        """Compile the template and render a short text, also as a list of blocks; TemplateError if that
+        exceeds the limits."""
+        blocks = [{"type": "text", "text": "a" * 20}]
+        self._start([[{"role": "user", "content": content}] for content in ("a" * 20, blocks)])
+
+    def start(self, as_given: Callable[[Sequence[Message]], Sequence[Message]] = list) -> None:
+        """Compile the template and render common kinds of conversations, `as_given` to it; TemplateError if
+        that exceeds the limits."""
+        self._start([as_given(messages) for messages in _FIRST])
+
+    def _start(self, conversations: Sequence[Sequence[Message]]) -> None:
         if hashlib.sha256(self._text.encode()).hexdigest() in _KNOWN:
             return
         self._run(
             [
                 {**self._given, "messages": messages, "add_generation_prompt": opens}
-                for messages in _FIRST
+                for messages in conversations
                 for opens in (False, True)
             ]
         )

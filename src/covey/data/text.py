@@ -253,8 +253,6 @@ def load_codec(
     }
     kwargs = _template_kwargs(enable_thinking, chat_template_kwargs)
     trial = None if template is None else TemplateTrial(template, whose, given_to_all(special, kwargs))
-    if trial is not None:
-        trial.start()
     codec = TextCodec(
         tokenizer=tokenizer,
         chat_template=None if template is None else compiled(template, whose),
@@ -266,8 +264,11 @@ def load_codec(
         trial=trial,
         vision=vision_spec(model_dir, tokenizer, images),
     )
-    if codec.vision is not None:
+    if trial is not None and codec.vision is not None:
+        trial.try_forms()
         codec = replace(codec, vision=codec.vision.fitted(codec.render))
+    if trial is not None:
+        trial.start(codec.vision.given if codec.vision else list)
     closing, unstoppable = _closing(codec)
     asked = {
         "template": closing,

@@ -16,6 +16,7 @@ from typing import Any
 
 from covey.config.adapters import AdapterFileError, read_adapter
 from covey.errors import CheckpointError
+from covey.data.config_values import text_config
 from covey.media.parts import frozen_parts, is_frozen, name_in_model
 from covey.texts import joined, tr
 from covey.types.media import Part
@@ -117,7 +118,7 @@ def read_shapes(directory: Path) -> ModelShapes:
     # A head that is no tensor of its own is the embedding, whatever the config says or leaves unsaid.
     return ModelShapes(
         tensors=tensors,
-        vocab_size=config.get("vocab_size", text.get("vocab_size")),
+        vocab_size=config.get("vocab_size", text_config(config).get("vocab_size")),
         tied=bool(tensors) and not heads,
         family=family,
     )

@@ -51,8 +51,8 @@ def kept_seeing_bytes(vision: VisionSizes, patches: int, how: Training) -> int:
         per_layer = hidden * e
     else:
         norms = 2 * hidden * (2 * FLOAT + e if vision.is_gated else 2 * e)
-        mlp = (4 if vision.is_gated else 3) * vision.intermediate * e
-        per_layer = norms + (2 + 3 + 2) * hidden * e + FLOAT * vision.heads + mlp
+        mlp = (4 if vision.is_gated else 2 if vision.is_siglip else 3) * vision.intermediate * e
+        per_layer = norms + (4 if vision.is_siglip else 2 + 3 + 2) * hidden * e + FLOAT * vision.heads + mlp
     merger = (hidden + 2 * vision.features) * e + hidden * FLOAT
     return patches * (vision.depth * per_layer + merger)
 

@@ -73,7 +73,8 @@ def arguments_of(
         **_OF_TURNS,
     }
     own = {name for r in rows for name in r.prompt.columns}
-    if any(r.prompt.media for r in rows):
+    # A function that names them is given none of rows without, whatever rows it is called with.
+    if any(r.prompt.media for r in rows) or (set(wants.names) - own) & {*NAMES}:
         readers["images"] = lambda r: [*map(told, r.prompt.media)]
         readers["image"] = lambda r: told(r.prompt.media[0]) if r.prompt.media else None
     if not any(r.episode.turns for r in rows):

@@ -51,6 +51,7 @@ def test_nothing_stands_against_the_plain_one() -> None:
         ({"vllm_enable_sleep_mode": True}, {}, ("W108", "vllm_enable_sleep_mode")),
         ({}, {"machine": {"cuda": True}}, ("W190", "use_vllm")),
         ({LIMITS: {"image": 2}}, {}, ("W108", LIMITS)),
+        ({}, {"model": {"type": "gemma3"}}, ("E430", "use_vllm")),
         ({LIMITS: {"image": 0}}, {"data": {"sees_images": True}}, ("E430", LIMITS)),
         ({LIMITS: {"image": 2, "video": -1}}, {"data": {"sees_images": True}}, ("E430", LIMITS)),
         ({LIMITS: {"image": "2"}}, {"data": {"sees_images": True}}, ("E430", LIMITS)),

@@ -51,6 +51,18 @@ def test_a_completion_that_continues_a_message_is_given_with_it(scored):
     assert seen == {"prompts": [[*turns]], "completions": [[whole]], "messages": [[turns[0], whole]]}
 
 
+def test_a_function_that_names_images_is_given_them_for_rows_without(scored):
+    """Of data with and without, a call may have rows without alone."""
+    seen = []
+
+    def reward(completions, images, image="unset", **kwargs):
+        seen.append((images, image))
+        return [float(len(own)) for own in images]
+
+    assert [part.value for part in parts(reward, [scored("3"), scored("4")])] == [0.0, 0.0]
+    assert seen == [([[], []], [None, None])]
+
+
 def test_a_function_with_keywords_gets_everything(scored):
     seen = {}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from covey.checks.run.devices import free_gpu_memory
+from covey.data.config_values import text_config
 from covey.data.model_files import read_json
 from covey.media.families import FAMILIES
 from covey.media.parts import has_parts, is_frozen
@@ -36,6 +37,8 @@ _NAMES = {
     "intermediate_size": ("n_inner", "ffn_dim"),
 }
 _USUAL_MLP = 4
+# Of towers of SigLIP, where config.json does not say.
+_LAYERS = 12
 _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
@@ -48,7 +51,7 @@ def model_sizes(
     None where config.json does not say how wide the model is.
     """
     config = read_json(directory / "config.json")
-    text: dict[str, Any] = config.get("text_config") or config
+    text = text_config(config)
     hidden, layers, heads = (_number(text, name) for name in list(_NAMES)[:3])
     if hidden is None or layers is None or heads is None or shapes.vocab_size is None:
         return None
@@ -87,20 +90,26 @@ def _vision_sizes(config: dict[str, Any], text_hidden: int) -> VisionSizes | Non
         return None
     # Qwen2-VL has the name for what the tower gives.
     hidden = _number(vision, "embed_dim") or _number(vision, "hidden_size")
-    depth = _number(vision, "depth")
-    if hidden is None or depth is None:
+    depth = _number(vision, "depth") or _number(vision, "num_hidden_layers") or _LAYERS
+    if hidden is None:
         return None
-    patch, frames = _number(vision, "patch_size") or 14, _number(vision, "temporal_patch_size") or 2
-    merged = (_number(vision, "spatial_merge_size") or 2) ** 2
+    patch = _number(vision, "patch_size") or 14
+    frames, merge = _number(vision, "temporal_patch_size") or 2, _number(vision, "spatial_merge_size") or 2
+    if "depth" not in vision:
+        frames, merge = 1, _number(config, "scale_factor") or 2
+        if tokens := _number(config, "mm_tokens_per_image"):
+            merge = max(1, (_number(vision, "image_size") or 896) // patch // math.isqrt(tokens))
+    merged = merge**2
     deep = len(vision.get("deepstack_visual_indexes") or ())
     return VisionSizes(
         depth=depth,
         hidden=hidden,
-        heads=_number(vision, "num_heads") or 16,
+        heads=_number(vision, "num_heads") or _number(vision, "num_attention_heads") or 16,
         intermediate=_number(vision, "intermediate_size") or _USUAL_MLP * hidden,
         patch_numbers=3 * frames * patch**2,
         features=(1 + deep) * text_hidden // merged,
         is_gated=config["model_type"] == "qwen2_5_vl",
+        is_siglip="depth" not in vision,
     )
 
 
@@ -110,7 +119,7 @@ def _count(shapes: ModelShapes, parts: Collection[Part]) -> int:
     return sum(math.prod(shape) for name, shape in named if is_frozen(name, shapes.family, parts))
 
 
-def _number(config: dict[str, Any], name: str) -> int | None:
+def _number(config: Mapping[str, Any], name: str) -> int | None:
     """A positive whole number under a name or an older one of it."""
     for spelling in (name, *_NAMES.get(name, ())):
         value = config.get(spelling)

@@ -77,6 +77,7 @@ class VisionSizes:
     patch_numbers  numbers of a patch
     features       numbers that it gives for a patch: those of a token by the patches that are one
     is_gated       whether its MLP is gated and its norms are RMS norms, as those of Qwen2.5-VL are
+    is_siglip      whether it turns no queries and keys by their positions, as SigLIP
     """
 
     depth: int
@@ -86,6 +87,7 @@ class VisionSizes:
     patch_numbers: int
     features: int
     is_gated: bool
+    is_siglip: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
