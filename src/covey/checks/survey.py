@@ -141,6 +141,8 @@ def _with_data_alone(facts: Facts, config: Config, objects: Objects, *, offline:
             num_too_long=None,
             first=None,
             mention_format=None,
+            most_patches=0,
+            image_tokens=None,
         ),
     )
     return facts, data

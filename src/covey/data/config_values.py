@@ -1,4 +1,4 @@
-"""Sizes in a model's config.json, and their limits, checked before anything is built from them."""
+"""Limits on the sizes in a model's config.json, checked before anything is built from them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,6 @@ _SIZES: Mapping[str, tuple[int, int]] = {
     "vocab_size": (1, 100_000_000),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), (1, 1_000_000_000)),
 }
-
-# Sizes that the publishers of a family leave out, as transformers fills them in.
-_LEFT_OUT: Mapping[str, Mapping[str, int]] = {
-    "gemma3_text": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "vocab_size": 262208,
-    }
-}
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config.json that describes the language model."""
-    text = config.get("text_config")
-    own = text if isinstance(text, Mapping) and text else config
-    return {**_LEFT_OUT.get(str(own.get("model_type")), {}), **own}
 
 
 def impossible_size(config: Mapping[str, Any]) -> str | None:

@@ -13,11 +13,11 @@ from typing import Any
 
 from covey.config.checkpoints import list_checkpoints
 from covey.config.quantization import stored_options
-from covey.data.config_values import impossible_size, text_config
+from covey.data.config_values import impossible_size
 from covey.data.errors import nearest
 from covey.data.foreign_checkpoints import STATE_PATTERNS, shards_of
 from covey.data.model_types import known_model_types
-from covey.media.families import FAMILIES
+from covey.media.families import FAMILIES, text_config
 from covey.paths import closed_file
 from covey.text_files import read_json as read_json
 from covey.texts import joined, tr

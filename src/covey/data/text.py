@@ -264,11 +264,7 @@ def load_codec(
         trial=trial,
         vision=vision_spec(model_dir, tokenizer, images),
     )
-    if trial is not None and codec.vision is not None:
-        trial.try_forms()
-        codec = replace(codec, vision=codec.vision.fitted(codec.render))
-    if trial is not None:
-        trial.start(codec.vision.given if codec.vision else list)
+    codec = codec if trial is None else _tried(codec, trial)
     closing, unstoppable = _closing(codec)
     asked = {
         "template": closing,
@@ -285,6 +281,14 @@ def load_codec(
         banned_token_ids=banned,
         unstoppable=unstoppable,
     )
+
+
+def _tried(codec: TextCodec, trial: TemplateTrial) -> TextCodec:
+    """Return the codec once its template has been tried, with messages in the form that this takes."""
+    if codec.vision is None:
+        trial.start()
+        return codec
+    return replace(codec, vision=codec.vision.tried(trial, codec.render))
 
 
 def _banned(model_dir: Path) -> tuple[int, ...]:
@@ -340,8 +344,7 @@ def read_tokenizer(model_dir: Path) -> Tokenizer:
 
 def _prefix_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """What the tokenizer's post-processor puts before a text."""
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    plain, whole = (tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True))
     starts = [n for n in range(len(whole)) if whole[n : n + len(plain)] == plain]
     return tuple(whole[: starts[0]]) if starts else ()
 
@@ -393,6 +396,5 @@ def _closing(codec: TextCodec) -> tuple[list[int], str]:
 
 
 def _ids(value: Any) -> list[int]:
-    if value is None:
-        return []
-    return [int(i) for i in value] if isinstance(value, list) else [int(value)]
+    values = value if isinstance(value, list) else [value]
+    return [int(i) for i in values if value is not None]

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from covey.data.errors import ModelError, TemplateError
 from covey.data.messages import Message
 from covey.data.model_files import read_json
+from covey.data.template_trial import TemplateTrial
 from covey.media.decode import image_size, load_image
 from covey.media.errors import LimitError, MediaError
 from covey.media.families import FAMILIES, image_token_id
@@ -79,8 +80,14 @@ class VisionSpec:
     encode: Callable[[str], tuple[int, ...]] | None = field(default=None, compare=False, repr=False)
     takes_blocks: bool = False
 
-    def fitted(self, render: Callable[[list[Message]], str]) -> VisionSpec:
-        """Return the same for the template that `render` renders."""
+    def tried(self, trial: TemplateTrial, render: Callable[[list[Message]], str]) -> VisionSpec:
+        """Return the same for the template that `render` renders, once that has passed its trial."""
+        trial.try_forms()
+        found = self._fitted(render)
+        trial.start(found.given)
+        return found
+
+    def _fitted(self, render: Callable[[list[Message]], str]) -> VisionSpec:
         said = "covey asks"
         try:
             if said in render([{"role": "user", "content": said}]):

@@ -11,6 +11,17 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm")
 VLLM_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Those whose images are sent to vLLM."""
 
+# Sizes that the publishers of a family leave out, as transformers fills them in.
+_LEFT_OUT: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "vocab_size": 262208,
+    }
+}
+
 
 def image_token_id(config: Mapping[str, Any]) -> int:
     """Return the token that stands for images, as a config.json names it. KeyError where it names none."""
@@ -20,3 +31,10 @@ def image_token_id(config: Mapping[str, Any]) -> int:
 def auto_class(model_type: Any) -> str:
     """Return the class of transformers that loads a policy of this type."""
     return "AutoModelForImageTextToText" if model_type in FAMILIES else "AutoModelForCausalLM"
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that describes the language model."""
+    text = config.get("text_config")
+    own = text if isinstance(text, Mapping) and text else config
+    return {**_LEFT_OUT.get(str(own.get("model_type")), {}), **own}

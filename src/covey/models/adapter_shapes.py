@@ -16,7 +16,7 @@ from typing import Any
 
 from covey.config.adapters import AdapterFileError, read_adapter
 from covey.errors import CheckpointError
-from covey.data.config_values import text_config
+from covey.media.families import text_config
 from covey.media.parts import frozen_parts, is_frozen, name_in_model
 from covey.texts import joined, tr
 from covey.types.media import Part

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from covey.checks.model.memory import _vision_sizes
-from covey.plan.activations import Training
 from covey.models.vision.tower import Pixels, Vision
+from covey.plan.activations import Training
 from covey.plan.memory_vision import kept_seeing_bytes, seeing_bytes
 from support import squares
 from support.vision import FAMILIES, config_of
@@ -80,7 +80,6 @@ def test_what_the_tower_keeps_is_forecast(family: str, dtype: torch.dtype, tmp_p
         out = vision.seen(model, pixels)
     how = replace(HOW, element=dtype.itemsize)
     found = kept_seeing_bytes(sizes, patches, how)
-    print(family, dtype, found / sum(held.values()))
     assert 0.85 < found / sum(held.values()) < 1.2
     assert out is not None
     assert kept_seeing_bytes(sizes, patches, replace(how, recompute="full")) < found / 4

@@ -26,13 +26,13 @@ from covey.data.text import TextCodec, load_codec
 from covey.data.token_words import banned_tokens_in_words, stop_tokens_in_words
 from covey.data.vision import ImageOptions
 from covey.errors import ConfigError
+from covey.media.families import FAMILIES as SEEING
 from covey.media.sizes import preparation_of
 from covey.models.adapter_shapes import LoraSettings, ModelShapes, facts_of, read_shapes, settings_of
 from covey.models.config_shapes import FAMILIES, shapes_of_config
 from covey.models.fit import fit_of
 from covey.options.schema import Config
 from covey.plan.facts import DataProblem, Facts, FaultDetails, ModelFacts, ModelFault, TargetFacts
-from covey.quickstart import task
 from covey.quickstart.built_in import BUILT_IN
 from covey.texts import joined, replaced, tr
 from covey.weight_files import stored_tensors
@@ -293,13 +293,14 @@ def _with_codec(
 
 
 def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
-    """The built-in tokenizer, to look at data with, under the chat template that was asked for where that can
-    be used; the facts say why where it cannot."""
+    """The tokenizer of a built-in model that sees images where this one does, to look at data with, under the
+    chat template that was asked for where that can be used; the facts say why where it cannot."""
+    directory = BUILT_IN["quickstart-shapes" if facts.model.type in SEEING else "quickstart"].model_dir
     if facts.template.problem is not None:
-        return facts, load_codec(task.MODEL_DIR)
+        return facts, load_codec(directory)
     try:
         return facts, load_codec(
-            task.MODEL_DIR,
+            directory,
             chat_template=config.chat_template,
             enable_thinking=config.enable_thinking,
             chat_template_kwargs=config.chat_template_kwargs,
@@ -308,7 +309,7 @@ def stand_in_codec(facts: Facts, config: Config) -> tuple[Facts, TextCodec]:
         facts = replace(
             facts, template=replace(facts.template, problem=str(error), details=details_of(error))
         )
-        return facts, load_codec(task.MODEL_DIR)
+        return facts, load_codec(directory)
 
 
 def _unused_sampling(config: Config, directory: Path) -> tuple[tuple[str, float], ...]:

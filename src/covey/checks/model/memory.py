@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from covey.checks.run.devices import free_gpu_memory
-from covey.data.config_values import text_config
 from covey.data.model_files import read_json
-from covey.media.families import FAMILIES
+from covey.media.families import FAMILIES, text_config
 from covey.media.parts import has_parts, is_frozen
 from covey.models.adapter_shapes import LoraFacts, ModelShapes
 from covey.plan.facts import ModelSizes, VisionSizes
