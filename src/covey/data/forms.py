@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.data.errors import RowFault
-from covey.data.images import IMAGE_COLUMNS, WRITTEN, ImageRules, in_messages, read_images
+from covey.data.images import IMAGE_COLUMNS, WRITTEN, ImageRules, in_messages, names_files, read_images
 from covey.data.messages import (
     MARK,
     Marks,
     Message,
     chosen_tools,
+    is_image,
     messages_of,
     parsed,
     tools_of,
@@ -120,14 +121,18 @@ def read_row(
     if media:
         return ReadRow(columns=row, reason="media", media=media)
     shown = {names[n]: row[names[n]] for n in seen if n in names}
-    columns, unread = plain_columns({n: v for n, v in row.items() if n not in shown})
+    columns, unread = plain_columns(
+        {n: v for n, v in row.items() if n not in shown}, None if images is None else is_image
+    )
     reading = _Reading(columns, names, tools, images=images, shown=shown, may_be_empty=may_be_empty)
     try:
         read = reading.read(system=system, is_raw=is_raw)
     except RowFault as fault:
         in_column = (reading.column,) if fault.reason == "media" else ()
         reason, detail = fault.reason, fault.detail
+        columns = plain_columns(columns)[0]
         return ReadRow(columns=columns, reason=reason, detail=detail, media=in_column, unread=tuple(unread))
+    columns = columns if images is None else plain_columns(columns)[0]
     if not is_encodable(columns) or not is_encodable([read.text, *read.messages]):
         # The messages may hold what the columns no longer do.
         return ReadRow(columns=columns, reason="surrogate", unread=tuple(unread))
@@ -255,7 +260,9 @@ class _Reading:
             tools = chosen_tools(tools_value, tools) if tools else tuple(tools_of(tools_value))
         kwargs = self._value("chat_template_kwargs") if text is None else None
         columns = {n: v for n, v in self._columns.items() if n not in self._used}
-        columns.update(plain_columns(self._shown)[0])
+        if self._rules is not None:
+            columns |= {n: v for n, v in self._shown.items() if names_files(v)}
+            columns = plain_columns(columns)[0]
         columns.update(self._golds(answer))
         return ReadRow(
             columns=columns,

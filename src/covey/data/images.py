@@ -22,6 +22,8 @@ WRITTEN = "<image>"
 """The text that stands for an image in messages; ms-swift uses the same."""
 
 IMAGE_COLUMNS = ("images", "image")
+# A longer text is the image itself as base64.
+_LONGEST_NAME = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,15 @@ def read_images(value: Any, rules: ImageRules) -> list[ImageSource]:
         raise RowFault("image", str(error)) from error
     there = (own for own in found if all(one.path is None or os.path.exists(one.path) for one in own))
     return next(there, found[0])
+
+
+def names_files(value: Any) -> bool:
+    """Return whether a value of a column of images only says where they are, and holds none of them."""
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_NAME and not value.startswith("data:")
+    if isinstance(value, Mapping):
+        return all(map(names_files, value.values()))
+    return value is None or (isinstance(value, list | tuple) and all(map(names_files, value)))
 
 
 def in_messages(

@@ -249,14 +249,18 @@ def _part(part: Any, marks: Marks | None) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, Mapping):
-        is_image = part.get("type") in _IMAGE_PARTS or any(part.get(n) is not None for n in _IMAGE_PARTS)
-        if marks is not None and is_image:
+        if marks is not None and is_image(part):
             return marks.of_part(part)
         if isinstance(part.get("text"), str):
-            return str(part["text"])
+            return str(part["text"]) if marks is None else marks.in_text(part["text"])
         if part.get("type") in _MEDIA_PARTS or any(part.get(name) is not None for name in _MEDIA_PARTS):
             raise RowFault("media")
     raise RowFault("wrong_type")
+
+
+def is_image(part: Mapping[Any, Any]) -> bool:
+    """Return whether a part of a message is an image."""
+    return part.get("type") in _IMAGE_PARTS or any(part.get(name) is not None for name in _IMAGE_PARTS)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -7,7 +7,7 @@ import decimal
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from covey.data.errors import RowFault
@@ -15,8 +15,11 @@ from covey.data.errors import RowFault
 _SCALARS = (str, int, float, bool, type(None))
 
 
-def plain_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The columns of a row as JSON values, and the names of those that cannot be: they hold bytes.
+def plain_columns(
+    row: Mapping[str, Any], is_kept: Callable[[Mapping[Any, Any]], bool] | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """The columns of a row as JSON values, and the names of those that cannot be: they hold bytes. Objects
+    that `is_kept` says yes to stay as they are.
 
     Dates and times become ISO 8601 text, decimals text with all their digits, durations seconds, and what an
     array holds a list.
@@ -24,20 +27,24 @@ def plain_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     columns, unread = {}, []
     for name, value in row.items():
         try:
-            columns[name] = value if isinstance(value, _SCALARS) else plain(value)
+            columns[name] = value if isinstance(value, _SCALARS) else plain(value, is_kept)
         except RowFault:
             unread.append(name)
     return columns, unread
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, is_kept: Callable[[Mapping[Any, Any]], bool] | None = None) -> Any:
     """A value as JSON has it; RowFault("bytes") for bytes, and for a type that no table is known to give."""
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(key): plain(item) for key, item in value.items()}
+        if is_kept is not None and is_kept(value):
+            return value
+        return {
+            key if isinstance(key, str) else str(key): plain(item, is_kept) for key, item in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain(item, is_kept) for item in value]
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):

@@ -21,6 +21,7 @@ from torch import nn
 from covey.config.objects import UNUSABLE, object_name
 from covey.errors import CheckpointError
 from covey.media.families import FAMILIES, auto_class
+from covey.media.sizes import preparation_of
 from covey.models.adapter_shapes import ModelShapes
 from covey.models.load import load_policy
 from covey.models.lora import merge_into_base
@@ -75,10 +76,10 @@ def live_model(
     name = object_name(kind, UNUSABLE if on_meta else _checksum(model))
     faults += [] if faults else _write_config(model, directory)
     faults += _write_tokenizer(tokenizer, directory)
+    if not faults and str(getattr(model.config, "model_type", "")) in FAMILIES:
+        faults += _write_processor(model, tokenizer, directory)
     if faults:
         return name, None, faults
-    if str(getattr(model.config, "model_type", "")) in FAMILIES:
-        _write_processor(model, tokenizer, directory)
     live = LiveModel(
         name=name,
         model=model,
@@ -221,7 +222,8 @@ def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
 def _against_config(model: Any) -> Iterator[tuple[str, str]]:
     """Where the model is not the one that its config describes, and its checkpoint would not be it either."""
     tied = _is_tied(model)
-    said = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+    of_text = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    said = bool(getattr(model.config, "tie_word_embeddings", of_text))
     if tied != said:
         is_one = tr("one tensor") if tied else tr("two tensors")
         yield (
@@ -327,13 +329,17 @@ def _write_tokenizer(tokenizer: Any, directory: Path) -> list[Fault]:
     return [] if refusal is None else [Fault(option="tokenizer", seen=words, advice=advice)]
 
 
-def _write_processor(model: Any, processor: Any, directory: Path) -> None:
+def _write_processor(model: Any, processor: Any, directory: Path) -> list[Fault]:
     """Write how images are prepared, by the processor that was given or by the files of the model."""
     if isinstance(processor, transformers.ProcessorMixin):
         processor.image_processor.save_pretrained(directory)
-        return
-    source = processor if isinstance(processor, Path) else Path(str(getattr(model, "name_or_path", "")))
-    copy_processors(source, directory)
+    else:
+        named = processor if isinstance(processor, Path) else getattr(model, "name_or_path", "")
+        copy_processors(Path(str(named)), directory)
+    if processor is None or preparation_of(directory):
+        return []
+    seen = tr("The model sees images, but a tokenizer does not say how they are prepared.")
+    return [Fault(option="tokenizer", seen=seen, advice="tokenizer=AutoProcessor.from_pretrained(DIR_OR_ID)")]
 
 
 def _refusal(write: Callable[[], object]) -> str | None:
@@ -347,10 +353,8 @@ def _refusal(write: Callable[[], object]) -> str | None:
 
 def _shapes(model: Any) -> ModelShapes:
     tensors = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    vocab_size = model.config.get_text_config().vocab_size
-    return ModelShapes(
-        tensors=tensors, vocab_size=vocab_size, tied=_is_tied(model), family=model.config.model_type
-    )
+    vocab_size, family = model.config.get_text_config().vocab_size, model.config.model_type
+    return ModelShapes(tensors=tensors, vocab_size=vocab_size, tied=_is_tied(model), family=family)
 
 
 def _is_tied(model: Any) -> bool:

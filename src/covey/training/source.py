@@ -103,15 +103,22 @@ class LiveSource:
 
 
 def upcoming(supply: PromptSupply | None) -> Callable[[int], list[list[int]]] | None:
-    """The prompts of a rollout as row and checksum of their tokens, where they are known beforehand."""
+    """The prompts of a rollout as row and checksum of their tokens and images, where they are known
+    beforehand."""
     if not isinstance(supply, TableSupply):
         return None
 
     def prompts(rollout: int) -> list[list[int]]:
         taken = supply.take(rollout)
-        return [[p.id, zlib.crc32(np.asarray(p.token_ids, dtype=np.int64).tobytes())] for p in taken]
+        return [
+            [p.id, zlib.crc32("".join(m.key for m in p.media).encode(), _crc(p.token_ids))] for p in taken
+        ]
 
     return prompts
+
+
+def _crc(token_ids: Sequence[int]) -> int:
+    return zlib.crc32(np.asarray(token_ids, dtype=np.int64).tobytes())
 
 
 class ReplaySource:

@@ -66,7 +66,7 @@ class Progress:
             )
             if rows == former:
                 seen = tr(
-                    "the text of the next prompts (rows {rows}) differs from that in the stopped run",
+                    "the next prompts (rows {rows}) have another text or image than in the stopped run",
                     rows=rows,
                 )
             cause = tr("The dataset has other rows than before, or they are drawn in another order.")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -79,6 +81,22 @@ FORMS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "blocks that hold the image": lambda d: {
         "messages": asked([{"type": "image", "image": "one.png"}, {"type": "text", "text": "What?"}]),
     },
+    "blocks that hold a PIL image": lambda d: {
+        "messages": asked([{"type": "image", "image": pil(ONE)}, {"type": "text", "text": "What?"}]),
+    },
+    "blocks that hold bytes": lambda d: {
+        "messages": asked([{"type": "image", "image": ONE}, {"type": "text", "text": "What?"}]),
+    },
+    "blocks that hold an image as datasets stores it": lambda d: {
+        "messages": asked(
+            [{"type": "image", "image": {"bytes": ONE, "path": None}}, {"type": "text", "text": "What?"}]
+        ),
+    },
+    "TRL: an array": lambda d: {"prompt": asked("What?"), "image": np.asarray(pil(ONE))},
+    "blocks of text with <image>": lambda d: {
+        "messages": asked([{"type": "text", "text": "<image>What?"}]),
+        "images": ["one.png"],
+    },
     "blocks of OpenAI": lambda d: {
         "messages": asked(
             [
@@ -118,6 +136,8 @@ def test_a_form_is_read_as_it_means(form: str, codec: TextCodec, folder: Path) -
     plain = table_of(codec, folder, FORMS["ms-swift: <image> and paths"](folder)).entries[0]
     assert list(prompt.token_ids) == list(plain.token_ids)
     assert medium.source.place.image() is not None
+    # Records of a run hold what names an image, and not the image.
+    assert len(json.dumps(dict(prompt.columns))) < 400
     if "PIL" not in form and "TRL" not in form:
         assert medium.key == plain.media[0].key
 

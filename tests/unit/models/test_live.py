@@ -16,6 +16,7 @@ from covey.models.adapter_shapes import LoraSettings
 from covey.models.live import fold_adapter, lent, live_model
 from covey.models.load import load_adapted, load_policy
 from covey.quickstart.task import MODEL_DIR
+from support import vision
 
 Model = Any
 CPU = torch.device("cpu")
@@ -195,3 +196,24 @@ def test_a_cast_that_stops_halfway_is_taken_back(is_half: bool) -> None:
     dtypes = {p.dtype for p in model.parameters()}
     assert dtypes == {torch.bfloat16 if is_half else torch.float32}
     assert all(torch.equal(p.to(before[n].dtype), before[n]) for n, p in model.named_parameters())
+
+
+def test_a_tied_model_that_sees_and_what_prepares_its_images(tmp_path: Path) -> None:
+    """Its configuration says so for the whole, as that of Qwen2.5-VL 3B."""
+    config = vision.config_of("qwen2_5_vl")
+    config.tie_word_embeddings = True
+    del config.text_config.tie_word_embeddings
+    model = transformers.AutoModelForImageTextToText.from_config(config).float()
+    model.tie_weights()
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    files = vision.save_model("qwen2_5_vl", tmp_path / "files")
+
+    def made(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    _, found, faults = live_model(model, files, made("made"))
+    assert found is not None and faults == []
+    _, found, faults = live_model(model, transformers.AutoTokenizer.from_pretrained(files), made("without"))
+    assert found is None and [fault.option for fault in faults] == ["tokenizer"]
+    assert "does not say how they are prepared" in faults[0].seen

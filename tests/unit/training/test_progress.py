@@ -31,7 +31,7 @@ def test_the_same_prompts_go_on() -> None:
     ("shift", "text", "words"),
     [
         (1, 0, "rows [14, 15, 16, 17], but in the stopped run they were [13, 14, 15, 16]"),
-        (0, 1, "the text of the next prompts (rows [13, 14, 15, 16]) differs"),
+        (0, 1, "the next prompts (rows [13, 14, 15, 16]) have another text"),
     ],
     ids=["another place", "other rows"],
 )
