@@ -13,6 +13,7 @@ from covey.options.schema import Config
 from covey.plan.batch import BatchPlan, plan_of
 from covey.plan.facts import Facts
 from covey.plan.fixes import batch_fixes
+from covey.plan.reasons import REFUSED
 from covey.plan.shape import COUNTS, Shape, faults, in_range, shape_of
 from covey.texts import counted, tr
 from covey.types import Fix, Problem
@@ -274,7 +275,10 @@ _WHY = {code.code: code.why for code in _CODES}
 
 
 def _of_run(config: Config, facts: Facts, typed: Collection[str] | None) -> list[Problem]:
-    return batch_problems(config, facts.launch.num_processes, facts.prompts.num_used, typed)
+    # How many prompts there are once rows that have to be corrected are corrected nobody knows.
+    is_known = not any(left_out.reason in REFUSED for left_out in facts.data.left_out)
+    num_prompts = facts.prompts.num_used if is_known else None
+    return batch_problems(config, facts.launch.num_processes, num_prompts, typed)
 
 
 CHECK = Check(place=180, judge=_of_run, codes=_CODES)

@@ -17,6 +17,7 @@ from covey.types import Fix, Problem
 from covey.types.media import PARTS, Part
 
 _FREEZE: dict[Part, str] = {"vit": "freeze_vit", "aligner": "freeze_aligner", "llm": "freeze_llm"}
+_LIMITS = ("max_pixels", "image_max_token_num")
 _RATES: dict[Part, str] = {"vit": "vit_lr", "aligner": "aligner_lr"}
 
 
@@ -37,7 +38,7 @@ def part_problems(config: Config, facts: Facts, typed: Collection[str]) -> list[
 
 
 def _of_text(config: Config, model: ModelFacts, typed: Collection[str]) -> list[Problem]:
-    names = _changed(config, [*_FREEZE.values(), *_RATES.values()], typed)
+    names = _changed(config, [*_FREEZE.values(), *_RATES.values(), *_LIMITS], typed)
     if not names:
         return []
     seen = tr(

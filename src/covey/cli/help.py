@@ -78,7 +78,7 @@ the groups Data, Rewards, Sampling and Evaluation.
     ),
     "quickstart": tr(
         """\
-usage: covey quickstart [--task sums|tools] [--option value ...]
+usage: covey quickstart [--task sums|tools|shapes] [--option value ...]
 
 The options of `covey train`, with these values as defaults (of the task sums):
 """

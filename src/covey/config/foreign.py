@@ -185,6 +185,7 @@ REFUSED: Mapping[str, str] = {
     "device_groups": _GROUPS,
     "colocate_groups": _GROUPS,
     "generation_kwargs": _SAMPLING,
+    "min_pixels": tr("The smallest size of images is that of the model's preprocessor_config.json."),
     "wandb_project": _OURS,
     "num_completions_to_print": _ROLLOUTS,
     "eval_dataset": tr("Give the data sets for evaluation as --val_dataset FILE ..."),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.data.errors import DataError, RowFault
+from covey.data.errors import DataError, RowFault, TemplateError
 from covey.data.forms import PROMPT_COLUMNS as PROMPT_COLUMNS
 from covey.data.forms import ReadRow, read_row
 from covey.data.images import ImageRules, with_blocks
@@ -114,6 +114,11 @@ def render(
         check.check(text, read.messages, read.tools, kwargs)
     except RowFault as fault:
         return Rendered(row=read, reason=fault.reason, detail=fault.detail, role=fault.role)
+    except TemplateError as error:
+        # Some take a text alone, and fail on a list of blocks.
+        if not read.images or error.kind != "refusing_template":
+            raise
+        return Rendered(row=read, reason="images_lost", detail=str(error))
     return Rendered(row=read, text=text, messages=with_blocks(read.messages), begun=begun)
 
 

@@ -118,7 +118,11 @@ class VisionSpec:
         source = place.image()
         if is_decoded:
             load_image(source, may_fetch=self.may_fetch)
-        grid = grid_of(*image_size(source, may_fetch=self.may_fetch), self.limits)
+        size = image_size(source, may_fetch=self.may_fetch)
+        try:
+            grid = grid_of(*size, self.limits)
+        except MediaError as error:
+            raise MediaError(tr("{source}: {error}", source=source.words, error=str(error))) from error
         return Medium(
             key=key_of(source, self.limits, may_fetch=self.may_fetch),
             token_id=self.token_id,

@@ -109,7 +109,7 @@ def _unreadable(source: ImageSource, stream: IO[bytes], error: BaseException) ->
         # Of a file whose header is cut off it says only that no decoder takes it.
         is_unknown = isinstance(error, UnidentifiedImageError)
         words = tr(
-            "{source} is {name} that cannot be decoded, in {num_bytes:,} bytes: {error}",
+            "{source} is {name} of {num_bytes:,} bytes that cannot be decoded: {error}",
             source=source.words,
             name=name,
             num_bytes=num_bytes,

@@ -50,7 +50,13 @@ def data_lines(config: Config, facts: Facts) -> list[str]:
 def _image_line(facts: Facts, least: int, most: int) -> str:
     tokens = f"{least}" if least == most else tr("{least} to {most}", least=least, most=most)
     images = counted(facts.prompts.num_images, "image")
-    return tr("{images}, each of {tokens} tokens", images=images, tokens=tokens)
+    return plural(
+        most,
+        "{images}, each of {tokens} token",
+        "{images}, each of {tokens} tokens",
+        images=images,
+        tokens=tokens,
+    )
 
 
 def _gold_lines(config: Config, facts: Facts) -> list[str]:

@@ -135,7 +135,7 @@ _ADVICE: Mapping[str, str] = {
     "system": tr("give the text itself, or a file with UTF-8 text"),
     "split_dataset_ratio": tr("use a separate dataset: --val_dataset FILE"),
     "streaming": tr("read all rows before the run starts"),
-    "max_pixels": tr("leave it out, and image_max_token_num: the model has limits of its own"),
+    "max_pixels": tr("leave out max_pixels and image_max_token_num: the model's own files have limits"),
     "val_dataset": tr("use another dataset: --val_dataset FILE"),
     "dataset": tr("for example openai/gsm8k:main@train#100 for subset main, split train, 100 of its rows"),
 }
@@ -293,6 +293,7 @@ def _left_out(config: Config, model: ModelFacts, data: DataFacts, prompts: Promp
         ),
         "",
         Fix(text=tr("to keep them, raise --max_length or lower --max_completion_length")),
+        *([Fix(text=tr("or take smaller images: --max_pixels N"))] if prompts.has_images else []),
     )
 
 

@@ -36,7 +36,7 @@ from covey.media.families import FAMILIES
 from covey.options.schema import Config
 from covey.plan.facts import DataProblem, EvalSet, Facts, LeftOut, ModelFacts
 from covey.plan.reasons import REFUSED
-from covey.texts import tr
+from covey.texts import joined, tr
 from covey.texts.language import spoken
 from covey.types import Prompt
 
@@ -182,9 +182,22 @@ def _of_table(facts: Facts, used: PromptTable, table: PromptTable) -> Facts:
             media_columns=table.media_columns,
             unread_columns=table.unread_columns,
             unused_columns=table.unused_columns,
-            notes=(*facts.data.notes, *_read_as(table, num_rows)),
+            notes=(*facts.data.notes, *_read_as(table, num_rows), *_unread_limits(used.entries)),
         ),
     )
+
+
+def _unread_limits(prompts: Sequence[Prompt]) -> list[str]:
+    """Return a sentence where the environment sets the smallest size of images, as ms-swift reads it."""
+    names = [name for name in ("MIN_PIXELS", "IMAGE_MIN_TOKEN_NUM") if os.environ.get(name)]
+    if not names or not any(prompt.media for prompt in prompts):
+        return []
+    return [
+        tr(
+            "{names} is set and not read: the model's files give the smallest size of images",
+            names=joined(", ", names),
+        )
+    ]
 
 
 def _image_facts(prompts: Sequence[Prompt]) -> dict[str, Any]:

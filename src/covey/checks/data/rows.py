@@ -22,7 +22,10 @@ _ROLES = tr("system, user (human), assistant (gpt, bot), tool (observation), fun
 _IMAGES: Mapping[str, tuple[str, str]] = {
     "image": (
         tr("Images of {rows} cannot be used. In {first}: {detail}."),
-        tr("correct these rows, or remove them"),
+        tr(
+            "correct these rows, or remove them; relative paths start from the current folder, from "
+            "ROOT_IMAGE_DIR, or from the folder of the data file"
+        ),
     ),
     "placeholder": (
         tr("The text of {rows} holds a token that stands for an image. In {first}: {detail}."),
@@ -30,7 +33,7 @@ _IMAGES: Mapping[str, tuple[str, str]] = {
     ),
     "images_lost": (
         tr("The chat template does not write a place for each image of {rows}. In {first}: {detail}."),
-        tr("use the template that comes with the model: leave out --chat_template"),
+        tr("use a template that writes blocks of type image: the model's own, or --chat_template FILE"),
     ),
 }
 
@@ -83,7 +86,7 @@ def _media(data: DataFacts) -> list[Problem]:
     fix = Fix(text=tr("use a data set without media, or remove these rows and columns"))
     if data.sees_images:
         seen = tr(
-            "The data holds audio or video, which covey does not train on: {columns}{where}.",
+            "The data holds audio or video, and covey trains on text and images alone: {columns}{where}.",
             columns=columns,
             where=where,
         )
