@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig
 
 from covey.media.sizes import ImageLimits
 from covey.models.policy import Policy
 from covey.models.vision.tower import Pixels
-from covey.quickstart.task import MODEL_DIR
 from covey.token_streams import Row
 from covey.types import Medium
-from covey.types.arrays import bools, ints
+from support.vision import IMAGE as IMAGE
+from support.vision import hash_of, logprobs_in, random_model, row_of, save_text_files
 
 FAMILIES = ("gemma3", "smolvlm")
-IMAGE, OPENS, CLOSES = 322, 320, 321
-"""The id that stands for an image, and those around one of Gemma 3."""
+OPENS, CLOSES = 320, 321
+"""The ids around an image of Gemma 3."""
 
 SIDE, PATCH, TOKENS = 16, 4, 4
 LIMITS = {
@@ -89,44 +87,15 @@ def config_of(family: str) -> Any:
     )
 
 
-def model_of(family: str, seed: int = 1) -> Any:
-    """Return a model of random weights, large enough that images matter."""
-    torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config_of(family)).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1 and parameter.any():
-                parameter.mul_(4.0)
-            elif parameter.dim() > 1:
-                # transformers leaves the projection of Gemma's features at zero.
-                parameter.normal_(std=0.3)
-    return model
-
-
 def save_model(family: str, directory: Path, seed: int = 1) -> Path:
     """Save a random model with the built-in tokenizer, a template and an image processor beside it."""
-    model_of(family, seed).save_pretrained(directory)
-    tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text("utf-8"))
-    last = tokenizer["added_tokens"][-1]
-    marks = enumerate(MARKS[family], start=OPENS)
-    tokenizer["added_tokens"] += [{**last, "id": number, "content": mark} for number, mark in marks]
-    processor: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    random_model(config_of(family), seed).save_pretrained(directory)
     if family == "gemma3":
-        size = {"height": SIDE, "width": SIDE}
-        processor |= {"image_processor_type": "Gemma3ImageProcessor", "size": size}
+        processor = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": SIDE, "width": SIDE}}
     else:
-        processor |= {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 3 * SIDE}}
-        processor |= {"max_image_size": {"longest_edge": SIDE}, "do_image_splitting": True}
-    stops = {"eos_token_id": 314, "pad_token_id": 315}
-    for name, content in {
-        "tokenizer.json": tokenizer,
-        "preprocessor_config.json": processor,
-        "generation_config.json": stops,
-    }.items():
-        (directory / name).write_text(json.dumps(content), "utf-8")
-    (directory / "tokenizer_config.json").write_text((MODEL_DIR / "tokenizer_config.json").read_text("utf-8"))
-    (directory / "chat_template.jinja").write_text(TEMPLATES[family], "utf-8")
-    return directory
+        processor = {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 3 * SIDE}}
+        processor |= {"max_image_size": {"longest_edge": SIDE}}
+    return save_text_files(directory, MARKS[family], TEMPLATES[family], processor)
 
 
 def medium(family: str, key: str, down: int = 1, across: int = 1) -> Medium:
@@ -141,14 +110,14 @@ def pixels_of(media: Sequence[Medium]) -> Pixels:
     squares = [
         torch.randn(one.num_tokens // TOKENS, 3, SIDE, SIDE, generator=generator)
         for one in media
-        for generator in [torch.Generator().manual_seed(int.from_bytes(one.key.encode(), "little") % 2**31)]
+        for generator in [torch.Generator().manual_seed(hash_of(one.key))]
     ]
     return Pixels(torch.cat(squares), torch.tensor([one.grid for one in media]))
 
 
 def policy_of(family: str, seed: int = 1) -> Policy:
     """Return a policy that sees such images."""
-    policy = Policy(model_of(family, seed), stream="padded")
+    policy = Policy(random_model(config_of(family), seed), stream="padded")
     assert policy.vision is not None
     policy.vision.read = pixels_of
     return policy
@@ -161,13 +130,7 @@ def row(parts: Sequence[int | Medium], completion: Sequence[int], key: str) -> R
         # Another token stands between the squares of an image.
         runs = [] if isinstance(part, int) else [[*[IMAGE] * TOKENS, 15]] * (part.num_tokens // TOKENS)
         ids += [part] if isinstance(part, int) else [OPENS, *(i for run in runs for i in run), CLOSES]
-    return Row(
-        token_ids=ints([*ids, *completion]),
-        is_trained=bools([False] * len(ids) + [True] * len(completion)),
-        prompt_length=len(ids),
-        prompt_key=key,
-        media=tuple(part for part in parts if isinstance(part, Medium)),
-    )
+    return row_of(ids, parts, completion, key)
 
 
 def own_logprobs(policy: Policy, one: Row) -> Tensor:
@@ -181,7 +144,4 @@ def own_logprobs(policy: Policy, one: Row) -> Tensor:
         squares = policy.vision.read(one.media).patches_PC
         given["pixel_values"] = squares if is_gemma else squares[None]
     logit_LV = policy.model(input_ids=ids_1L, use_cache=False, **given).logits[0].float().clone()
-    logit_LV[:, list(policy.head.banned)] = float("-inf")
-    place_N = torch.from_numpy(np.flatnonzero(one.is_trained))
-    token_N = torch.from_numpy(one.token_ids.astype(np.int64))[place_N]
-    return logit_LV.log_softmax(-1)[place_N - 1].gather(1, token_N[:, None])[:, 0]
+    return logprobs_in(logit_LV, policy, one)

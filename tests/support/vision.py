@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -100,39 +100,53 @@ def config_of(family: str, head: int = 16) -> Any:
 
 def model_of(family: str, seed: int = 1, head: int = 16) -> Any:
     """Return a model of random weights, large enough that images matter."""
+    return random_model(config_of(family, head), seed)
+
+
+def random_model(config: Any, seed: int) -> Any:
+    """Return a model of a configuration, with random weights."""
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config_of(family, head)).float().eval()
+    model = AutoModelForImageTextToText.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
+            if parameter.dim() > 1 and parameter.any():
                 parameter.mul_(4.0)
+            elif parameter.dim() > 1:
+                # transformers leaves the projection of Gemma's features at zero.
+                parameter.normal_(std=0.3)
     return model
 
 
 def save_model(family: str, directory: Path, seed: int = 1, head: int = 16) -> Path:
     """Save a random model with the built-in tokenizer, a template and an image processor beside it."""
     model_of(family, seed, head).save_pretrained(directory)
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": _PATCH,
+        "merge_size": _MERGE,
+        "temporal_patch_size": 2,
+        "min_pixels": 64,
+        "max_pixels": 4096,
+    }
+    return save_text_files(directory, MARKS, TEMPLATE, processor)
+
+
+def save_text_files(
+    directory: Path, marks: Sequence[str], template: str, processor: Mapping[str, Any]
+) -> Path:
+    """Save the built-in tokenizer with further `marks`, from START on, a template and an image processor."""
     tokenizer = json.loads((MODEL_DIR / "tokenizer.json").read_text("utf-8"))
     last = tokenizer["added_tokens"][-1]
-    tokenizer["added_tokens"] += [{**last, "id": START + n, "content": mark} for n, mark in enumerate(MARKS)]
+    tokenizer["added_tokens"] += [{**last, "id": START + n, "content": mark} for n, mark in enumerate(marks)]
     written = {
         "tokenizer.json": tokenizer,
-        "preprocessor_config.json": {
-            "image_processor_type": "Qwen2VLImageProcessor",
-            "patch_size": _PATCH,
-            "merge_size": _MERGE,
-            "temporal_patch_size": 2,
-            "min_pixels": 64,
-            "max_pixels": 4096,
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
-        },
+        "preprocessor_config.json": {**processor, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
         "generation_config.json": {"eos_token_id": 314, "pad_token_id": 315},
     }
     for name, content in written.items():
         (directory / name).write_text(json.dumps(content), "utf-8")
     (directory / "tokenizer_config.json").write_text((MODEL_DIR / "tokenizer_config.json").read_text("utf-8"))
-    (directory / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
+    (directory / "chat_template.jinja").write_text(template, "utf-8")
     return directory
 
 
@@ -174,11 +188,14 @@ def policy_of(family: str, seed: int = 1, stream: Any = "prefix", head: int = 16
     return policy
 
 
-def row(
-    parts: Sequence[int | Medium], completion: Sequence[int], key: str = "a", later: Sequence[int] = ()
-) -> Row:
+def row(parts: Sequence[int | Medium], completion: Sequence[int], key: str = "a") -> Row:
     """Return a row of a prompt of ids and images with a trained completion behind it."""
     ids = [token for part in parts for token in ([part] if isinstance(part, int) else _written(part))]
+    return row_of(ids, parts, completion, key)
+
+
+def row_of(ids: Sequence[int], parts: Sequence[int | Medium], completion: Sequence[int], key: str) -> Row:
+    """Return the row of a prompt's tokens."""
     return Row(
         token_ids=ints([*ids, *completion]),
         is_trained=bools([False] * len(ids) + [True] * len(completion)),
@@ -208,7 +225,11 @@ def own_logits(policy: Policy, one: Row) -> Tensor:
 def own_logprobs(policy: Policy, one: Row) -> Tensor:
     """Return the logprobs (N,) of the trained tokens of a row in the same way; nothing is left for tokens
     that are banned."""
-    logit_LV = own_logits(policy, one)
+    return logprobs_in(own_logits(policy, one), policy, one)
+
+
+def logprobs_in(logit_LV: Tensor, policy: Policy, one: Row) -> Tensor:
+    """Return the logprobs (N,) of the trained tokens of a row by its logits."""
     logit_LV[:, list(policy.head.banned)] = float("-inf")
     logprob_LV = logit_LV.log_softmax(-1)
     place_N = torch.from_numpy(np.flatnonzero(one.is_trained))
