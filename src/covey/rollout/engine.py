@@ -112,11 +112,10 @@ class Engine(Protocol):
         with members, what each of them does.
 
         Where it `swaps`, rows may run meanwhile: their next tokens are of the new version, and
-        `Completion.versions` says which are. What is behind them differs. The native engine goes on with the
-        keys and values that the former weights made, so that the first logprobs after it are neither's; vLLM
-        drops them and computes the rows again. `generate` ends a batch with the weights that it began with. A
-        server does as its engine; what one that does not swap was sampling is sampled again. A publish that
-        fails leaves no version, and what runs is to be aborted.
+        `Completion.versions` says which are. Their keys and values are computed again, so that the first
+        logprob behind it is that of the new weights. `generate` ends a batch with the weights that it began
+        with. A server does as its engine; what one that does not swap was sampling is sampled again. A
+        publish that fails leaves no version, and what runs is to be aborted.
         """
         ...
 

@@ -25,6 +25,7 @@ from covey.rollout.native.cache import (
     PrefillLayout,
 )
 from covey.rollout.native.extend import ExtendLayout
+from covey.rollout.native.refill import Running, refill
 from covey.rollout.native.rows import Family, Row, RowState
 from covey.rollout.native.shape import CacheShape
 from covey.rollout.noise import Ahead, sample, token_table
@@ -163,6 +164,16 @@ class Decoding:
             self._last_hidden_FD = hidden_TD.new_zeros(wanted)
         last = torch.tensor(starts, device=device) + length_s.to(device) - 1
         self._last_hidden_FD[torch.tensor(slots, device=device)] = hidden_TD[last]
+
+    def refill(self, families: Sequence[Family]) -> None:
+        """Compute keys and values of these prompts, and of all rows, again by the weights as they are now."""
+        assert self.cache is not None and self._last_hidden_FD is not None
+        held: dict[int, list[tuple[int, Row]]] = {family.slot: [] for family in families}
+        for number, branch in enumerate(self._branches.held):
+            held[branch[0].family.slot].append((number, branch[0]))
+        running = [Running(family, held[family.slot]) for family in families]
+        for family, hidden_D in refill(self._policy, self.cache, running):
+            self._last_hidden_FD[family.slot] = hidden_D
 
     def first_tokens(self, rows: Sequence[Row]) -> Drawn:
         """Draw the token behind each row's prompt, (n, 1)."""

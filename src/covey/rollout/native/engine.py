@@ -168,8 +168,7 @@ class NativeEngine:
 
     def publish(self, named_weights: NamedWeights, version: int) -> Receipt:
         """Count a new version; the weights are the learner's own, so there is nothing to send. Rows that run
-        go on by them, with the keys and values that they have; prompts whose siblings wait are computed
-        again, and no row is kept."""
+        go on by them: their keys and values are computed again, and no row is kept."""
         self._version = version
         self._is_behind = True
         self._kept.clear()
@@ -212,10 +211,12 @@ class NativeEngine:
         assert self._cache is not None
         self._is_behind = False
         self._decoding.use(self._cache, self._caches.numbers)
-        # Their first tokens would be drawn from hidden states of former weights.
-        if waiting := [family for family in self._families if family.waiting]:
-            self._decoding.prefill(waiting)
-            self.num_computed += sum(len(family.prompt) for family in waiting)
+        if self._families:
+            self._decoding.refill(self._families)
+            self.num_computed += sum(len(family.prompt) for family in self._families)
+            self.num_computed += sum(len(branch[0].tokens) - 1 for branch in self._branches.held)
+        for family in self._families:
+            family.copied = None
 
     @torch.inference_mode()
     def _fit_cache(self) -> None:
