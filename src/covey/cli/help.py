@@ -14,6 +14,7 @@ from covey.options.schema import FACTS, GROUPS, OPTIONS, REQUIRED, Config, group
 from covey.options.verbs import (
     DoctorOptions,
     ExportOptions,
+    MismatchOptions,
     PlanOptions,
     QuickstartOptions,
     RolloutOptions,
@@ -110,6 +111,14 @@ are loaded.
 The exit code is 0 if all are intact, 1 if one is damaged, and 2 if one is not a checkpoint.
 """
     ),
+    "mismatch": tr(
+        """\
+Scores the recorded tokens of a rollout again by the weights that sampled them, where a checkpoint of their
+step is there, and then with one thing changed at a time: dtype, kernels, layout, filters, temperature, banned
+tokens, tokenizer, images, weights of other steps, adapter. It prints how far the log-probabilities of the
+sampler are from each, and which change explains the gap. Nothing is written.
+"""
+    ),
     "rollout": tr(
         """\
 Serves the built-in engine over HTTP to runs on other devices. A run needs its address and its token file:
@@ -135,6 +144,7 @@ not use the network.
 _WORDS: Mapping[str, tuple[str, type[Options]]] = {
     "doctor": ("RUN", DoctorOptions),
     "export": ("CHECKPOINT", ExportOptions),
+    "mismatch": ("RUN", MismatchOptions),
     "rollout": ("", RolloutOptions),
     "selftest": ("", SelftestOptions),
     "verify": ("CHECKPOINT ...", VerifyOptions),

@@ -10,13 +10,14 @@ from covey.config.values import FALSE_WORDS
 from covey.errors import ConfigError
 from covey.options.declare import Options
 from covey.options.schema import Config
-from covey.options.verbs import DoctorOptions, PlanOptions, VerifyOptions
+from covey.options.verbs import DoctorOptions, MismatchOptions, PlanOptions, VerifyOptions
 from covey.types import Problem
 
 _DECLARE: Mapping[str, tuple[type[Options], ...]] = {
     "plan": (PlanOptions, Config),
     "doctor": (DoctorOptions,),
     "verify": (VerifyOptions,),
+    "mismatch": (MismatchOptions,),
 }
 
 

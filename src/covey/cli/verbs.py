@@ -23,6 +23,7 @@ VERBS: Mapping[str, str] = {
     "quickstart": tr("Train the built-in model on the built-in task in about a minute."),
     "selftest": tr("Check on this machine the results that covey promises to be exact."),
     "doctor": tr("Say from the directory of a run whether it learns and, if not, why."),
+    "mismatch": tr("Say what explains the gap between the logprobs of sampler and learner."),
     "explain": tr("Explain a code such as E201."),
 }
 """Every verb with its help line."""

@@ -216,7 +216,7 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E408",
         "Nothing to examine",
-        "The doctor reads the files that a run writes; it does not recognize any file here.",
+        "`covey doctor` and `covey mismatch` read the files that a run writes. None of these is here.",
     ),
     (
         "E409",

@@ -84,6 +84,13 @@ class VerifyOptions(VerbOptions):
     )
 
 
+class MismatchOptions(VerbOptions):
+    """What `covey mismatch` takes."""
+
+    rollout: int | None = option(None, "Number of the rollout. Not set: the newest one.", ge=0)
+    json_: bool = option(False, "Print the result as one JSON object; with exit code 2, the problems.")
+
+
 class RolloutOptions(VerbOptions):
     """What `covey rollout` takes."""
 

@@ -74,7 +74,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     if (words := unwritable(output)) != "":
         raise ConfigError([unwritable_problem(str(output), words)])
     assert found.codec is not None and found.rewards is not None
-    policy = _policy(config, directory, found.live)
+    policy = still_policy(config, directory, found.live)
     choose_stream(policy)
 
     comm = LocalComm()
@@ -136,7 +136,8 @@ def _output_dir(resolved: Resolved, directory: Path) -> Path:
     return Path(first_free(str(Path("runs") / f"eval-{live_kind(directory.resolve().name)}")))
 
 
-def _policy(config: Config, directory: Path, live: LiveModel | None) -> Policy:
+def still_policy(config: Config, directory: Path, live: LiveModel | None) -> Policy:
+    """Return the model or the adapter of a directory as a run computes it, for no step to change."""
     device = own_device()
     dtype = compute_dtype(config, device)
     if isfile(directory / ADAPTER_CONFIG):

@@ -19,6 +19,7 @@ REFUSED = {
     "plan": ("plan", *RUN, "--seed", "z", "--beta", "-1"),
     "doctor": ("doctor", "gone"),
     "verify": ("verify", "gone"),
+    "mismatch": ("mismatch", "gone"),
 }
 RUN_LINE = f"plan {' '.join(RUN)}"
 LONG, HOSTILE = "x" * 100_000, "a\x1b[31mb\x9b2J\u202ec\rd"
