@@ -35,7 +35,7 @@ DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", *PA
 # These speak of the options of other tools.
 ON_OTHERS = ("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md", "docs/plan.md")
 VERB_FLAGS = {
-    *("help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live", "task"),
+    *("help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live", "task", "rollout"),
     *(*PLAN_WORDS, *fields_of(RolloutOptions)),
 }
 OTHER_COMMANDS = (
