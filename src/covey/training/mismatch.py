@@ -33,7 +33,7 @@ from covey.options.schema import Config
 from covey.rollout.records import groups_of
 from covey.telemetry.rollouts import list_rollouts, read_rollout
 from covey.texts import tr
-from covey.training.process import compute_dtype
+from covey.training.process import compute_dtype, own_device
 from covey.training.standalone import still_policy
 from covey.types import AnnotatedSample, Medium, Prompt, Sample, TokenSequence, TrainSample
 from covey.types.arrays import constant_bools, ints, joined_bools, joined_ints
@@ -209,7 +209,8 @@ class _Scoring:
     def _other_weights(self, step: int) -> Iterator[Scored]:
         """Score with another dtype, other kernels, other versions, and without the adapter."""
         config = self._config
-        dtype = "bfloat16" if config.torch_dtype == "float32" or not torch.cuda.is_available() else "float32"
+        is_low = compute_dtype(config, own_device()) == torch.bfloat16
+        dtype = "float32" if is_low else "bfloat16"
         changed = [(tr("computed in {dtype}", dtype=dtype), {"torch_dtype": dtype})]
         if config.kernels != "torch":
             changed.append((tr("kernels of torch alone"), {"kernels": "torch"}))
