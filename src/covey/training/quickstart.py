@@ -175,7 +175,7 @@ def quickstart(resolved: Resolved, found: Survey | None = None, others: Together
         shuffled = None if name == SUMS else again(is_shuffled=True)
         after = again()
         if name == SHAPES:
-            shown = [_said_of(before, after, number) for number in range(_SHOWN)]
+            shown = [_said_of(before, after, number) for number in _drawn(after)]
             draw_pictures(outcome.output_dir / "pictures.png", shown)
         _say(_report(outcome, name, before, after, shuffled, seconds))
     return outcome
@@ -282,12 +282,23 @@ def _samples(name: str, before: Sequence[ScoredGroup] | None, after: Sequence[Sc
     return lines
 
 
+def _drawn(measured: Measured) -> list[int]:
+    """Return the first held-out prompts, half of which ask for a number and half for a name."""
+    numbers: list[int] = []
+    names: list[int] = []
+    for number, scored in enumerate(measured.groups):
+        is_number = str(scored.group.prompt.columns["solution"]).isdigit()
+        (numbers if is_number else names).append(number)
+    return [*numbers[: _SHOWN // 2], *names[: _SHOWN // 2]]
+
+
 def _said_of(before: Measured | None, after: Measured, number: int) -> Picture:
     group = after.groups[number].group
     then = "" if before is None else f"{before.groups[number].group.episodes[0].text} → "
     question = group.prompt.messages[-1]["content"][-1]["text"] if group.prompt.messages else ""
+    gold = group.prompt.columns["solution"]
     image = load_image(group.prompt.media[0].source.place.image())
-    return image, f"{question}\n{then}{group.episodes[0].text}"
+    return image, f"{question} ({gold})\n{then}{group.episodes[0].text}"
 
 
 def _say(text: str) -> None:
