@@ -294,7 +294,7 @@ def _drawn(measured: Measured) -> list[int]:
 
 def _said_of(before: Measured | None, after: Measured, number: int) -> Picture:
     group = after.groups[number].group
-    then = "" if before is None else f"{before.groups[number].group.episodes[0].text} → "
+    then = "" if before is None else f"{before.groups[number].group.episodes[0].text} →\n"
     question = group.prompt.messages[-1]["content"][-1]["text"] if group.prompt.messages else ""
     gold = group.prompt.columns["solution"]
     image = load_image(group.prompt.media[0].source.place.image())
