@@ -24,7 +24,7 @@ from covey.checkpoint.manifest import MANIFEST, hash_file
 from covey.checks.survey import Survey
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, stored
 from covey.config.objects import is_live
-from covey.data.prompts import Field, fields_of
+from covey.data.prompts import Field, LazyPrompts, fields_of
 from covey.errors import ConfigError
 from covey.options.schema import Config
 from covey.plan.problem import problem
@@ -180,13 +180,16 @@ def _data(config: Config, found: Survey) -> dict[str, Any]:
 
 
 def _of_prompts(prompts: Sequence[Prompt]) -> list[str]:
-    """How many there are, and a digest of their tokens and of what rewards are given."""
+    """How many there are, and a digest of their tokens, their images, and what rewards are given."""
     found = hashlib.sha256()
     names: tuple[Field, ...] = ("token_ids", "id", "task", "pass_rate", "columns")
     for token_ids, *told, columns in zip(*(fields_of(prompts, name) for name in names), strict=True):
         found.update(array("q", token_ids).tobytes())
         beside = [*told, dict(columns)]
         found.update(json.dumps(beside, sort_keys=True, default=_kind).encode("utf-8", "surrogatepass"))
+    if not isinstance(prompts, LazyPrompts):
+        # Prompts in a file of their own have no images.
+        found.update("".join(medium.key for prompt in prompts for medium in prompt.media).encode())
     return [f"{len(prompts):,}", tr("digest {hexdigest}", hexdigest=found.hexdigest()[:12])]
 
 

@@ -23,6 +23,7 @@ OPTIONS: dict[str, Any] = {
     "max_completion_length": 8,
     "output_dir": "run",
 }
+from support.vision import picture
 
 
 def ranks_with(world: int, kind: str, name: str, **changes: Any) -> list[Values]:
@@ -129,6 +130,18 @@ def test_contents_that_differ_are_named(file: str, words: str, name: str, tmp_pa
     first = values(tmp_path, **given)
     (tmp_path / file).write_text(words)
     assert names_of([first, values(tmp_path, **given)]) == [name]
+
+
+def test_images_that_differ_are_named(tmp_path: Path) -> None:
+    """Of one size, at one path."""
+    row = {"messages": [{"role": "user", "content": "<image>What?"}], "images": ["one.png"], "solution": "1"}
+    (tmp_path / "d.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    given = {"model": "quickstart-shapes", "dataset": [str(tmp_path / "d.jsonl")]}
+    found = []
+    for colour in ((255, 0, 0), (0, 0, 255)):
+        (tmp_path / "one.png").write_bytes(picture(colour))
+        found.append(values(tmp_path, **given))
+    assert names_of(found) == ["prompts"]
 
 
 def test_options_and_environment_that_differ_are_named(tmp_path: Path) -> None:
