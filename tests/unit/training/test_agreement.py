@@ -15,6 +15,7 @@ from covey.config.resolve import from_dict
 from covey.errors import ConfigError
 from covey.texts.catalogue import catalogue
 from covey.training.agreement import FIXES, Values, disagreement, refuse_differences, values_of
+from support.vision import picture
 
 OPTIONS: dict[str, Any] = {
     "model": "quickstart",
@@ -23,7 +24,6 @@ OPTIONS: dict[str, Any] = {
     "max_completion_length": 8,
     "output_dir": "run",
 }
-from support.vision import picture
 
 
 def ranks_with(world: int, kind: str, name: str, **changes: Any) -> list[Values]:
