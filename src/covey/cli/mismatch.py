@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from covey.cli.verbs import nameless
 from covey.config.argv import read_words
+from covey.config.unreadable import fixes_of
 from covey.errors import ConfigError, CoveyError
 from covey.options.verbs import MismatchOptions
+from covey.paths import trouble
 from covey.plan.problem import problem
 from covey.telemetry.rollouts import list_rollouts
 from covey.texts import joined, tr
@@ -30,6 +32,10 @@ def mismatch(argv: Sequence[str]) -> int:
         usage = tr("`covey mismatch runs/NAME --rollout N`")
         raise ConfigError([nameless("mismatch", tr("No run is given."), usage)])
     run = Path(words[0])
+    if (unread := trouble(run)) is not None:
+        seen = tr("{path} {words}.", path=str(run), words=unread.words)
+        usual = tr("give the directory of a run that you can read")
+        raise ConfigError([problem("E408", "mismatch", seen, "", *fixes_of(unread, usual))])
     numbers = list(list_rollouts(run / "rollouts"))
     if not isfile(run / "config.yaml") or not numbers:
         seen = tr("{run} has no config.yaml, or no rollouts.", run=run)
