@@ -178,7 +178,7 @@ def test_an_error_names_the_source(tmp_path: Path, store_of: Callable[..., Media
     (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     for name, words in (
         ("long.png", ": an image of 500 x 1 pixels is too long"),
-        ("cut.png", " is PNG that"),
+        ("cut.png", " is PNG of"),
     ):
         with pytest.raises(MediaError) as caught:
             store_of().patches(ImageSource(path=str(tmp_path / name)))
