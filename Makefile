@@ -43,7 +43,7 @@ quickstart: install ## train the built-in model on the built-in task (one to two
 
 # A test that hangs ends its worker with the stacks of its threads, also where one holds Python's lock; the rest
 # goes on in another worker.
-HANGS := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true --max-worker-restart 1
+HANGS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true --max-worker-restart 1
 
 PYTEST = $(THREADS) OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(HANGS)
 
