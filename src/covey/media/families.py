@@ -9,7 +9,7 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm")
 """Values of `model_type` in config.json."""
 
 VLLM_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""Those whose images are sent to vLLM."""
+"""vLLM is sent the images of models of these types."""
 
 # Sizes that the publishers of a family leave out, as transformers fills them in.
 _LEFT_OUT: Mapping[str, Mapping[str, int]] = {

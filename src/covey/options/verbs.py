@@ -85,7 +85,7 @@ class VerifyOptions(VerbOptions):
 
 
 class MismatchOptions(VerbOptions):
-    """What `covey mismatch` takes."""
+    """Declares the options of `covey mismatch`."""
 
     rollout: int | None = option(None, "Number of the rollout. Not set: the newest one.", ge=0)
     json_: bool = option(False, "Print the result as one JSON object; with exit code 2, the problems.")

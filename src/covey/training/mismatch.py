@@ -57,7 +57,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """What was found of a rollout of `num_tokens` tokens, sampled by the weights of `version`.
+    """Holds the scores of a rollout of `num_tokens` tokens, which the weights of `version` sampled.
 
     `weights` are those that scored them; `is_other_step` says that they are of another step. `scores` begin
     with that of the run's own settings. `notes` say what could not be tried. `is_rounding`: the gap is no
