@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from covey.models.policy import Policy
+from covey.models.prefix import share_prompt
+from covey.models.probe import micro_of
 from covey.models.vision.tower import Pixels
 from covey.quickstart.task import MODEL_DIR
 from covey.token_streams import Row
@@ -235,3 +237,17 @@ def logprobs_in(logit_LV: Tensor, policy: Policy, one: Row) -> Tensor:
     place_N = torch.from_numpy(np.flatnonzero(one.is_trained))
     token_N = torch.from_numpy(one.token_ids.astype(np.int64))[place_N]
     return logprob_LV[place_N - 1].gather(1, token_N[:, None])[:, 0]
+
+
+def gradients(
+    policy: Policy, kind: Any, cut: Sequence[Sequence[Row]], *, shares: bool = False
+) -> dict[str, Tensor]:
+    """Return the gradients of a weighted sum of logprobs, of rows that are cut so into passes, by name."""
+    policy.use_stream(kind)
+    policy.shares_prompts = shares
+    policy.zero_grad()
+    micros = [micro_of(part, kind, policy.device) for part in cut]
+    for micro in share_prompt(micros) if shares else micros:
+        logprob_N = policy(micro).logprob_N
+        (logprob_N * torch.arange(1.0, 1.0 + len(logprob_N))).sum().backward()
+    return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from covey.models.policy import Policy
-from covey.models.prefix import share_prompt
 from covey.models.probe import micro_of, widest_stream
 from covey.token_streams import Row
 from support.squares import FAMILIES, IMAGE, medium, own_logprobs, policy_of, row
+from support.vision import gradients
 
 BOUND = 1e-5
 
@@ -47,17 +46,6 @@ def test_logprobs_are_those_of_the_model(family: str) -> None:
             found = torch.cat([policy(micro).logprob_N for micro in micros])
             assert float((found - expected).detach().abs().max()) < BOUND, (kind, size)
     assert float((expected[7:12] - expected[12:17]).abs().max()) > 0.01, "the image matters"
-
-
-def gradients(policy: Policy, kind: Any, cut: list[list[Row]], *, shares: bool = False) -> dict[str, Any]:
-    policy.use_stream(kind)
-    policy.shares_prompts = shares
-    policy.zero_grad()
-    micros = [micro_of(part, kind, policy.device) for part in cut]
-    for micro in share_prompt(micros) if shares else micros:
-        logprob_N = policy(micro).logprob_N
-        (logprob_N * torch.arange(1.0, 1.0 + len(logprob_N))).sum().backward()
-    return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -15,7 +15,7 @@ from covey.models.prefix import share_prompt
 from covey.models.probe import micro_of, widest_stream
 from covey.token_streams import Row
 from covey.types.arrays import ints
-from support.vision import FAMILIES, IMAGE, medium, own_logprobs, pixels_of, policy_of, row
+from support.vision import FAMILIES, IMAGE, gradients, medium, own_logprobs, pixels_of, policy_of, row
 
 BOUND = 1e-5
 CAT, DOG, WIDE = medium("cat", 2, 3), medium("dog", 2, 3), medium("wide", 1, 5)
@@ -58,16 +58,6 @@ def test_gradients_do_not_depend_on_layout_or_cut(family: str) -> None:
     """Those of the vision tower among them."""
     policy = policy_of(family)
 
-    def gradients(kind: Any, cuts: Sequence[Sequence[Row]], *, shares: bool = False) -> dict[str, Any]:
-        policy.use_stream(kind)
-        policy.shares_prompts = shares
-        policy.zero_grad()
-        micros = [micro_of(part, kind, policy.device) for part in cuts]
-        for micro in share_prompt(micros) if shares else micros:
-            logprob_N = policy(micro).logprob_N
-            (logprob_N * torch.arange(1.0, 1.0 + len(logprob_N))).sum().backward()
-        return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
-
     def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert found.keys() == expected.keys()
         assert any("visual" in name for name in found)
@@ -76,12 +66,12 @@ def test_gradients_do_not_depend_on_layout_or_cut(family: str) -> None:
             assert gap < 3e-5, (name, gap)
 
     single = [[one] for one in rows()]
-    expected = gradients("padded", single)
+    expected = gradients(policy, "padded", single)
     for kind in ("packed", "prefix"):
-        compare(gradients(kind, single), expected)
+        compare(gradients(policy, kind, single), expected)
     siblings = [[rows()[0]], [rows()[1]]]
-    alone = gradients("padded", siblings)
-    compare(gradients("prefix", siblings, shares=True), alone)
+    alone = gradients(policy, "padded", siblings)
+    compare(gradients(policy, "prefix", siblings, shares=True), alone)
 
 
 def test_the_tower_runs_once_for_a_prompt_and_pass(monkeypatch: pytest.MonkeyPatch) -> None:
