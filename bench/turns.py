@@ -30,9 +30,9 @@ from covey.environments.agents import Agents
 from covey.models.load import choose_stream, load_policy
 from covey.models.policy import Policy
 from covey.quickstart import task
-from covey.rollout.collect import _single_turns
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.scripted import ScriptedEngine
+from covey.rollout.single_turns import SingleTurns
 from covey.rollout.slots import CollectPlan, slots_of
 from covey.rollout.turns import TurnLoop
 from covey.types import Episode, SamplingParams
@@ -98,14 +98,14 @@ class Bench:
         """The seconds of a rollout by the turn loop, and its episodes."""
         agents = replace(agents, limits=replace(agents.limits, max_tokens=600))
         began = clock()
-        loop = TurnLoop(self.slots, engine, self.plan, self.codec, agents, Activity())
+        loop = TurnLoop(self.slots, engine, self.codec, agents, Activity())
         found = dict(loop.episodes())
         return clock() - began, found
 
     def single(self, engine: Any, clock: Callable[[], float]) -> tuple[float, dict[int, Episode]]:
         """The same by the path of single turns."""
         began = clock()
-        found = dict(_single_turns(self.slots, engine, self.plan, self.codec, Activity()))
+        found = dict(SingleTurns(self.slots, engine, self.codec, Activity()).episodes())
         return clock() - began, found
 
 

@@ -22,7 +22,7 @@ from covey.checkpoint import write
 from covey.checks import survey as surveys
 from covey.checks.survey import Survey
 from covey.cli.main import main
-from covey.rollout import collect
+from covey.rollout.single_turns import SingleTurns
 from covey.telemetry.rollout_log import RolloutLog
 from covey.training import agreement, build, process, together
 from support.checks import changed
@@ -108,7 +108,7 @@ def plant(fault: str, phase: str) -> None:
     elif phase == "record":
         before(RolloutLog, "write", fault, VISIT)
     elif phase == "completion":
-        before(collect, "_episode", fault)
+        before(SingleTurns, "_episode", fault)
     elif phase == "save":
         before(write, "_sealed", fault, SAVE)
     else:

@@ -135,7 +135,7 @@ def played(
     plan, asked = plan_of(codec), {"role": "user", "content": prompt}
     prompts = [prompt_of(codec, [asked], [SCHEMA] if "tools" in hosts else ())]
     made = engine(codec, script)
-    loop = TurnLoop(slots_of(prompts, plan), made, plan, codec, agents_for(codec, **hosts), Activity())
+    loop = TurnLoop(slots_of(prompts, plan), made, codec, agents_for(codec, **hosts), Activity())
     ((_, episode),) = loop.episodes()
     return episode, made
 

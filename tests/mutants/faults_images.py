@@ -7,7 +7,7 @@ from typing import Any
 
 from covey import token_streams
 from covey.models.vision import tower
-from covey.rollout import collect
+from covey.rollout import single_turns
 from covey.rollout.native import engine
 from covey.types import Completion, GenerationRequest, TokenSequence
 from mutants.faults import Patch, before, changed
@@ -39,7 +39,7 @@ def _of_another(patch: Patch) -> None:
         seen.append(media)
         return real(cls, ids, drawn, others[0] if others else media)
 
-    patch.setattr(collect.TokenSequence, "of_turn", classmethod(of_turn))
+    patch.setattr(single_turns.TokenSequence, "of_turn", classmethod(of_turn))
 
 
 def _positions_of_text(found: Any, *args: Any) -> Any:

@@ -35,7 +35,7 @@ def played(engine: GroupEngine, codec: TextCodec, comm: Comm, delay: Any) -> Pla
     slots = [] if comm.rank else slots_of(sum_prompts(codec, 4), plan)
     agents = sums_agents(codec, delay, max_tokens=96)
     with comm.activity.stoppable_between_steps():
-        found = dict(TurnLoop(slots, engine, plan, codec, agents, comm.activity).episodes())
+        found = dict(TurnLoop(slots, engine, codec, agents, comm.activity).episodes())
     return Played([found[number] for number in range(len(slots))])
 
 

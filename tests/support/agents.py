@@ -91,5 +91,5 @@ def episodes_of(
     """The episodes of one prompt in sibling order, and the engine with the requests that it was given."""
     engine, plan = ScriptedEngine(codec, script), plan_of(codec, num_generations)
     slots = slots_of([prompt], plan)
-    found = dict(TurnLoop(slots, engine, plan, codec, agents, Activity()).episodes())
+    found = dict(TurnLoop(slots, engine, codec, agents, Activity()).episodes())
     return [found[number] for number in range(len(slots))], engine

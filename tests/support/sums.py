@@ -278,7 +278,7 @@ def play(
 
     engine.submit, engine.results = watched, told
     try:
-        found = dict(TurnLoop(slots, engine, plan, codec, agents, Activity()).episodes())
+        found = dict(TurnLoop(slots, engine, codec, agents, Activity()).episodes())
     finally:
         engine.submit, engine.results = submit, results
     played.episodes = [found[number] for number in range(len(slots))]

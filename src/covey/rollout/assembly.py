@@ -156,7 +156,7 @@ def _episode(slot: Slot, rows: range, every: Summaries, plan: CollectPlan) -> Ep
     """The episode of another rank."""
     first, words = every.rows[rows[0]], every.words.get(rows[0], {})
     return Episode(
-        id=slot.episode_id(plan),
+        id=slot.episode_id,
         sequences=tuple(every.known(row) for row in rows if every.rows["length"][row]),
         outcome=_OUTCOMES[first["outcome"]],
         text=words.get("text", ""),

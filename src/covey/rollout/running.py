@@ -10,7 +10,7 @@ from typing import Any
 from covey.environments.draft import EpisodeDraft
 from covey.environments.rendering import Item, Spoken
 from covey.rewards.images import told as image_told
-from covey.rollout.slots import CollectPlan, Slot
+from covey.rollout.slots import Slot
 from covey.texts import tr
 from covey.types import (
     CallFailure,
@@ -23,6 +23,7 @@ from covey.types import (
     ToolResult,
     Turn,
 )
+from covey.types.turns import TurnCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,33 @@ def added_to(messages: Sequence[Item], added: Any, hide: Callable[[str], str]) -
     return (*before, {**last, "content": joined})
 
 
-def lost_episode(slot: Slot, failure: str, plan: CollectPlan) -> Episode:
+def ended_episode(one: Running, *, keeps_environment: bool) -> Episode:
+    """Return the episode that has ended; its environment lives on where a reward reads it."""
+    assert one.draft is not None
+    return Episode(
+        id=one.slot.episode_id,
+        sequences=one.draft.sequences(),
+        outcome=one.outcome,
+        text=one.turns[-1].text if one.turns else "",
+        sampling=one.slot.plan.sampling,
+        seconds=one.sampled_s + sum(turn.seconds for turn in one.turns),
+        turns=tuple(one.turns),
+        counts=TurnCounts.of(one.turns),
+        environment=one.key if keeps_environment else None,
+        environment_reward=one.reward,
+        prompt_text="" if one.begun is None else one.begun[0],
+        prompt_messages=None if one.begun is None else one.begun[1],
+    )
+
+
+def lost_episode(slot: Slot, failure: str) -> Episode:
     """Return the episode of a slot that infrastructure has failed."""
     return Episode(
-        id=slot.episode_id(plan),
+        id=slot.episode_id,
         sequences=(),
         outcome=Outcome.INFRASTRUCTURE,
         text="",
-        sampling=plan.sampling,
+        sampling=slot.plan.sampling,
         failure=failure,
     )
 

@@ -24,19 +24,22 @@ class CollectPlan:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One completion to sample: its number within the rollout, and which group and sibling it is."""
+    """One completion to sample: its number within the rollout, which group and sibling it is, and how it is
+    drawn."""
 
     number: int
     group: int
     sibling: int
     prompt: Prompt
+    plan: CollectPlan
 
-    def episode_id(self, plan: CollectPlan) -> EpisodeId:
-        """Return the id of the slot's draw."""
+    @property
+    def episode_id(self) -> EpisodeId:
+        """The id of the slot's draw."""
         origin = self.prompt.origin
         return EpisodeId(
-            seed=plan.seed,
-            split=plan.split,
+            seed=self.plan.seed,
+            split=self.plan.split,
             rollout=origin.rollout,
             attempt=origin.attempt,
             prompt_id=self.prompt.id,
@@ -47,4 +50,6 @@ class Slot:
 def slots_of(prompts: Sequence[Prompt], plan: CollectPlan) -> list[Slot]:
     """Return the slots of a rollout, group after group."""
     pairs = [(g, s) for g in range(len(prompts)) for s in range(plan.num_generations)]
-    return [Slot(number, group, sibling, prompts[group]) for number, (group, sibling) in enumerate(pairs)]
+    return [
+        Slot(number, group, sibling, prompts[group], plan) for number, (group, sibling) in enumerate(pairs)
+    ]

@@ -7,7 +7,7 @@ is taken between two steps of the engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -26,6 +26,7 @@ from covey.rollout.running import (
     EndReward,
     Running,
     added_to,
+    ended_episode,
     group_seed,
     lost_episode,
     no_room,
@@ -33,7 +34,7 @@ from covey.rollout.running import (
     row_of,
     told,
 )
-from covey.rollout.slots import CollectPlan, Slot
+from covey.rollout.slots import Slot
 from covey.types import (
     Completion,
     Episode,
@@ -46,7 +47,6 @@ from covey.types import (
     Turn,
 )
 from covey.types.episode import digest_of
-from covey.types.turns import TurnCounts
 
 _LOOK_S = 0.2
 # Calls of one turn that are answered; the text of a turn may hold thousands.
@@ -54,19 +54,21 @@ _MOST_CALLS = 64
 
 
 class TurnLoop:
-    """Samples the episodes of `slots`; `episodes` gives each, with its place among them, as it ends."""
+    """Samples the episodes of `slots`, and of those that `between` adds, which is called between two steps;
+    `episodes` gives each, with its number, as it ends."""
 
     def __init__(
         self,
         slots: Sequence[Slot],
         engine: Engine,
-        plan: CollectPlan,
         codec: TextCodec,
         agents: Agents,
         activity: Activity,
+        between: Callable[[], None] = nothing,
     ) -> None:
-        self._slots, self._engine, self._plan, self._codec = slots, engine, plan, codec
-        self._agents, self._activity = agents, activity
+        self._given, self._engine, self._codec = slots, engine, codec
+        self._agents, self._activity, self._between = agents, activity, between
+        self._num_begun = 0
         self._events: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
         # Events that are still to come, and requests that the engine has.
         self._num_awaited = 0
@@ -77,9 +79,8 @@ class TurnLoop:
     def episodes(self) -> Iterator[tuple[int, Episode]]:
         """Run until every episode has ended. Where nothing is left that could sample, those that have not
         ended are infrastructure failures."""
-        for number, slot in enumerate(self._slots):
-            self._running[number] = Running(slot, next(self._agents.keys))
-            self._open(number)
+        given, self._given = self._given, ()
+        self.add(given)
         self._engine.on_turn = self._between_steps
         try:
             # A rank without episodes steps with those that are one engine with it.
@@ -97,6 +98,15 @@ class TurnLoop:
             if self._agents.environment is not None and self._running:
                 self._agents.environment.release([one.key for one in self._running.values()])
 
+    def add(self, slots: Sequence[Slot]) -> range:
+        """Begin the episodes of these slots beside those that run; returns their numbers."""
+        numbers = range(self._num_begun, self._num_begun + len(slots))
+        self._num_begun = numbers.stop
+        for number, slot in zip(numbers, slots, strict=True):
+            self._running[number] = Running(slot, next(self._agents.keys))
+            self._open(number)
+        return numbers
+
     def _taken(self) -> list[tuple[int, Episode]]:
         ended, self._ended = self._ended, []
         return ended
@@ -105,12 +115,14 @@ class TurnLoop:
 
     def _between_steps(self) -> None:
         """Take what has come back; where the engine has nothing to do, wait for more."""
+        self._between()
         while self._num_awaited and self._running:
             try:
                 event = self._events.get(block=not self._asked, timeout=_LOOK_S)
             except Empty:
                 if self._asked or self._activity.has_to_stop:
                     return
+                self._between()
                 continue
             self._num_awaited -= 1
             self._activity.advance()
@@ -158,7 +170,7 @@ class TurnLoop:
             self._begin(number, Opened())
             return
         row = row_of(one.slot.prompt)
-        environment.open(one.key, row, group_seed(one.slot.episode_id(self._plan)), self._await(number))
+        environment.open(one.key, row, group_seed(one.slot.episode_id), self._await(number))
 
     def _begin(self, number: int, opened: Opened) -> None:
         one = self._running[number]
@@ -217,11 +229,11 @@ class TurnLoop:
             # Behind later turns there is room, or they are not answered.
             self._lose(number, no_room(len(prompt_ids), self._contexts()))
             return
-        episode, turn = one.slot.episode_id(self._plan), len(one.turns)
+        episode, turn = one.slot.episode_id, len(one.turns)
         request = GenerationRequest(
             turn=episode.turn_id(turn),
             prompt_token_ids=prompt_ids,
-            sampling=replace(self._plan.sampling, max_new_tokens=room),
+            sampling=replace(one.slot.plan.sampling, max_new_tokens=room),
             extends=episode.turn_id(turn - 1) if one.draft.is_extended else None,
             may_go_on=True,
             media=one.draft.media,
@@ -249,7 +261,7 @@ class TurnLoop:
         assert draft is not None
         before = draft.prompt_ids
         spoken = spoken_turn(completion, before, draft.opened, self._codec, agents)
-        if self._plan.split != "train" and completion.kept is not None:
+        if one.slot.plan.split != "train" and completion.kept is not None:
             # Nothing is trained on it.
             completion = replace(completion, kept=None)
         text = self._codec.decode_behind(before if draft.opened else (), completion.token_ids.tolist())
@@ -368,29 +380,14 @@ class TurnLoop:
 
     def _end(self, number: int) -> None:
         one, environment = self._running.pop(number), self._agents.environment
-        assert one.draft is not None
         keeps = environment is not None and self._agents.keeps_environments
         if environment is not None and not keeps:
             environment.release([one.key])
-        episode = Episode(
-            id=one.slot.episode_id(self._plan),
-            sequences=one.draft.sequences(),
-            outcome=one.outcome,
-            text=one.turns[-1].text if one.turns else "",
-            sampling=self._plan.sampling,
-            seconds=one.sampled_s + sum(turn.seconds for turn in one.turns),
-            turns=tuple(one.turns),
-            counts=TurnCounts.of(one.turns),
-            environment=one.key if keeps else None,
-            environment_reward=one.reward,
-            prompt_text="" if one.begun is None else one.begun[0],
-            prompt_messages=None if one.begun is None else one.begun[1],
-        )
-        self._ended.append((number, episode))
+        self._ended.append((number, ended_episode(one, keeps_environment=keeps)))
 
     def _lose(self, number: int, words: str) -> None:
         one = self._running.pop(number)
         self._asked = {request: other for request, other in self._asked.items() if other != number}
         if self._agents.environment is not None:
             self._agents.environment.release([one.key])
-        self._ended.append((number, lost_episode(one.slot, words, self._plan)))
+        self._ended.append((number, lost_episode(one.slot, words)))

@@ -46,6 +46,7 @@ from covey.training.backend import backend_for, sampling_engine
 from covey.training.buffer import RolloutBuffer, RolloutTokens
 from covey.training.build_source import (
     at_scheduled_temperature,
+    collector_for,
     evaluator_for,
     longest_prompt_of,
     prompt_supply,
@@ -94,7 +95,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     progress = Progress(upcoming(supply), may_differ=is_reordered(config, facts.data, facts.output))
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
     scoring = _scoring(config, found, plan, progress)
-    source = source_for(config, found, supply, publisher, scoring, comm)
+    collector = collector_for(found, publisher, scoring, comm)
+    source = source_for(config, found, supply, collector, scoring)
     total_steps = scoring.total_steps = total_steps_of(plan, source)
     objective = objective_of(config, needs, total_steps)
     source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found)
@@ -120,7 +122,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         buffer=buffer,
         evaluations=Evaluations(
             options=config,
-            evaluator=evaluator_for(config, found, publisher, scoring, comm),
+            evaluator=evaluator_for(config, found, collector, scoring),
             best=best,
             steps_per_epoch=plan.steps_per_epoch,
             limits=limits,

@@ -22,6 +22,7 @@ from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.rewards.registry import metric_names
 from covey.rollout.canary import Bound, Canary, canary_requests
+from covey.rollout.collector import Collector, CollectsInTurn
 from covey.rollout.engine import Engine
 from covey.rollout.publisher import Owner, Publisher
 from covey.rollout.sampling import eval_sampling, sampling
@@ -88,13 +89,20 @@ def _canary_images(codec: TextCodec) -> list[Medium]:
     return [codec.vision.medium(PlacedImage(source)) for pixels in noise for source in sources_of(pixels)]
 
 
+def collector_for(found: Survey, publisher: Publisher, scoring: Scoring, comm: Comm) -> Collector:
+    """What collects rollouts and evaluations."""
+    assert found.codec is not None
+    return CollectsInTurn(
+        publisher=publisher, score=scoring, codec=found.codec, comm=comm, agents=found.agents
+    )
+
+
 def source_for(
     config: Config,
     found: Survey,
     supply: TableSupply | StreamSupply | None,
-    publisher: Publisher,
+    collector: Collector,
     scoring: Scoring,
-    comm: Comm,
 ) -> Source:
     """What gives a rollout by its number: sampled now, or read from the files of another run."""
     if config.replay_rollouts is not None:
@@ -107,17 +115,13 @@ def source_for(
     assert supply is not None
     return LiveSource(
         supply=supply,
-        publisher=publisher,
-        score=scoring,
-        codec=found.codec,
+        collector=collector,
         plan=CollectPlan(
             num_generations=config.num_generations,
             sampling=sampling(config, found.codec),
             seed=config.seed,
             weights=scoring.weights,
         ),
-        comm=comm,
-        agents=found.agents,
         tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks.num_rows},
     )
 
@@ -150,27 +154,21 @@ def selecting_groups(source: Source, config: Config, found: Survey) -> Source:
     )
 
 
-def evaluator_for(
-    config: Config, found: Survey, publisher: Publisher, scoring: Scoring, comm: Comm
-) -> Evaluator | None:
+def evaluator_for(config: Config, found: Survey, collector: Collector, scoring: Scoring) -> Evaluator | None:
     """What evaluates on held-out prompts; None where the run does not."""
     if config.eval_strategy == "no" or not found.eval_sets:
         return None
     assert found.codec is not None
     return Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
-        publisher=publisher,
-        score=scoring,
-        codec=found.codec,
+        collector=collector,
         plan=CollectPlan(
             num_generations=config.num_generations_eval,
             sampling=eval_sampling(config, found.codec),
             seed=config.seed,
             weights=scoring.weights,
         ),
-        comm=comm,
         rewards=scoring.rewards.tasks,
-        agents=found.agents,
     )
 
 

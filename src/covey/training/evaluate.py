@@ -11,15 +11,12 @@ from typing import Any
 
 from covey.checkpoint.registry import State
 from covey.checks.evaluation.judge import pass_sizes
-from covey.comm import Comm
 from covey.data.rows import taken
 from covey.data.text import TextCodec
-from covey.environments.agents import Agents
 from covey.health.guards.outcomes import refuse_lost
 from covey.health.guards.rollout import refuse_other_versions
 from covey.health.rewards import refuse_no_numbers
-from covey.rollout.collect import Scorer, collect
-from covey.rollout.publisher import Publisher
+from covey.rollout.collector import Collector
 from covey.rollout.slots import CollectPlan
 from covey.training.measure import id_metrics, length_metrics, reward_metrics, task_metrics, turn_metrics
 from covey.types import Metric, Origin, Prompt, ScoredGroup
@@ -52,37 +49,31 @@ class Evaluator:
     """
 
     sets: Sequence[EvalPrompts]
-    publisher: Publisher
-    score: Scorer
-    codec: TextCodec
+    collector: Collector
     plan: CollectPlan
-    comm: Comm
     rewards: Mapping[str, Collection[str]] = field(default_factory=dict)
-    agents: Agents | None = None
 
     def run(self) -> Evaluation:
         """Evaluate the current weights. Collective."""
-        self.comm.begin("evaluate")
-        started = time.perf_counter()
+        self.collector.comm.begin("evaluate")
+        started, codec = time.perf_counter(), self.collector.codec
         groups = {s.name: self._collect(s) for s in self.sets}
         metrics: dict[str, Metric] = {}
         if len(groups) > 1:
             for name, found in groups.items():
-                metrics |= _metrics(found, f"eval_{name}_", self.rewards, self.codec)
+                metrics |= _metrics(found, f"eval_{name}_", self.rewards, codec)
         everything = [g for found in groups.values() for g in found]
-        metrics |= _metrics(everything, "eval_", self.rewards, self.codec)
+        metrics |= _metrics(everything, "eval_", self.rewards, codec)
         metrics["time/eval_s"] = Metric(value=time.perf_counter() - started)
         return Evaluation(metrics=metrics, groups=groups)
 
     def _collect(self, prompts: EvalPrompts) -> tuple[ScoredGroup, ...]:
         held_out = [taken(p, _NO_ORIGIN) for p in prompts.prompts]
         plan = replace(self.plan, split=f"eval/{prompts.name}")
-        with self.publisher.serve(self.comm.activity.step) as engine:
-            found = collect(held_out, engine, self.score, self.codec, plan, self.comm, self.agents)
-        groups = found.groups
-        refuse_lost(groups, self.comm.activity.step)
-        refuse_no_numbers(groups, self.comm.activity.step)
-        refuse_other_versions(groups, self.comm.activity.step)
+        groups, step = self.collector.collect(held_out, plan).groups, self.collector.comm.activity.step
+        refuse_lost(groups, step)
+        refuse_no_numbers(groups, step)
+        refuse_other_versions(groups, step)
         return groups
 
 

@@ -69,8 +69,8 @@ class Evaluations:
 
     def _run(self, evaluator: Evaluator, step: int) -> dict[str, Metric]:
         metrics = dict(evaluator.run().metrics)
-        self.recorder.published(evaluator.publisher.taken(), step=step)
-        evaluator.publisher.rest()
+        self.recorder.published(evaluator.collector.publisher.taken(), step=step)
+        evaluator.collector.publisher.rest()
         shown = [n for n in metrics if n.endswith(("reward", "/mean")) or "pass@" in n]
         shown = [n for n in shown if "tasks/" not in n or n.endswith("reward")]
         numbers = {n: v for n in shown if (v := metrics[n].value) is not None}

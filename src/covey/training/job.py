@@ -97,7 +97,7 @@ class Job:
             **({} if collected.is_replayed else publish_metrics(self.publisher.last)),
         }
         self.recorder.report(self.health.of_rollout(collected, self.publisher.engine, step), step=step)
-        self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.comm))
+        self.buffer.fill(rows, metrics, self.scoring.take_metrics(self.progress.rollout, self.comm))
         records = partial(_records, collected, rows, self.comm.rank)
         self.recorder.rollout(self.progress.rollout, records, step=step)
         self.recorder.selection(collected, self.progress.rollout, step=step + 1)

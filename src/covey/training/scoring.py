@@ -48,8 +48,8 @@ class Scoring:
         self._progress = progress
         self._steps_per_epoch = steps_per_epoch
         self._ends = ends
-        self._logged: list[Mapping[str, Metric]] = []
-        self._is_waiting = False
+        # By what the rows were sampled for: the split, and the number of the rollout.
+        self._logged: dict[tuple[str, int], list[Mapping[str, Metric]]] = {}
         self.total_steps = 0
 
     def __call__(self, rows: Sequence[Scored]) -> Callable[[], list[Score]]:
@@ -57,24 +57,25 @@ class Scoring:
         step = self._progress.step
         epoch = step / self._steps_per_epoch if self._steps_per_epoch else 0.0
         state = TrainerState(global_step=step, max_steps=self.total_steps, epoch=epoch)
-        if not self._is_waiting:
-            # Further attempts of a rollout add to what was logged of its first.
-            self._logged = self._logged if any(row.prompt.origin.attempt for row in rows) else []
-            self._is_waiting = True
         judge = self.rewards.begin(rows, state)
 
         def scores() -> list[Score]:
             judged = judge()
-            self._is_waiting = False
-            self._logged.append(judged.metrics)
+            for asked in {(row.episode.id.split, row.episode.id.rollout) for row in rows}:
+                self._logged.setdefault(asked, []).append(judged.metrics)
             return weighted(judged, list(self.weights.values()), lambda row: self._ends(rows[row]))
 
         return scores
 
-    def take_metrics(self, comm: Comm) -> dict[str, Metric]:
-        """What the rewards logged of the last rollout, averaged over its calls and over ranks; each is handed
-        out once."""
-        mine, self._logged = self._logged, []
+    def take_metrics(self, rollout: int, comm: Comm) -> dict[str, Metric]:
+        """What the rewards logged of a rollout, averaged over its calls and over ranks. What they have logged
+        of earlier ones and of evaluations is dropped."""
+        mine = self._logged.get(("train", rollout), [])
+        self._logged = {
+            (split, number): logged
+            for (split, number), logged in self._logged.items()
+            if split == "train" and number > rollout
+        }
         sums: dict[str, tuple[float, int]] = {}
         shares = comm.gather_json([{n: [m.value, m.count] for n, m in part.items()} for part in mine])
         for name, (value, count) in ((n, v) for share in shares for part in share for n, v in part.items()):

@@ -15,11 +15,9 @@ from covey.data.image_records import NO_ROWS, ImageRows
 from covey.data.order import Order
 from covey.data.rows import PromptTable
 from covey.data.stream import PromptStream
-from covey.data.text import TextCodec
-from covey.environments.agents import Agents
 from covey.rewards.registry import total
-from covey.rollout.collect import Collected, Scorer, collect
-from covey.rollout.publisher import Publisher
+from covey.rollout.collect import Collected
+from covey.rollout.collector import Collector
 from covey.rollout.records import groups_of
 from covey.rollout.slots import CollectPlan
 from covey.telemetry.rollouts import read_rollouts
@@ -71,18 +69,19 @@ class LiveSource:
     """Prompts as they are supplied, sampled from the weights of the steps taken, and scored.
 
     `tasks` are those of the data with their rewards; `temperature` gives that of a rollout by its number, or
-    None for the plan's. `agents` are what happens between the turns of an episode.
+    None for the plan's.
     """
 
     supply: PromptSupply
-    publisher: Publisher
-    score: Scorer
-    codec: TextCodec
+    collector: Collector
     plan: CollectPlan
-    comm: Comm
     tasks: Mapping[str, Collection[str]] = field(default_factory=dict)
     temperature: Callable[[int], float | None] = lambda rollout: None
-    agents: Agents | None = None
+
+    @property
+    def comm(self) -> Comm:
+        """The ranks that collect."""
+        return self.collector.comm
 
     def next(self, rollout: int) -> Collected:
         """Sample and score rollout number `rollout`."""
@@ -91,12 +90,14 @@ class LiveSource:
     def sample(self, prompts: Sequence[Prompt], rollout: int) -> Collected:
         """Sample and score these prompts, at the temperature of that rollout. Collective."""
         self.comm.begin("rollout")
-        plan, temperature = self.plan, self.temperature(rollout)
-        if temperature is not None:
-            plan = replace(plan, sampling=replace(plan.sampling, temperature=temperature))
-        with self.publisher.serve(self.comm.activity.step) as engine:
-            collected = collect(prompts, engine, self.score, self.codec, plan, self.comm, self.agents)
-        return replace(collected, tasks=self.tasks)
+        return replace(self.collector.collect(prompts, self.plan_of(rollout)), tasks=self.tasks)
+
+    def plan_of(self, rollout: int) -> CollectPlan:
+        """How the completions of that rollout are drawn."""
+        temperature = self.temperature(rollout)
+        if temperature is None:
+            return self.plan
+        return replace(self.plan, sampling=replace(self.plan.sampling, temperature=temperature))
 
     def take_back(self, rollout: int) -> None:
         """Nothing: a rollout depends on its number alone."""

@@ -37,6 +37,7 @@ from covey.models.lora import AdapterAlone, adapter_alone, in_dtype, merged, pla
 from covey.models.policy import Policy
 from covey.models.quantized import cast_unpacked
 from covey.options.schema import Config
+from covey.rollout.collector import CollectsInTurn
 from covey.rollout.engine import NamedWeights
 from covey.rollout.records import records_of
 from covey.rollout.sampling import eval_sampling
@@ -81,17 +82,19 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
     engine = engine_for(config, found.facts, policy, comm, found.codec.tokenizer, found.live)
     evaluator = Evaluator(
         sets=[EvalPrompts(name=name, prompts=table.entries) for name, table in found.eval_sets],
-        publisher=publisher_for(config, found, _Still(policy), engine, comm),
-        score=Scoring(found.rewards, config.weights, Progress(), None),
-        codec=found.codec,
+        collector=CollectsInTurn(
+            publisher=publisher_for(config, found, _Still(policy), engine, comm),
+            score=Scoring(found.rewards, config.weights, Progress(), None),
+            codec=found.codec,
+            comm=comm,
+            agents=found.agents,
+        ),
         plan=CollectPlan(
             num_generations=config.num_generations_eval,
             sampling=eval_sampling(config, found.codec),
             seed=config.seed,
         ),
-        comm=comm,
         rewards=found.rewards.tasks,
-        agents=found.agents,
     )
     with closing(engine):
         evaluation = evaluator.run()

@@ -77,7 +77,7 @@ def made(slot: Slot, how: CollectPlan, mean_length: int) -> tuple[Episode, Score
     ends = (1, sum(s.num_trained for s in sequences))
     score = replace(total(parts, list(WEIGHTS.values()), ends), extras={"parsed_by": "none"} if n % 4 else {})
     episode = Episode(
-        id=slot.episode_id(how),
+        id=slot.episode_id,
         sequences=tuple(sequences),
         outcome=Outcome.INFRASTRUCTURE if is_lost else Outcome.SCORED,
         text=f"text {n}",

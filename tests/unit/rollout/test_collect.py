@@ -12,7 +12,7 @@ from covey.comm import LocalComm
 from covey.data.rows import prompt_table
 from covey.quickstart import task
 from covey.rewards.registry import build, score_rows
-from covey.rollout import collect as collecting
+from covey.rollout import shares
 from covey.rollout.collect import collect, own_slots
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.slots import CollectPlan
@@ -134,7 +134,7 @@ def same_but_for_rounding(ours, theirs):
 def test_groups_are_scored_while_others_decode(
     least_tokens, quickstart_policy, quickstart_codec, monkeypatch
 ):
-    monkeypatch.setattr(collecting, "_PART_TOKENS", least_tokens)
+    monkeypatch.setattr(shares, "_PART_TOKENS", least_tokens)
     table = prompt_table(task.training_rows()[:8], quickstart_codec, max_length=None)
     prompts = [table.take(i, Origin(epoch=0, rollout=0)) for i in range(8)]
     stop = quickstart_codec.stop_token_ids

@@ -55,7 +55,7 @@ def played(
     given = prompts or [prompt_of(codec, [USER], [SCHEMA] if tools else ())]
     slots, scripted = slots_of(given, plan), engine(codec, script)
     agents = agents_for(codec, tools, environment, **limits)
-    found = dict(TurnLoop(slots, scripted, plan, codec, agents, Activity()).episodes())
+    found = dict(TurnLoop(slots, scripted, codec, agents, Activity()).episodes())
     assert sorted(found) == list(range(len(slots)))
     return [found[number] for number in range(len(slots))], scripted
 
@@ -254,7 +254,7 @@ def test_an_episode_that_waits_holds_up_no_other(codec, written) -> None:
     script = lambda turn: written(slow) if turn.sibling == 0 and not turn.turn else ANSWER  # noqa: E731
     plan, agents = plan_of(codec, 2), agents_for(codec, LateTools())
     slots = slots_of([prompt_of(codec, [USER], [SCHEMA])], plan)
-    ended = TurnLoop(slots, ScriptedEngine(codec, script), plan, codec, agents, Activity()).episodes()
+    ended = TurnLoop(slots, ScriptedEngine(codec, script), codec, agents, Activity()).episodes()
     assert [number for number, _ in ended] == [1, 0]
 
 
@@ -313,7 +313,7 @@ def test_whoever_stops_early_lets_environments_go(codec) -> None:
     plan, agents = plan_of(codec, 3), agents_for(codec, None, environment)
     slots = slots_of([prompt_of(codec, [USER])], plan)
     engine = ScriptedEngine(codec, lambda turn: ANSWER)
-    ending = TurnLoop(slots, engine, plan, codec, agents, Activity()).episodes()
+    ending = TurnLoop(slots, engine, codec, agents, Activity()).episodes()
     next(ending)
     ending.close()
     assert sorted(environment.released) == [0, 1, 2]

@@ -83,7 +83,7 @@ def played(
     plan = plan_of(codec, 4, split)
     prompt = prompt_of(codec, [USER], [SCHEMA] if tools else ())
     agents = agents_for(codec, tools, environment)
-    loop = TurnLoop(slots_of([prompt], plan), engine(codec, script), plan, codec, agents, Activity())
+    loop = TurnLoop(slots_of([prompt], plan), engine(codec, script), codec, agents, Activity())
     return [episode for _, episode in sorted(loop.episodes(), key=lambda pair: pair[0])]
 
 

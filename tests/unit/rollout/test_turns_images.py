@@ -114,7 +114,7 @@ def played(codec: TextCodec, policy: Policy, environment: Looks) -> list[Episode
         seed=1,
     )
     agents = agents_for(codec, environment=environment, max_tokens=300)  # type: ignore[arg-type]
-    loop = TurnLoop(slots_of([begin(codec)], plan), NativeEngine(policy), plan, codec, agents, Activity())
+    loop = TurnLoop(slots_of([begin(codec)], plan), NativeEngine(policy), codec, agents, Activity())
     found = dict(loop.episodes())
     return [found[number] for number in range(2)]
 

@@ -64,7 +64,7 @@ def on_two(codec: TextCodec, delay: Any, plant: Callable[[Any, Steps], None] | N
         engine = GroupEngine(own, comm)  # type: ignore[arg-type]
         slots = [] if comm.rank else slots_of(prompts, plan)
         agents = sums_agents(codec, delay)
-        loop = TurnLoop(slots, engine, plan, codec, agents, comm.activity)
+        loop = TurnLoop(slots, engine, codec, agents, comm.activity)
         with comm.activity.stoppable_between_steps():
             found = dict(loop.episodes())
         return found, own.num_steps

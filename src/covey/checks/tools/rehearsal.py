@@ -209,7 +209,7 @@ def _play(
     )
     taken = replace(prompt, token_ids=tuple(prompt.token_ids), origin=Origin(epoch=0, rollout=0))
     slots = slots_of([taken], plan)
-    loop = TurnLoop(slots, ScriptedEngine(codec, script), plan, codec, agents, Activity())
+    loop = TurnLoop(slots, ScriptedEngine(codec, script), codec, agents, Activity())
     found = dict(loop.episodes())
     return [found[slot] for slot in range(len(slots))]
 
