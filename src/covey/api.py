@@ -140,11 +140,10 @@ def _resolved(options: Mapping[str, Any], *, offline: bool = False) -> Iterator[
     os.environ.update(adopted(os.environ, os.getppid()))
     from covey.checks.launch import launch_problems, num_ranks
     from covey.checks.objects.look import frozen_problems, named_objects
-    from covey.config.resolve import from_dict, to_run
+    from covey.config.resolve import from_dict
 
     with named_objects(options, offline=offline) as (named, objects):
         resolved = from_dict(named, num_ranks(os.environ))
-        resolved = resolved if offline else to_run(resolved)
         more = (*launch_problems(os.environ), *objects.problems)
         more += tuple(frozen_problems(resolved.config, objects.model))
         yield replace(resolved, problems=(*resolved.problems, *more)), objects

@@ -36,7 +36,7 @@ def _shifted(patch: pytest.MonkeyPatch) -> None:
 
 def _unmarked(patch: pytest.MonkeyPatch) -> None:
     real = pack.build_micros
-    patch.setattr(pack, "build_micros", lambda *a: [replace(m, age_S=None) for m in real(*a)])
+    patch.setattr(pack, "build_micros", lambda *a: [replace(m, age_N=None) for m in real(*a)])
 
 
 MUTANTS = [

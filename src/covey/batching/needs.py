@@ -12,7 +12,8 @@ class Needs:
     """Which annotations a rollout needs, and whether rows with advantage 0 may skip the forward pass.
 
     `entropy` is of every row in the loss, also of those that skip. `kl_in_reward` says that advantages come
-    after the annotations, of which they are made.
+    after the annotations, of which they are made. `decoupled`: old logprobs are those of the weights that
+    begin to learn from a rollout, whichever have sampled it.
     """
 
     old: bool
@@ -20,6 +21,7 @@ class Needs:
     may_skip_rows: bool
     entropy: bool = False
     kl_in_reward: bool = False
+    decoupled: bool = False
 
 
 def needs(options: AlgorithmOptions, steps_per_rollout: int) -> Needs:
@@ -35,6 +37,7 @@ def needs(options: AlgorithmOptions, steps_per_rollout: int) -> Needs:
         may_skip_rows=not (has_kl or has_entropy_bonus(options)),
         entropy=options.top_entropy_quantile < 1.0,
         kl_in_reward=in_reward and has_kl,
+        decoupled=options.use_decoupled_loss,
     )
 
 

@@ -281,7 +281,6 @@ def _each_alone(
     def cut(tensor: Tensor | None, lengths: list[int] = own_tokens) -> Sequence[Any]:
         return [None] * len(passes) if tensor is None else tensor.to(plan.device).split(lengths)
 
-    ages = [s.age for s in samples]
     parts: dict[str, Sequence[Any]] = {
         "temperature_N": cut(
             _flat([np.full(count, s.temperature) for s, count in zip(samples, counts, strict=True)])
@@ -294,7 +293,7 @@ def _each_alone(
         "trained_count_S": cut(torch.tensor(counts), sizes),
         "episode_count_S": cut(torch.tensor([tokens[s.episode] for s in samples]), sizes),
         "group_S": cut(torch.tensor([s.group for s in samples]), sizes),
-        "age_S": cut(torch.tensor(ages) if any(ages) else None, sizes),
+        "age_N": cut(_ages(samples)),
         "kept": [_kept([row.annotated.sample for row in members], plan) for members in passes],
     }
     streams = build_streams(
@@ -315,6 +314,20 @@ def _each_alone(
         )
         for stream, own in zip(streams, zip(*parts.values(), strict=True), strict=True)
     ]
+
+
+def _ages(samples: Sequence[Sample]) -> Tensor | None:
+    """Return the age of each trained token in optimizer steps; None where all are 0."""
+    if not any(sample.age for sample in samples):
+        return None
+    ages = [s.age + s.tokens.oldest_version - _versions(s) for s in samples]
+    return torch.from_numpy(np.concatenate(ages))
+
+
+def _versions(sample: Sample) -> np.ndarray[tuple[int], Any]:
+    """Return the version of each trained token (N,) int64."""
+    versions, counts = zip(*sample.versions, strict=True) if sample.versions else ((), ())
+    return np.repeat(np.array(versions, np.int64), counts)
 
 
 def _flat(values: Sequence[np.ndarray[tuple[int], Any]]) -> Tensor:

@@ -10,7 +10,7 @@ from covey.config.dialect import ms_swift_typed
 from covey.config.quickstart import QUICKSTART
 from covey.config.values import default_in, kind_of
 from covey.options.declare import Options, facts_of, fields_of
-from covey.options.schema import FACTS, GROUPS, OPTIONS, REQUIRED, Config, group_of
+from covey.options.schema import GROUPS, OPTIONS, REQUIRED, Config, group_of
 from covey.options.verbs import (
     DoctorOptions,
     ExportOptions,
@@ -188,7 +188,7 @@ def help_text(verb: str, values: Mapping[str, Any] | None = None) -> str:
     if values:
         lines += [f"  {flags({name: value})}" for name, value in values.items()] + [""]
     for group, heading in GROUPS.items():
-        names = [n for n in OPTIONS if group_of(n) == group and (verb == "plan" or not FACTS[n].not_built)]
+        names = [name for name in OPTIONS if group_of(name) == group]
         if names:
             lines += [_said(heading), "", *(_option(n, Config, (values or {}).get(n)) for n in names), ""]
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from covey.checks.launch import (
 from covey.cli.again import goes_on
 from covey.cli.launch import OUTPUT_DIR
 from covey.cli.machine import Planned
-from covey.config import Resolved, Typed, parse, resolve, to_run
+from covey.config import Resolved, Typed, parse, resolve
 from covey.config.argv import take_out
 from covey.config.dialect import dialect_note, ms_swift_typed
 from covey.config.quickstart import quickstart_typed
@@ -85,8 +85,6 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
             typed, note = goes_on(typed, earlier)
             notes.append(note)
     resolved = resolve(typed, num_processes, [*problems, *notes])
-    if planned is None:
-        resolved = to_run(resolved)
     counted_up = os.environ.get(OUTPUT_DIR)
     if counted_up is not None and "output_dir" not in resolved.typed_names:
         config = resolved.config.model_copy(update={"output_dir": counted_up})

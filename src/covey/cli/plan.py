@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from covey.checks.batch import batch_plan
 from covey.checks.judge import checks, refuse_faults
 from covey.cli.machine import Planned, take_machine
 from covey.cli.options import read
-from covey.config.resolve import Resolved, not_built_yet, to_run
+from covey.config.resolve import Resolved
 from covey.errors import ConfigError
 from covey.plan.facts import Facts
 from covey.plan.fitting import MOST
@@ -36,8 +35,7 @@ def plan(argv: Sequence[str]) -> int:
     with survey(resolved.config, num_processes, offline=True, machine=machine) as surveyed:
         refusal = None
         try:
-            # What `covey train` does not have yet has a forecast, and is refused as there.
-            said = refuse_faults(replace(resolved, problems=to_run(resolved).problems), surveyed.facts)
+            said = refuse_faults(resolved, surveyed.facts)
         except ConfigError as error:
             # What does not fit a machine that is planned is shown before it is refused.
             if not _is_of_layout(error, planned, resolved):
@@ -66,7 +64,7 @@ def _works(resolved: Resolved, facts: Facts, planned: Planned, refusal: ConfigEr
     memory = memory_plan(resolved.config, facts)
     if planned.machine is None or not memory.phases:
         return None
-    if refusal is None and memory.fits and not not_built_yet(resolved.config):
+    if refusal is None and memory.fits:
         return None
     is_ms_swift = any(problem.code == "W113" for problem in resolved.problems)
     return works(resolved.config, facts, resolved.typed_names, "rlhf" if is_ms_swift else "train", checks)
@@ -100,12 +98,11 @@ def _print(
 
 
 def _is_of_layout(error: ConfigError, planned: Planned, resolved: Resolved) -> bool:
-    """Whether the forecast of a machine that is planned is at fault; beside it what is not built yet, options
-    of other tools, filters on an engine that does not record what they keep, and servers that do not answer,
-    under which a forecast stands all the same."""
-    later = not_built_yet(resolved.config)
+    """Whether the forecast of a machine that is planned is at fault; beside it options of other tools,
+    filters on an engine that does not record what they keep, and servers that do not answer or are not
+    named, under which a forecast stands all the same."""
     faults = [problem for problem in error.problems if problem.severity is Severity.ERROR]
-    codes = {p.code for p in faults if p.code != "E102" or p.option not in later}
+    codes = {problem.code for problem in faults}
     if planned.machine is None:
         return not codes
-    return codes <= {"E102", "E120", "E211", *OF_SERVERS}
+    return codes <= {"E102", "E115", "E120", "E211", *OF_SERVERS}

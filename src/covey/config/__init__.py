@@ -2,8 +2,8 @@
 typed."""
 
 from covey.config.flags import Parsed, Typed, parse
-from covey.config.resolve import Resolved, from_dict, resolve, to_run
+from covey.config.resolve import Resolved, from_dict, resolve
 from covey.config.write import to_yaml
 from covey.options.schema import Config
 
-__all__ = ["Config", "Parsed", "Resolved", "Typed", "from_dict", "parse", "resolve", "to_run", "to_yaml"]
+__all__ = ["Config", "Parsed", "Resolved", "Typed", "from_dict", "parse", "resolve", "to_yaml"]

@@ -206,6 +206,10 @@ def _host(name: str) -> str:
     return f"[{name}]" if address.version == 6 else name
 
 
+def _max_staleness(options: Mapping[str, Any]) -> tuple[Any, str]:
+    return (1, tr("derived from async_generate")) if _of(options, "async_generate") else (0, "default")
+
+
 def _quant_method(options: Mapping[str, Any]) -> tuple[Any, str]:
     return ("bnb", tr("derived from quant_bits")) if _of(options, "quant_bits") else (None, "default")
 
@@ -262,6 +266,7 @@ RULES: Mapping[str, Rule] = {
     "use_vllm": Rule(frozenset(_OF_VLLM), _use_vllm),
     "vllm_enable_lora": Rule(frozenset(_ADAPTER), _applies_adapter),
     "vllm_enable_sleep_mode": Rule(frozenset({"sleep_level"}), _sleeps),
+    "max_staleness": Rule(frozenset({"async_generate"}), _max_staleness),
     "rollout_servers": Rule(frozenset(_SERVERS), _rollout_servers),
     "greater_is_better": Rule(frozenset({"metric_for_best_model"}), _greater_is_better),
 }

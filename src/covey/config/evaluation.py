@@ -12,7 +12,7 @@ from covey.config.file import read_file
 from covey.config.filters import EVAL_FILTERS, FILTERS, greedy_problem, that_filter
 from covey.config.layers import merge
 from covey.config.objects import is_live
-from covey.config.resolve import Resolved, resolve, to_run
+from covey.config.resolve import Resolved, resolve
 from covey.config.start import quantization_of_base
 from covey.config.take import Typed
 from covey.texts import tr
@@ -60,12 +60,12 @@ def eval_options(
         options["output_dir"] = Typed(model, _GIVEN)
     if not _are_held_out(options):
         options["eval_strategy"] = Typed("no", "covey eval")
-        resolved = to_run(resolve(options, 1, all_problems))
+        resolved = resolve(options, 1, all_problems)
         others = [p for p in resolved.problems if p.option != "dataset"]
         return replace(resolved, problems=(_nothing_to_evaluate_on(), *others))
     if options.get("eval_strategy", Typed("no", "")).value == "no":
         options["eval_strategy"] = Typed("steps", "covey eval")
-    resolved = to_run(resolve(options, 1, all_problems))
+    resolved = resolve(options, 1, all_problems)
     if resolved.config.eval_temperature <= 0:
         # The filters of the checkpoint's run are its own affair.
         on = that_filter({name: typed[name].value for name in (*FILTERS, *EVAL_FILTERS) if name in typed})

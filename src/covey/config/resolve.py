@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,7 @@ from covey.config.start import start_of
 from covey.config.take import Layer, Typed, take_mapping
 from covey.config.unreadable import without_unreadable
 from covey.errors import ConfigError
-from covey.options.schema import DERIVED, FACTS, OPTIONS, REQUIRED, Config, default_of
+from covey.options.schema import OPTIONS, REQUIRED, Config, default_of
 from covey.texts import tr
 from covey.types import Fix, Problem
 
@@ -122,46 +122,6 @@ def faulty_options(problems: Collection[Problem], typed: Collection[str]) -> set
     faulty = {problem.option for problem in problems}
     meant = {nearest_option(problem.option) for problem in problems if problem.code == "E101"}
     return faulty | {name for name in meant if name is not None and name not in typed}
-
-
-def is_asked(name: str, value: Any) -> bool:
-    """Whether a value has a say in a run: that of an option that is not built yet only where it is on."""
-    is_off = value is None or value is False or value == default_of(name)
-    return not (FACTS[name].not_built and is_off)
-
-
-def to_run(resolved: Resolved) -> Resolved:
-    """Return a configuration that a run can have: options that are not built yet are refused by name, and
-    have no say in what else is checked."""
-    edits = not_built_yet(resolved.config)
-    if not edits:
-        return resolved
-    problems = [_not_built(n, getattr(resolved.config, n), resolved.sources[n]) for n in edits]
-    config = resolved.config.model_copy(update=edits)
-    return replace(resolved, config=config, problems=(*resolved.problems, *problems))
-
-
-def not_built_yet(config: Config) -> dict[str, Any]:
-    """Return what a configuration asks for and `covey train` does not have yet, with the values that switch
-    it off."""
-    asked = [n for n, facts in FACTS.items() if facts.not_built and is_asked(n, getattr(config, n))]
-    return {name: False if name in DERIVED else default_of(name) for name in asked}
-
-
-def _not_built(name: str, value: Any, source: str) -> Problem:
-    spelled = str(value).lower() if isinstance(value, bool) else value
-    return Problem(
-        code="E102",
-        option=name,
-        seen=tr(
-            "{name} is {spelled} ({source}), but covey cannot train with that yet.",
-            name=name,
-            spelled=spelled,
-            source=source,
-        ),
-        why=FACTS[name].not_built,
-        fixes=(Fix(text=tr("leave out --{name}; `covey plan` can forecast its memory", name=name)),),
-    )
 
 
 def from_dict(options: Mapping[str, Any], world_size: int = 1) -> Resolved:

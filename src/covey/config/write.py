@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from covey.config.resolve import Resolved, is_asked
+from covey.config.resolve import Resolved
 from covey.options.schema import GROUPS, OPTIONS, Config, group_of
 from covey.texts import tr
 
@@ -28,8 +28,7 @@ def to_yaml(resolved: Resolved) -> str:
         lines.append(f"{group}:\n")
         for name in (name for name in OPTIONS if group_of(name) == group):
             value = getattr(resolved.config, name)
-            if name in resolved.typed_names or is_asked(name, value):
-                lines.append(f"  {name}: {_value(value)}  # {_comment(resolved.sources[name])}\n")
+            lines.append(f"  {name}: {_value(value)}  # {_comment(resolved.sources[name])}\n")
     return "".join(lines)
 
 

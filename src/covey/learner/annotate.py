@@ -39,7 +39,8 @@ def annotate_and_credit(
 
     The forward passes that annotate are the ones that train: the same rows in the same order, so that before
     an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0. What an earlier policy
-    than `version` sampled has its sampler's logprobs as old ones; the others need theirs then too.
+    than `version` sampled has its sampler's logprobs as old ones, but where the loss is decoupled; the others
+    need theirs then too.
     """
     comm.activity.enter("annotate")
     samples = to_samples(groups, version)
@@ -53,7 +54,7 @@ def annotate_and_credit(
     here = ((i, s.tokens) for i, s in enumerate(samples) if isinstance(s.tokens, TokenSequence) and s.length)
     check_bans(here, backend.sampler.head.banned, comm)
     values = {name: annotate(samples, forward, steps, backend, name, plan, comm) for name in which}
-    if has_aged:
+    if has_aged and not needs.decoupled:
         values["old"] = [
             torch.tensor(s.sampler_logprobs) if s.age and old is not None else old
             for s, old in zip(samples, values["old"], strict=True)

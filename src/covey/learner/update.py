@@ -46,13 +46,13 @@ class _Sums:
     def add(
         self, inputs: LossInputs, output: LossOutput, micro: MicroBatch, kept_entropy_N: Tensor | None
     ) -> None:
-        age_S, nothing = micro.age_S, inputs.logprob_N.new_zeros(0)
+        age_N, nothing = micro.age_N, inputs.logprob_N.new_zeros(0)
         logprob_N, old_N = inputs.logprob_N.detach(), inputs.old_logprob_N
         assert inputs.entropy_N is not None and inputs.sampler_logprob_N is not None
         learner_N, engine_N = logprob_N if old_N is None else old_N, inputs.sampler_logprob_N
         gap_N = learner_N - engine_N
-        if age_S is not None:
-            is_new_N = (age_S == 0)[inputs.sequence_N]
+        if age_N is not None:
+            is_new_N = age_N == 0
             learner_N, engine_N = learner_N[is_new_N], engine_N[is_new_N]
         self.pairs.append((engine_N, learner_N))
         found = {
@@ -69,8 +69,8 @@ class _Sums:
         self.sequences += int(inputs.trained_count_S.shape[0]) if logprob_N.shape[0] else 0
         if old_N is not None:
             moved_N = (logprob_N - old_N).abs()
-            if age_S is not None:
-                moved_N = moved_N[(age_S == 0)[inputs.sequence_N]]
+            if age_N is not None:
+                moved_N = moved_N[age_N == 0]
             if moved_N.numel():
                 self.gaps.append(moved_N.max())
 

@@ -370,6 +370,13 @@ class AlgorithmOptions(Options):
         swift="2",
         read_if=only_if_set("rollout_importance_sampling_mode"),
     )
+    use_decoupled_loss: bool = option(
+        False,
+        "For tokens that earlier weights sampled: the ratio and its clipping are against the weights with "
+        "which the training of the rollout begins, and rollout_importance_sampling_mode weighs what these "
+        "differ from the sampler's. false: the ratio is against the weights that sampled.",
+        resume="free",
+    )
     vllm_importance_sampling_mode: (
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
     ) = option(

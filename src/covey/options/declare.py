@@ -140,7 +140,6 @@ class Facts:
     hints: tuple[str, ...] = ()
     words: Mapping[str, Any] = field(default_factory=dict)
     alone: str | None = None
-    not_built: str = ""
     path: PathKind | None = None
     verbatim: bool = False
 
@@ -175,7 +174,6 @@ def option(
     rlhf             its default in `covey rlhf`, where that is ms-swift's
     names            other names of TRL and ms-swift for it; `switches` are those that take true and false,
                      with the words that these mean; `hints` are names that are offered and never taken
-    not_built        what `covey train` does instead, where the option serves `covey plan` alone so far
     words            other words for its values; `alone` is the word for the flag without one
     path             that its values name files or directories (`PathKind`)
     verbatim         that it is text with its white space, commas and brackets; \\n and \\t are read as such

@@ -1,13 +1,10 @@
-"""How the model lies on the devices; what is not built yet `covey plan` forecasts, and `covey train` refuses
-by name."""
+"""How the model lies on the devices."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from covey.options.declare import Options, PathKind, option
-
-_IN_TURNS = "`covey train` samples a rollout and then trains on it."
 
 
 class DeviceOptions(Options):
@@ -76,10 +73,4 @@ class DeviceOptions(Options):
         why="It is a number of groups of layers.",
         swift="not set",
         resume="free",
-    )
-    async_generate: bool = option(
-        False,
-        "Let vLLM sample while the model trains; vLLM then needs its own GPUs.",
-        swift="false",
-        not_built=_IN_TURNS,
     )

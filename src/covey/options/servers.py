@@ -17,6 +17,23 @@ class ServerOptions(Options):
         rule="the addresses given by the vllm_server_ options, else none",
         resume="free",
     )
+    max_staleness: int = option(
+        ...,
+        "How many rollouts the servers may begin ahead of the one that is trained on; what runs continues "
+        "with each new version of the weights. 0: sample a rollout, then train on it. docs/ahead.md says "
+        "what to choose.",
+        rule="1 with async_generate, else 0",
+        ge=0,
+        why="A rollout cannot begin after it is trained on.",
+        trl="4 in AsyncGRPOConfig",
+        resume="free",
+    )
+    async_generate: bool = option(
+        False,
+        "Sample the next rollout while the model trains: max_staleness 1, unless that is given.",
+        swift="false",
+        resume="free",
+    )
     rollout_token_file: str | None = option(
         None,
         "File with the token that the servers require; `covey rollout` writes it and prints its path. For "
@@ -80,3 +97,8 @@ class ServerOptions(Options):
         swift="8000",
         resume="free",
     )
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether servers sample while the model trains."""
+        return self.async_generate or self.max_staleness > 0

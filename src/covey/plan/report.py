@@ -7,7 +7,6 @@ from typing import Any
 
 from covey.config.filters import filters_of, in_words
 from covey.config.quantization import quantization_of
-from covey.config.resolve import not_built_yet
 from covey.config.start import BASE, START
 from covey.options.schema import FACTS, Config
 from covey.plan.activations import key_bytes
@@ -226,13 +225,8 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
 
 
 def _forecast_alone(config: Config, layout: Layout) -> list[str]:
-    """What of a layout `covey train` does not have, or has another option for."""
+    """What of a layout `covey train` has another option for."""
     lines = []
-    asked = not_built_yet(config)
-    if asked:
-        lines.append(
-            tr("a forecast only: `covey train` does not have {asked} yet", asked=joined(", ", asked))
-        )
     if layout.engine == "server" and not config.rollout_servers:
         lines.append(
             tr(

@@ -14,8 +14,7 @@ from itertools import product
 from typing import Any
 
 from covey.config.filters import filters_off
-from covey.config.resolve import not_built_yet
-from covey.options.schema import FACTS, OPTIONS, Config, default_of, group_of
+from covey.options.schema import OPTIONS, Config, default_of, group_of
 from covey.plan.check_filters import engine_problems
 from covey.plan.check_layout import layout_problems
 from covey.plan.facts import Facts
@@ -41,6 +40,8 @@ _OTHERS: Mapping[Engine, tuple[Engine, ...]] = {
     "server": (),
 }
 """The engines that are looked for where nothing fits with one."""
+_IN_TURN: Edits = {"async_generate": False, "max_staleness": 0}
+"""What engines have that are not servers: they sample in turn with the training."""
 OF_SERVERS = ("E420", "E421", "E422", "E423", "E424", "E427", "E428")
 """What is said of servers, which no layout of the training mends."""
 
@@ -152,7 +153,7 @@ class _Search:
     def with_engine(self, engine: Engine) -> FittingLayout | None:
         """The first layout that fits with an engine; forward passes and tuner change with the typed one
         alone."""
-        base = not_built_yet(self.config)
+        base: Edits = {} if engine == "server" else dict(_IN_TURN)
         is_typed = engine == self.facts.layout.engine
         vllm: Edits = {} if is_typed else {"use_vllm": True, "vllm_mode": engine, "rollout_servers": []}
         if engine_problems(self.config.model_copy(update=vllm), self.facts):
@@ -231,7 +232,7 @@ class _Search:
         values = {n: getattr(self.config, n) for n in OPTIONS if n in self.typed} | edits
         values["nproc_per_node"] = layout.num_gpus // layout.num_machines
         for name in edits:
-            is_layout = name in WHOLE or bool(FACTS[name].not_built) or group_of(name) == "vllm"
+            is_layout = name in WHOLE or name in _IN_TURN or group_of(name) == "vllm"
             if is_layout and edits[name] in (None, False, default_of(name)):
                 del values[name]
         return tr("covey {verb} {flags}", verb=self.verb, flags=flags(values))

@@ -18,7 +18,7 @@ from covey.rollout.shares import Scorer, Share
 from covey.rollout.single_turns import SingleTurns
 from covey.rollout.slots import CollectPlan, Slot, slots_of
 from covey.rollout.turns import TurnLoop
-from covey.types import Episode, Prompt, ScoredGroup
+from covey.types import Episode, Metric, Prompt, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Collected:
     `is_replayed` says that they were read from files: which policy sampled them, and how many completions a
     prompt, is not known. `tasks` are those of the whole data set, each with the names of the rewards that
     score it; no names mean all rewards. `stale` are the numbers of groups that were sampled for an earlier
-    rollout. `selection` is None where every group stays.
+    rollout. `selection` is None where every group stays. `metrics` are those of how it was sampled.
     """
 
     groups: tuple[ScoredGroup, ...]
@@ -53,6 +53,7 @@ class Collected:
     tasks: Mapping[str, Collection[str]] = field(default_factory=dict)
     stale: frozenset[int] = frozenset()
     selection: Selection | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     @property
     def sampled(self) -> tuple[ScoredGroup, ...]:
@@ -85,7 +86,7 @@ def collect(
 
     def sample() -> None:
         activity = comm.activity
-        with activity.stoppable_between_steps() if spans else _stoppable(plan, activity):
+        with activity.stoppable_between_steps() if spans else stoppable(plan, activity):
             for number, episode in episode_loop(share.slots, engine, codec, agents, activity).episodes():
                 share.take(number, episode)
 
@@ -110,7 +111,7 @@ def finish(
     with suppress(Stopped):
         sample()
         sampled = time.perf_counter()
-        with _stoppable(plan, comm.activity):
+        with stoppable(plan, comm.activity):
             comm.activity.enter("reward" if plan.split == "train" else "evaluate")
             own = share.scored(comm.activity)
     (is_stopped,) = comm.max([float(own is None)])
@@ -121,7 +122,8 @@ def finish(
     return Collected(groups=groups, rollout_s=sampled - started, reward_s=reward_s)
 
 
-def _stoppable(plan: CollectPlan, activity: Activity) -> AbstractContextManager[None]:
+def stoppable(plan: CollectPlan, activity: Activity) -> AbstractContextManager[None]:
+    """A signal ends what is done in here for training, and no evaluation."""
     return activity.stoppable() if plan.split == "train" else nullcontext()
 
 

@@ -32,6 +32,10 @@ class Collector(Protocol):
         """Sample and score prompts with the weights of the steps taken. Collective."""
         ...
 
+    def close(self) -> None:
+        """Drop what runs."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectsInTurn:
@@ -47,3 +51,6 @@ class CollectsInTurn:
         """Sample and score prompts with the weights of the steps taken. Collective."""
         with self.publisher.serve(self.comm.activity.step) as engine:
             return collect(prompts, engine, self.score, self.codec, plan, self.comm, self.agents)
+
+    def close(self) -> None:
+        """Nothing: when it returns, nothing runs."""

@@ -95,8 +95,8 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
     progress = Progress(upcoming(supply), may_differ=is_reordered(config, facts.data, facts.output))
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
     scoring = _scoring(config, found, plan, progress)
-    collector = collector_for(found, publisher, scoring, comm)
-    source = source_for(config, found, supply, collector, scoring)
+    collector = collector_for(config, found, publisher, scoring, comm)
+    source = source_for(config, found, supply, collector, scoring, plan)
     total_steps = scoring.total_steps = total_steps_of(plan, source)
     objective = objective_of(config, needs, total_steps)
     source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found)
@@ -203,6 +203,7 @@ def _guards(config: Config, plan: BatchPlan, backend: Backend, engine: Engine, c
     dtype = compute_dtype(config, policy.device)
     return Guards(
         options=config,
+        max_age=config.max_staleness * plan.steps_per_rollout,
         untrained=_frozen_unasked(config, backend) if policy.adapter is None else (),
         of_images=frozenset(n for n in backend.trained() if policy.part_of(n) != "llm"),
         only_images="llm" not in policy.trained_parts,

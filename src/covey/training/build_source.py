@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -21,12 +21,15 @@ from covey.models.lora import tied_names
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.rewards.registry import metric_names
+from covey.rollout.ahead import CollectsAhead, Sampler
 from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.collector import Collector, CollectsInTurn
 from covey.rollout.engine import Engine
 from covey.rollout.publisher import Owner, Publisher
 from covey.rollout.sampling import eval_sampling, sampling
+from covey.rollout.server.client import ServerEngine
 from covey.rollout.slots import CollectPlan
+from covey.training.ahead import AheadSource
 from covey.training.evaluate import EvalPrompts, Evaluator
 from covey.training.objective import Objective
 from covey.training.process import compute_dtype
@@ -89,9 +92,21 @@ def _canary_images(codec: TextCodec) -> list[Medium]:
     return [codec.vision.medium(PlacedImage(source)) for pixels in noise for source in sources_of(pixels)]
 
 
-def collector_for(found: Survey, publisher: Publisher, scoring: Scoring, comm: Comm) -> Collector:
-    """What collects rollouts and evaluations."""
+def collector_for(
+    config: Config, found: Survey, publisher: Publisher, scoring: Scoring, comm: Comm
+) -> Collector:
+    """What collects rollouts and evaluations: while the model trains, or in turn with it."""
     assert found.codec is not None
+    if config.is_ahead:
+        engine = cast(ServerEngine, publisher.engine)
+        return CollectsAhead(
+            publisher=publisher,
+            sampler=Sampler(engine, found.codec, found.agents, engine.activity),
+            score=scoring,
+            codec=found.codec,
+            comm=comm,
+            agents=found.agents,
+        )
     return CollectsInTurn(
         publisher=publisher, score=scoring, codec=found.codec, comm=comm, agents=found.agents
     )
@@ -103,6 +118,7 @@ def source_for(
     supply: TableSupply | StreamSupply | None,
     collector: Collector,
     scoring: Scoring,
+    plan: BatchPlan,
 ) -> Source:
     """What gives a rollout by its number: sampled now, or read from the files of another run."""
     if config.replay_rollouts is not None:
@@ -113,7 +129,7 @@ def source_for(
         )
     assert found.codec is not None
     assert supply is not None
-    return LiveSource(
+    live = LiveSource(
         supply=supply,
         collector=collector,
         plan=CollectPlan(
@@ -123,6 +139,15 @@ def source_for(
             weights=scoring.weights,
         ),
         tasks={task: scoring.rewards.tasks.get(task, ()) for task in found.facts.tasks.num_rows},
+    )
+    if not config.is_ahead:
+        return live
+    assert plan.total_steps is not None
+    return AheadSource(
+        **{own.name: getattr(live, own.name) for own in fields(live)},
+        most=config.max_staleness,
+        end=-(-plan.total_steps // plan.steps_per_rollout),
+        steps_per_rollout=plan.steps_per_rollout,
     )
 
 

@@ -54,6 +54,7 @@ class Guards:
     is_low_precision: bool
     engine: EngineName
     weights: WeightWatch
+    max_age: int = 0
     untrained: tuple[str, ...] = ()
     may_be_silent: bool = False
     has_dropout: bool = False
@@ -71,8 +72,10 @@ class Guards:
         """Whether the run is held to anything."""
         return self.options.guards
 
-    def check_rollout(self, collected: Collected, rows: Sequence[TrainSample], version: int) -> None:
-        """Check a rollout before anything is trained on it; `version` is the policy's."""
+    def check_rollout(
+        self, collected: Collected, rows: Sequence[TrainSample], version: int, rollout: int
+    ) -> None:
+        """Check the rollout of a number before anything is trained on it; `version` is the policy's."""
         self._is_replayed = collected.is_replayed
         if not self.is_on:
             return
@@ -97,6 +100,8 @@ class Guards:
             scaled_by=_scaled_by(self.options),
             is_over_rollout=self.options.advantage_estimator == "reinforce_plus_plus",
             version=None if collected.is_replayed else version,
+            rollout=rollout,
+            max_age=self.max_age,
             stale=collected.stale,
             has_environment=self.options.environment_factory is not None,
             starts_differ=self.options.environment_starts == "differ",
@@ -129,7 +134,7 @@ class Guards:
         whose rows have signal. Collective."""
         if not self.is_on or self._is_matched or self.has_dropout or not (is_fresh and self.is_comparable):
             return False
-        stale = any(m.age_S is not None for m in batch.micro_batches)
+        stale = any(m.age_N is not None for m in batch.micro_batches)
         has_signal, has_stale = self.comm.max([float(any(batch.has_signal)), float(stale)])
         return bool(has_signal) and not has_stale
 

@@ -89,7 +89,7 @@ class Job:
         """Start on a new rollout: measure it, write it, and keep it until its steps are done."""
         self.cost.end("annotate")
         step = self.progress.step
-        self.health.guards.check_rollout(collected, rows, step)
+        self.health.guards.check_rollout(collected, rows, step, self.progress.rollout)
         self.recorder.published(self.publisher.taken(), step=step)
         metrics = {
             **rollout_metrics(collected, rows, step, self.codec),
@@ -215,6 +215,7 @@ class Job:
 
     def close(self) -> None:
         """Let go of what must end before the process group does."""
+        self.source.close()
         self.publisher.engine.close()
         self.backend.close()
 

@@ -60,6 +60,7 @@ def rollout_metrics(
         "time/rollout_s": Metric(value=collected.rollout_s),
         "time/reward_s": Metric(value=collected.reward_s),
         **_selection_metrics(collected, version),
+        **collected.metrics,
     }
 
 

@@ -146,6 +146,10 @@ class SelectingSource:
         if self._before is not None and self._before[0] == rollout:
             _, self._further.cursor, self._replay.held = self._before
 
+    def close(self) -> None:
+        """Drop what is sampled."""
+        self._live.close()
+
     def _selected(self, rollout: int) -> Collected:
         parts = [self._live.next(rollout)]
         groups = list(parts[0].groups)
@@ -177,6 +181,7 @@ class SelectingSource:
             reward_s=sum(p.reward_s for p in parts),
             tasks=parts[0].tasks,
             stale=frozenset(stale),
+            metrics=parts[0].metrics,
             selection=Selection(
                 sampled=tuple(g for p in parts for g in p.groups),
                 attempts=len(parts) - 1,

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from tokenizers import Tokenizer
 
+from covey.activity import Activity
 from covey.comm import Comm
 from covey.models.lora import tied_names
 from covey.models.policy import Policy
@@ -60,7 +61,8 @@ def served_engine(
     alone = config.vllm_enable_lora
     return ServerEngine(
         servers,
-        comm.activity,
+        # A thread of its own samples ahead.
+        Activity() if config.is_ahead else comm.activity,
         timeout_s=config.rollout_timeout,
         publishes=comm.rank == 0,
         noise_keys=all(server.noise_keys for server in facts.servers.asked or ()),

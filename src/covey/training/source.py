@@ -32,6 +32,8 @@ class Source(Protocol):
 
     def take_back(self, rollout: int) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class PromptSupply(Protocol):
     """Gives the prompts of a rollout by its number."""
@@ -102,6 +104,10 @@ class LiveSource:
     def take_back(self, rollout: int) -> None:
         """Nothing: a rollout depends on its number alone."""
 
+    def close(self) -> None:
+        """Drop what is sampled."""
+        self.collector.close()
+
 
 def upcoming(supply: PromptSupply | None) -> Callable[[int], list[list[int]]] | None:
     """The prompts of a rollout as row and checksum of their tokens and images, where they are known
@@ -156,6 +162,9 @@ class ReplaySource:
 
     def take_back(self, rollout: int) -> None:
         """Nothing: a rollout depends on its number alone."""
+
+    def close(self) -> None:
+        """Nothing is sampled."""
 
     def _weighted(self, scored: ScoredGroup) -> ScoredGroup:
         return replace(scored, scores=tuple(self._total(s) for s in scored.scores))

@@ -200,11 +200,12 @@ class MicroBatch:
     the stream is `num_rows` right-padded rows laid end to end. `trained_count_S` is the number of loss tokens
     of each sequence, `episode_count_S` that of its episode over all its sequences, wherever they are
     forwarded, and `group_S` the group it is of, counted within the rollout. `keep_N` is 1 where the policy
-    term of a token counts and 0 where it does not (None: all count). `age_S` is the age of each sequence in
-    optimizer steps (None: all 0). A prompt whose rows do not fit one pass is the first segment of several,
-    one behind the other, and may be computed once for all: `shared` is of those. `kept` are the sets that
-    tokens were drawn from, None where all were drawn from the whole vocabulary. `media` are the images of the
-    stream, None without any; `positions_T` are (3, T) where the model gives images three.
+    term of a token counts and 0 where it does not (None: all count). `age_N` is how many optimizer steps
+    older than the policy the weights are that sampled a token (None: all 0). A prompt whose rows do not fit
+    one pass is the first segment of several, one behind the other, and may be computed once for all: `shared`
+    is of those. `kept` are the sets that tokens were drawn from, None where all were drawn from the whole
+    vocabulary. `media` are the images of the stream, None without any; `positions_T` are (3, T) where the
+    model gives images three.
     """
 
     tokens_T: Tensor
@@ -224,7 +225,7 @@ class MicroBatch:
     episode_count_S: Tensor
     group_S: Tensor
     keep_N: Tensor | None = None
-    age_S: Tensor | None = None
+    age_N: Tensor | None = None
     shared: SharedPrompt | None = None
     kept: KeptTokens | None = None
     media: MediaTokens | None = None

@@ -38,8 +38,9 @@ class RolloutFacts:
 
     The step that it is for, siblings of a prompt, episodes in all, whether advantages are in units of the
     spread of their group or of the rollout, whether they are compared over the whole rollout, the policy
-    version of every token (None: replayed), and the numbers of the groups that an earlier policy sampled. An
-    environment makes the prompt of an episode, and may begin each episode of a group in its own way.
+    version that learns (None: replayed), how many versions before it may have sampled a token, the number of
+    the rollout, and the numbers of the groups that were sampled for an earlier one. An environment makes
+    the prompt of an episode, and may begin each episode of a group in its own way.
     """
 
     step: int
@@ -48,6 +49,8 @@ class RolloutFacts:
     scaled_by: Literal["group", "rollout"] | None
     is_over_rollout: bool
     version: int | None
+    rollout: int = 0
+    max_age: int = 0
     stale: frozenset[int] = frozenset()
     has_environment: bool = False
     starts_differ: bool = False
@@ -68,6 +71,7 @@ def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fa
             planned=facts.num_episodes,
         )
         raise broken("F122", facts.step, seen, tr("Completions were lost or added after sampling."))
+    _check_place(groups, facts)
     _check_groups(groups, facts)
     totals = [s.total for g in groups for s in g.scores]
     for row in rows:
@@ -77,6 +81,20 @@ def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fa
     _check_advantages(groups, rows, facts)
     if facts.version is not None:
         _check_repeats(groups, facts.step)
+
+
+def _check_place(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
+    """Raise GuardStop (F122) where a group was sampled for another rollout, and not replayed."""
+    if facts.version is None:
+        return
+    found = {g.group.prompt.origin.rollout for n, g in enumerate(groups) if n not in facts.stale}
+    if others := sorted(found - {facts.rollout}):
+        seen = tr(
+            "rollout {rollout} has groups that were sampled for rollout {other}",
+            rollout=facts.rollout,
+            other=others[0],
+        )
+        raise broken("F122", facts.step, seen, tr("Rollouts were taken out of their order, or one twice."))
 
 
 def refuse_other_versions(groups: Sequence[ScoredGroup], version: int) -> None:
@@ -160,7 +178,7 @@ def _check_row(row: TrainSample, episode: Episode, facts: RolloutFacts) -> None:
             raise broken(
                 "F114", facts.step, seen, tr("A group of this rollout was mistaken for an older one.")
             )
-    elif facts.version is not None and versions - {facts.version}:
+    elif facts.version is not None and versions - {*range(facts.version - facts.max_age, facts.version + 1)}:
         seen = tr(
             "{name} was sampled by policy version {versions}, but the policy is at version {version}",
             name=name,
@@ -168,6 +186,17 @@ def _check_row(row: TrainSample, episode: Episode, facts: RolloutFacts) -> None:
             version=facts.version,
         )
         cause = tr("The weights were not published to the engine after the last optimizer step.")
+        if facts.max_age:
+            seen = tr(
+                "{name} was sampled by policy versions {oldest} to {newest}, but the policy is at version "
+                "{version}, and max_staleness allows it {max_age} older ones",
+                name=name,
+                oldest=min(versions),
+                newest=max(versions),
+                version=facts.version,
+                max_age=facts.max_age,
+            )
+            cause = tr("A rollout was begun too early, or the engine counts its versions wrongly.")
         raise broken("F114", facts.step, seen, cause)
 
 

@@ -71,7 +71,7 @@ class ServerEngine:
     ) -> None:
         self._tokenizer = tokenizer
         self.on_turn: Callable[[], None] = nothing
-        self._servers, self._activity = tuple(servers), activity
+        self._servers, self.activity = tuple(servers), activity
         self._timeout_s, self._publishes, self._start = timeout_s, publishes, start
         self._capabilities = Capabilities(
             logprobs=True,
@@ -112,7 +112,7 @@ class ServerEngine:
     def _alone(self, server: RolloutServer) -> ServerEngine:
         engine = ServerEngine(
             (server,),
-            self._activity,
+            self.activity,
             timeout_s=self._timeout_s,
             publishes=self._publishes,
             noise_keys=self.capabilities.noise_keys,
@@ -130,9 +130,8 @@ class ServerEngine:
 
     def take_notices(self) -> list[Finding]:
         """What happened to servers since the last call."""
-        found = list(self._notices)
-        self._notices.clear()
-        return found
+        # Another thread may add to them.
+        return [self._notices.pop(0) for _ in range(len(self._notices))]
 
     # -- sampling
 
@@ -180,7 +179,7 @@ class ServerEngine:
                     yield completion
         finally:
             self._is_reading = False
-            self._activity.leave_service()
+            self.activity.leave_service()
             self._hang_up()
 
     def _ask(self) -> None:
@@ -200,7 +199,7 @@ class ServerEngine:
         """Say which servers are waited for."""
         asked = [s.address for s in self._servers if s.state is State.ASKED]
         busy = list(dict.fromkeys(stream.server.address for stream in self._streams))
-        self._activity.wait_for_service(", ".join(busy or asked))
+        self.activity.wait_for_service(", ".join(busy or asked))
 
     def _route(self) -> None:
         """Send what waits to the servers that have room for it."""
@@ -321,7 +320,7 @@ class ServerEngine:
             self._note(server, 0)
 
     def _note(self, server: RolloutServer, num_unfinished: int) -> None:
-        self._notices.append(gave_up(server, num_unfinished, self._activity.step))
+        self._notices.append(gave_up(server, num_unfinished, self.activity.step))
 
     def _finding(self, code: str, what: str) -> Finding:
         said = {server.address: server.said or "nothing" for server in self._servers}
@@ -335,7 +334,7 @@ class ServerEngine:
             why=CODES[code].why,
             cause="",
             fixes=(Fix(text=again),),
-            step=self._activity.step,
+            step=self.activity.step,
         )
 
     # -- publishing
@@ -358,10 +357,12 @@ class ServerEngine:
         for server in self._servers:
             server.state, server.strikes = State.ASKED, 0
         if not self._publishes:
+            for stream in self._streams:
+                stream.go_on()
             if self._is_reading:
                 self._ask()
             return Receipt(version=version)
-        receipts = send_weights(self._servers, named_weights, version, self._activity.wait_for_service)
+        receipts = send_weights(self._servers, named_weights, version, self.activity.wait_for_service)
         self._requeue([s for s in self._streams if s.server.address not in receipts])
         for stream in self._streams:
             stream.go_on()
@@ -371,8 +372,8 @@ class ServerEngine:
             elif server.address not in was_out:
                 self._note(server, 0)
             if server.group is not None:
-                self._notices += server.group.take_notices(self._activity.step)
-        self._activity.leave_service()
+                self._notices += server.group.take_notices(self.activity.step)
+        self.activity.leave_service()
         if not receipts:
             if len(was_out) == len(self._servers):
                 raise RunFailed(self._finding("F140", tr("no rollout server is left")))

@@ -62,13 +62,15 @@ class Queue:
         tokens = {s.address: sum(o.num_tokens for o in streams if o.server is s) for s in servers}
         rows = {s.address: sum(len(o.asked) for o in streams if o.server is s) for s in servers}
         room = {s.address: s for s in servers if rows[s.address] <= _rows_of(s)}
-        while self._groups and room:
-            prefix = next(iter(self._groups))
+        # Evaluations first, which are waited for, and then the earliest rollouts.
+        order = deque(sorted(self._groups, key=lambda prefix: _urgency(self._groups[prefix][0])))
+        while order and room:
+            prefix = order[0]
             waiting = self._groups[prefix]
             address = self._place(waiting[0][1], room, tokens)
             group = [waiting.popleft() for _ in range(min(len(waiting), REQUESTS))]
             if not waiting:
-                del self._groups[prefix]
+                del self._groups[order.popleft()]
             chosen.setdefault(address, []).extend(group)
             tokens[address] += sum(len(r.prompt_token_ids) + r.sampling.max_new_tokens for _, r in group)
             rows[address] += len(group)
@@ -100,3 +102,8 @@ def parts_of(asks: Sequence[Ask]) -> Iterator[dict[str, Ask]]:
 
 def _rows_of(server: RolloutServer) -> int:
     return 1 if server.status is None else max(1, server.status.rows)
+
+
+def _urgency(ask: Ask) -> tuple[bool, int]:
+    turn = ask[1].turn
+    return turn.split == "train", turn.rollout

@@ -1,0 +1,76 @@
+"""Rollouts that are begun while earlier ones are learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import cast
+
+from covey.comm import Comm
+from covey.rollout.ahead import Begun, CollectsAhead
+from covey.rollout.collect import Collected
+from covey.training.source import LiveSource
+from covey.types import Metric, ScoredGroup
+from covey.types.episode import held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadSource(LiveSource):
+    """Begins rollouts up to `most` ahead of the one that is learned from, and none from `end` on.
+
+    Rollout n begins when the weights are published that n - `most` rollouts were learned from, so that no
+    token of it is sampled by older ones. What runs goes on by each version that is published meanwhile.
+    Rollouts are taken in their order, however late they end. A rollout is for `steps_per_rollout` steps.
+    """
+
+    most: int
+    end: int
+    steps_per_rollout: int
+    _begun: dict[int, Begun] = field(default_factory=dict)
+
+    def next(self, rollout: int) -> Collected:
+        """Publish, begin what may be begun now, and wait for rollout number `rollout`. Collective."""
+        self.comm.begin("rollout")
+        ahead = cast(CollectsAhead, self.collector)
+        ahead.publish()
+        for number in range(rollout, min(rollout + self.most + 1, max(self.end, rollout + 1))):
+            if number not in self._begun:
+                self._begun[number] = ahead.begin(self.supply.take(number), self.plan_of(number))
+        num_ready = sum(begun.share.is_sampled for begun in self._begun.values())
+        collected = ahead.finish(self._begun.pop(rollout))
+        metrics = {
+            "ahead/begun": Metric(value=len(self._begun)),
+            "ahead/ready": Metric(value=num_ready),
+            "time/sampler_idle_s": Metric(value=ahead.sampler.take_idle()),
+            **age_metrics(
+                collected.groups, self.comm.activity.step, self.steps_per_rollout, self.most, self.comm
+            ),
+        }
+        return replace(collected, tasks=self.tasks, metrics=metrics)
+
+
+def age_metrics(
+    groups: Sequence[ScoredGroup], version: int, steps_per_rollout: int, most: int, comm: Comm
+) -> dict[str, Metric]:
+    """How many rollouts the weights that sampled a token are behind `version`, which learns from it: the
+    mean, the largest, and the share of tokens of each age. Collective.
+
+    Weights of 6 steps before, with 4 steps a rollout, are 1.5 rollouts behind and count among those of 2.
+    """
+    episodes = [episode for scored in groups for episode in scored.group.episodes]
+    own = [episode for episode in episodes if (episode.owner or 0) == comm.rank]
+    counts, behind, oldest = [0.0] * (most + 1), 0.0, 0.0
+    for sampled_by, number in (run for e in own for s in e.sequences for run in held(s).versions):
+        age = (version - sampled_by) / steps_per_rollout
+        behind, oldest = behind + age * number, max(oldest, age)
+        counts[min(most, ceil(age))] += number
+    *counts, behind = comm.sum([*counts, behind])
+    (oldest,) = comm.max([oldest])
+    total = int(sum(counts))
+    shares = {
+        f"age/share_{age}": Metric(value=n / total if total else None, count=total)
+        for age, n in enumerate(counts)
+    }
+    mean = Metric(value=behind / total if total else None, count=total)
+    return {"age/mean": mean, "age/max": Metric(value=oldest, count=total), **shares}
