@@ -143,7 +143,7 @@ def _run(options: Mapping[str, Any], found: Survey, comm: Comm, *, hangs: bool =
     refuse_faults(resolved, found.facts)
     with ExitStack() as stack:
         job = build_job(resolved, found, comm)
-        stack.callback(job.backend.close)
+        stack.callback(job.close)
         job.recorder.console = None
         report_layout(job)
         if hangs:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from covey.batching.quantile import exact_quantile
+from covey.batching.samples import ages_of
 from covey.batching.shares import PackPlan, Step, steps_of
 from covey.comm import Comm, LocalComm
 from covey.kernels.upload import upload
@@ -317,17 +318,10 @@ def _each_alone(
 
 
 def _ages(samples: Sequence[Sample]) -> Tensor | None:
-    """Return the age of each trained token in optimizer steps; None where all are 0."""
+    """Return the age of each trained token; None where all are 0."""
     if not any(sample.age for sample in samples):
         return None
-    ages = [s.age + s.tokens.oldest_version - _versions(s) for s in samples]
-    return torch.from_numpy(np.concatenate(ages))
-
-
-def _versions(sample: Sample) -> np.ndarray[tuple[int], Any]:
-    """Return the version of each trained token (N,) int64."""
-    versions, counts = zip(*sample.versions, strict=True) if sample.versions else ((), ())
-    return np.repeat(np.array(versions, np.int64), counts)
+    return torch.from_numpy(np.concatenate([ages_of(sample) for sample in samples]))
 
 
 def _flat(values: Sequence[np.ndarray[tuple[int], Any]]) -> Tensor:

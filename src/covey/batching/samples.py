@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from covey.types import Episode, Sample, ScoredGroup, SequenceSummary, TokenSequence
 
 
@@ -27,6 +30,13 @@ def to_samples(groups: Sequence[ScoredGroup], version: int | None = None) -> lis
             ]
             episode_number += 1
     return samples
+
+
+def ages_of(sample: Sample) -> NDArray[np.int64]:
+    """How many optimizer steps older than the policy the weights are that sampled each trained token (N,)."""
+    versions, counts = zip(*sample.versions, strict=True) if sample.versions else ((), ())
+    newest = sample.age + sample.tokens.oldest_version
+    return newest - np.repeat(np.array(versions, np.int64), np.array(counts, np.int64))
 
 
 def _sample(episode: Episode, tokens: TokenSequence | SequenceSummary, version: int) -> Sample:

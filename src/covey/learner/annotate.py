@@ -13,7 +13,7 @@ from torch import Tensor
 from covey.batching.credit import credit_samples, needs_forward, row_credits
 from covey.batching.needs import Needs
 from covey.batching.pack import build_micros, empty_micro, episode_tokens, micro_batches
-from covey.batching.samples import to_samples
+from covey.batching.samples import ages_of, to_samples
 from covey.batching.shares import PackPlan, Step, steps_of
 from covey.comm import Comm
 from covey.learner.backends.base import Annotation, Backend
@@ -38,9 +38,9 @@ def annotate_and_credit(
     and annotations of those that it forwards.
 
     The forward passes that annotate are the ones that train: the same rows in the same order, so that before
-    an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0. What an earlier policy
-    than `version` sampled has its sampler's logprobs as old ones, but where the loss is decoupled; the others
-    need theirs then too.
+    an update the ratio is exactly 1 and the KL to an unchanged reference exactly 0. Tokens that an earlier
+    policy than `version` sampled have their sampler's logprobs as old ones, but where the loss is decoupled;
+    the others need theirs then too.
     """
     comm.activity.enter("annotate")
     samples = to_samples(groups, version)
@@ -55,10 +55,7 @@ def annotate_and_credit(
     check_bans(here, backend.sampler.head.banned, comm)
     values = {name: annotate(samples, forward, steps, backend, name, plan, comm) for name in which}
     if has_aged and not needs.decoupled:
-        values["old"] = [
-            torch.tensor(s.sampler_logprobs) if s.age and old is not None else old
-            for s, old in zip(samples, values["old"], strict=True)
-        ]
+        values["old"] = [_of_sampler(s, old) for s, old in zip(samples, values["old"], strict=True)]
     if needs.kl_in_reward:
         credits = row_credits(groups, samples, credit, _gaps(values, comm))
     if needs.entropy:
@@ -72,6 +69,14 @@ def annotate_and_credit(
         )
     ]
     return credit_samples(annotated, credits, may_skip_rows=needs.may_skip_rows)
+
+
+def _of_sampler(sample: Sample, old_N: Tensor | None) -> Tensor | None:
+    """The old logprobs of a row, with the sampler's in the place of tokens that earlier weights sampled."""
+    if not sample.age or old_N is None:
+        return old_N
+    is_aged_N = torch.from_numpy(ages_of(sample) > 0)
+    return torch.where(is_aged_N, torch.tensor(sample.sampler_logprobs), old_N)
 
 
 def at_their_ranks(

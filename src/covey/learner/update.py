@@ -26,6 +26,7 @@ from covey.types import Batch, Finding, Fix, Metric, MicroBatch, StepResult, Tok
 
 # The sum of entropies within kept sets, and how many tokens have a set.
 _KEPT_ENTROPY, _NUM_SETS = "entropy_kept", "num_sets"
+_GAP = "sampling/sampling_logp_difference/mean"
 
 
 @dataclass(slots=True)
@@ -33,7 +34,8 @@ class _Sums:
     """Sums over the trained tokens of a step on this rank. What they are of is kept on the device, and added
     up when the step is over. `gradients` are samples of the gradient, before the first pass and behind
     each. `gaps` are the largest differences of a pass from the old logprobs. `pairs` are the logprobs of the
-    engine and the learner, but for rows of an older policy."""
+    engine and the learner, and `aged` those of what weights sampled that the learner had before, and of the
+    learner now."""
 
     values: dict[str, list[Tensor]] = field(default_factory=dict)
     tokens: int = 0
@@ -42,6 +44,7 @@ class _Sums:
     gradients: list[Tensor] = field(default_factory=list)
     gaps: list[Tensor] = field(default_factory=list)
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    aged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(
         self, inputs: LossInputs, output: LossOutput, micro: MicroBatch, kept_entropy_N: Tensor | None
@@ -50,9 +53,9 @@ class _Sums:
         logprob_N, old_N = inputs.logprob_N.detach(), inputs.old_logprob_N
         assert inputs.entropy_N is not None and inputs.sampler_logprob_N is not None
         learner_N, engine_N = logprob_N if old_N is None else old_N, inputs.sampler_logprob_N
-        gap_N = learner_N - engine_N
         if age_N is not None:
             is_new_N = age_N == 0
+            self.aged.append((engine_N[~is_new_N], logprob_N[~is_new_N]))
             learner_N, engine_N = learner_N[is_new_N], engine_N[is_new_N]
         self.pairs.append((engine_N, learner_N))
         found = {
@@ -60,7 +63,7 @@ class _Sums:
             "entropy": inputs.entropy_N.detach(),
             _KEPT_ENTROPY: nothing if kept_entropy_N is None else kept_entropy_N,
             _NUM_SETS: nothing if micro.kept is None else (micro.kept.count_N > 0).float(),
-            "sampling/sampling_logp_difference/mean": gap_N.abs_(),
+            _GAP: (learner_N - engine_N).abs_(),
             **output.sums,
         }
         for name, value in found.items():
@@ -90,13 +93,9 @@ class _Sums:
 
     def agreement(self) -> tuple[list[float], float]:
         """The sums of `agreement_sums` on this rank, and the largest gap between engine and learner; -1
-        without a token."""
-        if not any(engine_N.numel() for engine_N, _ in self.pairs):
-            return [0.0] * NUM_SUMS, -1.0
-        engine_N, learner_N = (torch.cat(parts) for parts in zip(*self.pairs, strict=True))
-        furthest = (engine_N - learner_N).abs().max().double().reshape(1)
-        *sums, gap = torch.cat([agreement_sums(engine_N, learner_N), furthest]).tolist()
-        return sums, gap
+        without a token. Then those of `aged`."""
+        sums, furthest = _agreement(self.pairs)
+        return [*sums, *_agreement(self.aged)[0]], furthest
 
     def totals(self) -> dict[str, float]:
         """The sums over all micro-batches."""
@@ -105,6 +104,16 @@ class _Sums:
             for name, values in self.values.items()
         }
         return dict(zip(parts, torch.stack(list(parts.values())).tolist(), strict=True))
+
+
+def _agreement(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[float], float]:
+    """The sums of `agreement_sums` and the largest gap; -1 without a token."""
+    if not any(engine_N.numel() for engine_N, _ in pairs):
+        return [0.0] * NUM_SUMS, -1.0
+    engine_N, learner_N = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    furthest = (engine_N - learner_N).abs().max().double().reshape(1)
+    *sums, gap = torch.cat([agreement_sums(engine_N, learner_N), furthest]).tolist()
+    return sums, gap
 
 
 def update(
@@ -183,10 +192,11 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     own, furthest = sums.agreement()
     values = [*own, *(local[n] for n in names), float(sums.tokens), float(sums.sequences)]
     (silent, gap, apart), found = _with_evidence(sums, furthest, values, comm)
-    agreement, (*totals, tokens, sequences) = found[:NUM_SUMS], found[NUM_SUMS:]
+    agreement, aged = found[:NUM_SUMS], found[NUM_SUMS : 2 * NUM_SUMS]
+    *totals, tokens, sequences = found[2 * NUM_SUMS :]
     num_sets = int(totals[names.index(_NUM_SETS)])
     counts = {name: int(sequences if name in SUMS_OF_SEQUENCES else tokens) for name in names}
-    counts[_KEPT_ENTROPY] = num_sets
+    counts |= {_KEPT_ENTROPY: num_sets, _GAP: int(agreement[0])}
     means = {
         name: total / counts[name] if counts[name] else None
         for name, total in zip(names, totals, strict=True)
@@ -197,6 +207,9 @@ def _reduce(sums: _Sums, comm: Comm) -> tuple[Mapping[str, Metric], int, float |
     }
     compared = agreement_metrics(agreement, apart)
     metrics |= {n: Metric(value=v, count=int(agreement[0])) for n, v in compared.items()}
+    if aged[0]:
+        ess = agreement_metrics(aged, None)["sampling/ess"]
+        metrics["age/ess"] = Metric(value=ess, count=int(aged[0]))
     metrics["loss"] = Metric(value=totals[names.index("loss")], count=int(tokens))
     metrics.setdefault("kl", Metric(value=None, count=0))
     return metrics, silent, gap

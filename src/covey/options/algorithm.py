@@ -372,17 +372,13 @@ class AlgorithmOptions(Options):
     )
     use_decoupled_loss: bool = option(
         False,
-        "For tokens that earlier weights sampled: the ratio and its clipping are against the weights with "
-        "which the training of the rollout begins, and rollout_importance_sampling_mode weighs what these "
-        "differ from the sampler's. false: the ratio is against the weights that sampled.",
-        resume="free",
+        "For tokens of earlier weights: ratios against the weights that begin to train on the rollout.",
     )
     vllm_importance_sampling_mode: (
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
     ) = option(
         None,
-        "rollout_importance_sampling_mode in TRL's sense: the ratio of a completion is the product of its "
-        "tokens' ratios.",
+        "rollout_importance_sampling_mode as TRL has it: of a completion the product of its tokens' ratios.",
         trl="sequence_mask",
     )
     vllm_importance_sampling_clip_max: float | None = option(

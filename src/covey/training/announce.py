@@ -118,6 +118,11 @@ def _ratios(config: Config, job: Job) -> str:
         if job.objective.needs.old
         else tr("against the policy itself, exactly 1: each rollout is one step")
     )
+    if config.is_ahead and not config.use_decoupled_loss:
+        return tr(
+            "against the logprobs of the sampler, whose weights may be {most} rollouts older",
+            most=config.max_staleness,
+        )
     if not config.replay_buffer_size:
         return own
     return tr("{own}; in replayed groups against those of their sampler", own=own)

@@ -28,7 +28,7 @@ STEP = {
     "learner/optimizer.py: _untouched": 1,
     # the sums for the metrics, those for engine against learner, and which passes changed the gradient
     "learner/update.py: totals": 1,
-    "learner/update.py: agreement": 1,
+    "learner/update.py: _agreement": 1,
     "learner/update.py: silent": 1,
 }
 

@@ -254,7 +254,7 @@ def test_a_smaller_buffer_takes_over_what_fits() -> None:
 # -- what a guard asks of a step that has them -------------------------------------------------------------
 
 
-def micro(age_S: torch.Tensor | None) -> MicroBatch:
+def micro(age_N: torch.Tensor | None) -> MicroBatch:
     nothing = torch.zeros(0)
     return MicroBatch(
         tokens_T=nothing,
@@ -273,7 +273,7 @@ def micro(age_S: torch.Tensor | None) -> MicroBatch:
         trained_count_S=nothing,
         episode_count_S=nothing,
         group_S=nothing,
-        age_S=age_S,
+        age_N=age_N,
     )
 
 

@@ -10,14 +10,17 @@ from covey.health.thresholds import limit
 from covey.texts import tr
 from covey.types import Fix
 
-_CORRECTED, _PLAIN = "rollout_correction/ess", "sampling/ess"
+_CORRECTED, _PLAIN, _AGED = "rollout_correction/ess", "sampling/ess", "age/ess"
 
 
 def low_sample_size(h: History) -> Sign | None:
     """F225: the effective sample size of the weights between engine and learner is a small share of the
-    tokens. A replayed rollout was sampled by another policy, and says nothing of the engine."""
+    tokens, or that of what earlier weights sampled. A replayed rollout was sampled by another policy, and
+    says nothing of the engine."""
     if h.options.get("replay_rollouts"):
         return None
+    if (of_aged := h.value(_AGED)) is not None and of_aged < limit("ess_low"):
+        return _aged(h, of_aged)
     value = h.value(_CORRECTED, _PLAIN)
     if value is None or value >= limit("ess_low"):
         return None
@@ -38,6 +41,24 @@ def low_sample_size(h: History) -> Sign | None:
         cause=tr(
             "The engine rounds differently from the learner, or filters the tokens that it samples from."
         ),
+        fixes=tuple(fixes),
+        badness=limit("ess_low") / max(value, 1e-6),
+    )
+
+
+def _aged(h: History, value: float) -> Sign:
+    """Say that the weights have moved too far from those that sampled."""
+    fixes = [Fix(text=tr("use a smaller learning rate"))]
+    most = h.options.get("max_staleness", 0)
+    if most:
+        text = tr("begin rollouts less far ahead")
+        fixes.insert(0, Fix(text=text, edits={"max_staleness": most // 2, "async_generate": most > 1}))
+    return Sign(
+        seen=tr(
+            "tokens of earlier weights have an effective sample size of {value:.0%} under the present ones",
+            value=value,
+        ),
+        cause=tr("The weights have moved too far since the tokens were sampled."),
         fixes=tuple(fixes),
         badness=limit("ess_low") / max(value, 1e-6),
     )

@@ -1,0 +1,188 @@
+"""Runs whose servers sample while the model trains: nothing of what is trained on is older than they may be,
+in another order, there twice or lost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from covey.models.policy import Policy
+from covey.rollout.server.held import HeldEngine
+from journeys.helpers import covey, events, flags, metrics, rollouts, succeed, tensors
+from support.servers import TOKEN, Running, policy_of_server, running
+
+# A stride of the slow server takes so long that versions are published while rows run.
+SLOW_S = 0.03
+
+
+# What the server of the embedded model says of it.
+ABOUT: dict[str, Any] = {"model_type": "qwen2", "num_parameters": 829568, "rows": 16}
+
+
+class Slow(HeldEngine):
+    """Rests between two strides."""
+
+    @property
+    def on_turn(self) -> Any:
+        return super().on_turn
+
+    @on_turn.setter
+    def on_turn(self, call: Any) -> None:
+        def slowly() -> None:
+            call()
+            time.sleep(SLOW_S)
+
+        HeldEngine.on_turn.fset(self, slowly)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def policies() -> list[Policy]:
+    return [policy_of_server() for _ in range(2)]
+
+
+@pytest.fixture
+def server(policies: list[Policy]) -> Iterator[Running]:
+    with running(policies[0], **ABOUT) as found:
+        yield found
+        assert found.failed == []
+
+
+@pytest.fixture
+def slow(policies: list[Policy]) -> Iterator[Running]:
+    with running(policies[1], engine=Slow(policies[1], max_rows=16), **ABOUT) as found:
+        yield found
+        assert found.failed == []
+
+
+def options(server: Running, folder: Path, **changes: Any) -> list[str]:
+    token = folder / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    values: dict[str, Any] = {
+        "model": "quickstart",
+        "dataset": "quickstart#64",
+        "reward_funcs": "accuracy",
+        "num_generations": 4,
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 1,
+        "max_completion_length": 24,
+        "learning_rate": 1e-4,
+        "max_steps": 6,
+        "save_steps": 100,
+        "reward_trial": False,
+        "rollout_servers": server.address,
+        "rollout_token_file": str(token),
+        "output_dir": str(folder / "run"),
+        "report_to": "none",
+    }
+    return flags({n: v for n, v in {**values, **changes}.items() if v is not None})
+
+
+def lasting(record: dict[str, Any]) -> dict[str, Any]:
+    """What does not depend on the clock or on how the rollout was awaited."""
+    passing = ("time/", "throughput/", "memory/", "ahead/", "age/", "n")
+    return {name: value for name, value in record.items() if not name.startswith(passing)}
+
+
+def test_nothing_ahead_is_the_run_that_samples_in_turn(server: Running, tmp_path: Path) -> None:
+    """Bit for bit, though a thread of its own samples."""
+    for name, own in (("turn", {}), ("ahead", {"async_generate": True, "max_staleness": 0})):
+        succeed("train", *options(server, tmp_path, output_dir=tmp_path / name, **own))
+    turn, ahead = metrics(tmp_path / "turn"), metrics(tmp_path / "ahead")
+    assert [lasting(r) for r in ahead] == [lasting(r) for r in turn]
+    of_turn, of_ahead = (
+        tensors(tmp_path / "turn" / "checkpoint-6"),
+        tensors(tmp_path / "ahead" / "checkpoint-6"),
+    )
+    assert all(torch.equal(of_ahead[name], of_turn[name]) for name in of_turn)
+    assert all(r["age/max"] == 0.0 for r in ahead)
+
+
+@pytest.mark.parametrize(("most", "steps"), [(1, 1), (3, 2)])
+def test_no_token_is_older_than_it_may_be(most: int, steps: int, slow: Running, tmp_path: Path) -> None:
+    """Versions change while completions run, and the first probabilities behind it are the learner's."""
+    batch = {"per_device_train_batch_size": 8, "steps_per_generation": steps, "max_steps": 6 * steps}
+    succeed("train", *options(slow, tmp_path, max_staleness=most, **batch))
+    found = rollouts(tmp_path / "run")
+    ages = []
+    for number, records in enumerate(found):
+        learns = number * steps
+        versions = [v for r in records for v in r["versions"]]
+        assert learns - most * steps <= min(versions) and max(versions) <= learns
+        ages.append(learns - min(versions))
+        assert all(list(r["versions"]) == sorted(r["versions"]) for r in records)
+    assert ages[0] == 0 and max(ages) > 0
+    assert any(len(set(r["versions"])) > 1 for records in found for r in records), "no swap in the middle"
+    for record in metrics(tmp_path / "run"):
+        shares = [record[f"age/share_{n}"] for n in range(most + 1)]
+        assert sum(shares) == pytest.approx(1.0)
+        assert record["age/max"] <= most
+        gap = record["sampling/sampling_logp_difference/mean"]
+        assert gap is None or gap < 1e-5
+
+
+def test_prompts_come_in_their_order_and_once(server: Running, tmp_path: Path) -> None:
+    for name, own in (("turn", {}), ("ahead", {"max_staleness": 4})):
+        words = options(server, tmp_path, output_dir=tmp_path / name, max_steps=10, **own)
+        succeed("train", *words)
+    prompts = [
+        [[r["prompt_id"] for r in records] for records in rollouts(tmp_path / name)]
+        for name in ("turn", "ahead")
+    ]
+    assert prompts[0] == prompts[1] and len(prompts[0]) == 10
+
+
+def test_a_stopped_run_goes_on_with_the_next_prompts(server: Running, tmp_path: Path) -> None:
+    words = options(server, tmp_path, max_staleness=3, max_steps=8)
+    succeed("train", *words, "--stop_after_steps", "3")
+    succeed("train", *words, "--resume_from_checkpoint", "latest")
+    succeed("train", *options(server, tmp_path, max_steps=8, output_dir=tmp_path / "whole"))
+    ids = [
+        [[r["prompt_id"] for r in records] for records in rollouts(tmp_path / n)] for n in ("run", "whole")
+    ]
+    assert ids[0] == ids[1]
+    assert [r["step"] for r in metrics(tmp_path / "run")] == list(range(1, 9))
+
+
+def test_evaluations_and_further_prompts_are_sampled_beside_what_runs(slow: Running, tmp_path: Path) -> None:
+    """Of the present weights alone; groups without signal are replaced."""
+    more = {"val_dataset": "quickstart#8", "eval_steps": 2, "dynamic_sample": True, "max_resample_times": 2}
+    succeed("train", *options(slow, tmp_path, max_staleness=2, max_steps=4, **more))
+    found = metrics(tmp_path / "run")
+    assert [r["step"] for r in found if r.get("eval_reward") is not None] == [2, 4]
+    assert sum(r["select/attempts"] for r in found) > 0
+    assert all(r["age/max"] <= 2 for r in found)
+
+
+def test_what_the_thread_fails_with_ends_the_run(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from covey.rollout import shares
+
+    def fails(self: Any, number: int, episode: Any) -> None:
+        raise RuntimeError("the thread has failed")
+
+    monkeypatch.setattr(shares.Share, "take", fails)
+    done = covey("train", *options(server, tmp_path, max_staleness=1))
+    assert done.code == 1 and "the thread has failed" in done.err
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"rollout_servers": None, "rollout_token_file": None, "async_generate": True}, "E115"),
+        ({"rollout_servers": None, "rollout_token_file": None, "max_staleness": 2}, "E115"),
+        ({"max_staleness": 1, "use_decoupled_loss": True}, "E115"),
+        ({"max_staleness": -1}, "E109"),
+    ],
+)
+def test_what_cannot_be_is_refused(more: dict[str, Any], code: str, server: Running, tmp_path: Path) -> None:
+    done = covey("train", *options(server, tmp_path, **more))
+    assert done.code == 2 and code in done.err
+    assert not (tmp_path / "run").exists()
