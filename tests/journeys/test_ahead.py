@@ -3,8 +3,6 @@ in another order, there twice or lost."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,32 +11,8 @@ import pytest
 import torch
 
 from covey.models.policy import Policy
-from covey.rollout.server.held import HeldEngine
-from journeys.helpers import covey, events, flags, metrics, rollouts, succeed, tensors
-from support.servers import TOKEN, Running, policy_of_server, running
-
-# A stride of the slow server takes so long that versions are published while rows run.
-SLOW_S = 0.03
-
-
-# What the server of the embedded model says of it.
-ABOUT: dict[str, Any] = {"model_type": "qwen2", "num_parameters": 829568, "rows": 16}
-
-
-class Slow(HeldEngine):
-    """Rests between two strides."""
-
-    @property
-    def on_turn(self) -> Any:
-        return super().on_turn
-
-    @on_turn.setter
-    def on_turn(self, call: Any) -> None:
-        def slowly() -> None:
-            call()
-            time.sleep(SLOW_S)
-
-        HeldEngine.on_turn.fset(self, slowly)  # type: ignore[attr-defined]
+from journeys.helpers import covey, flags, metrics, rollouts, succeed, tensors
+from support.servers import QUICKSTART, Running, policy_of_server, running, slow_server, token_file
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +22,18 @@ def policies() -> list[Policy]:
 
 @pytest.fixture
 def server(policies: list[Policy]) -> Iterator[Running]:
-    with running(policies[0], **ABOUT) as found:
+    with running(policies[0], **QUICKSTART) as found:
         yield found
         assert found.failed == []
 
 
 @pytest.fixture
 def slow(policies: list[Policy]) -> Iterator[Running]:
-    with running(policies[1], engine=Slow(policies[1], max_rows=16), **ABOUT) as found:
+    with slow_server(policies[1]) as found:
         yield found
-        assert found.failed == []
 
 
 def options(server: Running, folder: Path, **changes: Any) -> list[str]:
-    token = folder / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
     values: dict[str, Any] = {
         "model": "quickstart",
         "dataset": "quickstart#64",
@@ -77,7 +47,7 @@ def options(server: Running, folder: Path, **changes: Any) -> list[str]:
         "save_steps": 100,
         "reward_trial": False,
         "rollout_servers": server.address,
-        "rollout_token_file": str(token),
+        "rollout_token_file": str(token_file(folder)),
         "output_dir": str(folder / "run"),
         "report_to": "none",
     }

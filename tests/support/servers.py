@@ -109,6 +109,46 @@ def running(
         thread.join(5)
 
 
+# What a server of the embedded model says of it.
+QUICKSTART: dict[str, Any] = {"model_type": "qwen2", "num_parameters": 829568, "rows": 16}
+class _Slow(HeldEngine):
+    """Rests between two strides, so that versions are published while rows run."""
+
+    rest_s = 0.03
+
+    @property
+    def on_turn(self) -> Callable[[], None]:
+        """Called between two strides."""
+        return super().on_turn
+
+    @on_turn.setter
+    def on_turn(self, call: Callable[[], None]) -> None:
+        def slowly() -> None:
+            call()
+            time.sleep(self.rest_s)
+
+        self._engine.on_turn = slowly
+
+
+@contextmanager
+def slow_server(policy: Policy | None = None, rest_s: float = 0.03) -> Iterator[Running]:
+    """A server of the embedded model that takes its time."""
+    policy = policy or policy_of_server()
+    engine = _Slow(policy, max_rows=16)
+    engine.rest_s = rest_s
+    with running(policy, engine=engine, **QUICKSTART) as found:
+        yield found
+        assert found.failed == []
+
+
+def token_file(folder: Path) -> Path:
+    """The file of the token of these servers."""
+    file = folder / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    return file
+
+
 def engine_on(
     addresses: Sequence[str],
     *,

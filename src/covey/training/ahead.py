@@ -64,7 +64,7 @@ def age_metrics(
     for sampled_by, number in (run for e in own for s in e.sequences for run in held(s).versions):
         age = (version - sampled_by) / steps_per_rollout
         behind, oldest = behind + age * number, max(oldest, age)
-        counts[min(most, ceil(age))] += number
+        counts[max(0, min(most, ceil(age)))] += number
     *counts, behind = comm.sum([*counts, behind])
     (oldest,) = comm.max([oldest])
     total = int(sum(counts))
