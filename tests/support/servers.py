@@ -111,6 +111,8 @@ def running(
 
 # What a server of the embedded model says of it.
 QUICKSTART: dict[str, Any] = {"model_type": "qwen2", "num_parameters": 829568, "rows": 16}
+
+
 class _Slow(HeldEngine):
     """Rests between two strides, so that versions are published while rows run."""
 

@@ -21,11 +21,13 @@ from covey.plan.memory_training import has_kl
 from covey.plan.memory_vllm import weight_bytes
 from covey.plan.publish import publish_plan
 from covey.plan.report_data import (
+    ahead_lines,
     data_lines,
     evaluation_lines,
     millions,
     pass_rate_lines,
     reward_lines,
+    selection_lines,
     task_lines,
     turn_lines,
 )
@@ -65,9 +67,10 @@ def report_lines(
         tr("rewards"): reward_lines(config, facts),
         tr("turns"): turn_lines(config, facts),
         tr("batch"): batch.in_words(),
-        tr("select"): _selection(config, batch),
+        tr("select"): selection_lines(config, batch),
         tr("same run"): _splits(batch),
         tr("eval"): evaluation_lines(config, facts),
+        tr("ahead"): ahead_lines(config, batch),
         tr("publish"): [] if publish is None else publish.in_words(),
         tr("layout"): [*_layout(config, facts, forecast), *_step(config, facts.layout)],
         tr("memory"): [*(memory[-1:] if brief else memory), *engine],
@@ -335,32 +338,6 @@ def _sampling(config: Config, facts: Facts) -> list[str]:
 def _is_of_range(name: str, value: float) -> bool:
     bounds = FACTS[name].bounds
     return value > 0 and (bounds is None or bounds.accept(value))
-
-
-def _selection(config: Config, batch: BatchPlan) -> list[str]:
-    """What takes the place of groups without signal, and what that costs at most."""
-    lines = []
-    if config.dynamic_sample:
-        planned, times = batch.completions_per_rollout, config.max_resample_times
-        lines.append(
-            tr(
-                "groups without signal are replaced in up to {draws}: a rollout samples {least:,} "
-                "to {most:,} completions",
-                draws=counted(times, "further draw"),
-                least=planned,
-                most=planned * (1 + times),
-            )
-        )
-    if config.replay_buffer_size:
-        kept = counted(config.replay_buffer_size, "group")
-        lines.append(
-            tr(
-                "groups that still have no signal are replaced by the {kept} of earlier rollouts with "
-                "the most signal",
-                kept=kept,
-            )
-        )
-    return lines
 
 
 def _splits(batch: BatchPlan) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from covey.config.filters import eval_filters_of, in_words
 from covey.options.schema import Config
+from covey.plan.batch import BatchPlan
 from covey.plan.disk import size
 from covey.plan.facts import Facts, PassRateFacts
 from covey.plan.memory import reward_model_bytes
@@ -218,3 +219,47 @@ def histogram(rates: PassRateFacts) -> str:
     """Measured rows by pass rate: `0.0-0.1: 12, 0.9-1.0: 3`."""
     bins = [(i / 10, count) for i, count in enumerate(rates.histogram)]
     return ", ".join(f"{low:.1f}-{low + 0.1:.1f}: {count}" for low, count in bins if count)
+
+
+def ahead_lines(config: Config, batch: BatchPlan) -> list[str]:
+    """Return how far rollouts are begun ahead, and how old that makes their tokens."""
+    if not config.is_ahead:
+        return []
+    most = config.max_staleness
+    return [
+        tr(
+            "the servers begin at most {rollouts} ahead of the one that is trained on: {completions}",
+            rollouts=counted(most, "rollout"),
+            completions=counted(most * batch.prompts_per_rollout * config.num_generations, "completion"),
+        ),
+        tr(
+            "the weights that sample a token are at most {steps} older than those that train on it",
+            steps=counted(most * batch.steps_per_rollout, "step"),
+        ),
+    ]
+
+
+def selection_lines(config: Config, batch: BatchPlan) -> list[str]:
+    """Return what takes the place of groups without signal, and what that costs at most."""
+    lines = []
+    if config.dynamic_sample:
+        planned, times = batch.completions_per_rollout, config.max_resample_times
+        lines.append(
+            tr(
+                "groups without signal are replaced in up to {draws}: a rollout samples {least:,} "
+                "to {most:,} completions",
+                draws=counted(times, "further draw"),
+                least=planned,
+                most=planned * (1 + times),
+            )
+        )
+    if config.replay_buffer_size:
+        kept = counted(config.replay_buffer_size, "group")
+        lines.append(
+            tr(
+                "groups that still have no signal are replaced by the {kept} of earlier rollouts with "
+                "the most signal",
+                kept=kept,
+            )
+        )
+    return lines

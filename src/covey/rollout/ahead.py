@@ -45,7 +45,8 @@ class Sampler:
         self._is_still = True
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-        self._idle_s, self._idle_since = 0.0, time.monotonic()
+        self._idle_s = 0.0
+        self._idle_since = self._taken_at = time.monotonic()
 
     # -- by the main thread
 
@@ -53,6 +54,7 @@ class Sampler:
         """Have the thread sample a share beside those that were begun before."""
         with self._changed:
             if not self._thread.ident:
+                self._idle_since = self._taken_at = time.monotonic()
                 self._thread.start()
             self._new.append(share)
             self._changed.notify_all()
@@ -90,13 +92,14 @@ class Sampler:
                 self._changed.notify_all()
 
     def take_idle(self) -> float:
-        """Seconds since the last call in which there was nothing to sample."""
+        """The share of the time since the last call in which there was nothing to sample."""
         with self._changed:
-            found, self._idle_s = self._idle_s, 0.0
+            now = time.monotonic()
             if self._idle_since:
-                now = time.monotonic()
-                found, self._idle_since = found + now - self._idle_since, now
-            return found
+                self._idle_s, self._idle_since = self._idle_s + now - self._idle_since, now
+            share = self._idle_s / max(now - self._taken_at, 1e-9)
+            self._idle_s, self._taken_at = 0.0, now
+            return min(1.0, share)
 
     def close(self) -> None:
         """Drop what runs, and end the thread."""

@@ -110,9 +110,22 @@ def _fields(record: StepRecord, total: int, elapsed: str, left: str) -> list[_Fi
         _Field(long=tr("{speed} tok/s", speed=speed), short=f"{speed} t/s", rank=7),
         _Field(long=tr("{left} left", left=left), short=tr("{left} left", left=left), rank=2),
         _Field(long=elapsed, short=elapsed, rank=8),
+        *_ahead(metrics),
         *_tasks(metrics),
         *_outcomes(metrics),
     ]
+
+
+def _ahead(metrics: Mapping[str, Metric]) -> list[_Field]:
+    """How old the weights are that sampled, and how long each side waits, where servers sample ahead."""
+    if "age/mean" not in metrics:
+        return []
+    age = _text(metrics, "age/mean")
+    learner, sampler = (format_share(_value(metrics, f"ahead/{who}_waits")) for who in ("learner", "sampler"))
+    long = tr(
+        "age {age}  model waits {learner}, servers {sampler}", age=age, learner=learner, sampler=sampler
+    )
+    return [_Field(long=long, short=tr("age {age}", age=age), rank=9)]
 
 
 def _tasks(metrics: Mapping[str, Metric]) -> list[_Field]:
@@ -121,7 +134,7 @@ def _tasks(metrics: Mapping[str, Metric]) -> list[_Field]:
     if not 0 < len(tasks) <= _MOST_TASKS:
         return []
     words = "  ".join(f"{task} {_text(metrics, f'tasks/{task}/reward')}" for task in tasks)
-    return [_Field(long=words, short=words, rank=9)]
+    return [_Field(long=words, short=words, rank=10)]
 
 
 def _outcomes(metrics: Mapping[str, Metric]) -> list[_Field]:
@@ -133,7 +146,7 @@ def _outcomes(metrics: Mapping[str, Metric]) -> list[_Field]:
     }
     found = {word: _value(metrics, f"outcome/{name}") for name, word in words.items()}
     told = "  ".join(f"{spoken(word)} {value:.0f}" for word, value in found.items() if value)
-    return [_Field(long=told, short=told, rank=10)] if told else []
+    return [_Field(long=told, short=told, rank=11)] if told else []
 
 
 def _join(texts: Mapping[int, str]) -> str:

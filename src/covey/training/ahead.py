@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
+from statistics import median
 from typing import cast
 
 from covey.comm import Comm
+from covey.health.history import History
 from covey.rollout.ahead import Begun, CollectsAhead
 from covey.rollout.collect import Collected
+from covey.texts import tr
 from covey.training.source import LiveSource
 from covey.types import Metric, ScoredGroup
 from covey.types.episode import held
+
+LEARNER_WAITS, SAMPLER_WAITS = "ahead/learner_waits", "ahead/sampler_waits"
+# Shares of the time that say who waits.
+_LITTLE, _MUCH = 0.05, 0.2
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Tells the seconds from one call to the next."""
+
+    at: float = field(default_factory=time.monotonic)
+
+    def take(self) -> float:
+        now = time.monotonic()
+        took, self.at = now - self.at, now
+        return max(took, 1e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +48,7 @@ class AheadSource(LiveSource):
     end: int
     steps_per_rollout: int
     _begun: dict[int, Begun] = field(default_factory=dict)
+    _clock: _Clock = field(default_factory=lambda: _Clock())
 
     def next(self, rollout: int) -> Collected:
         """Publish, begin what may be begun now, and wait for rollout number `rollout`. Collective."""
@@ -39,15 +60,42 @@ class AheadSource(LiveSource):
                 self._begun[number] = ahead.begin(self.supply.take(number), self.plan_of(number))
         num_ready = sum(begun.share.is_sampled for begun in self._begun.values())
         collected = ahead.finish(self._begun.pop(rollout))
+        waited, since = collected.rollout_s + collected.reward_s, self._clock.take()
         metrics = {
             "ahead/begun": Metric(value=len(self._begun)),
             "ahead/ready": Metric(value=num_ready),
-            "time/sampler_idle_s": Metric(value=ahead.sampler.take_idle()),
+            LEARNER_WAITS: Metric(value=min(1.0, waited / since)),
+            SAMPLER_WAITS: Metric(value=ahead.sampler.take_idle()),
             **age_metrics(
                 collected.groups, self.comm.activity.step, self.steps_per_rollout, self.most, self.comm
             ),
         }
         return replace(collected, tasks=self.tasks, metrics=metrics)
+
+
+def waits(history: History, most: int) -> list[str]:
+    """What is said at the end of a run that sampled ahead: who waited for whom, and what would change it."""
+    found = [history.series[n] for n in (LEARNER_WAITS, SAMPLER_WAITS) if n in history.series]
+    if len(found) < 2:
+        return []
+    learner, sampler = (median(series.last.numbers()) for series in found)
+    advice = ""
+    if learner > _MUCH and sampler > _LITTLE:
+        advice = tr("; --max_staleness {more} lets the servers begin earlier", more=most + 1)
+    elif learner > _MUCH:
+        advice = tr("; more servers would make it faster")
+    elif sampler > _MUCH and most > 1:
+        advice = tr("; --max_staleness {less} may be as fast, with younger tokens", less=most - 1)
+    elif sampler > _MUCH:
+        advice = tr("; fewer servers may be as fast")
+    line = tr(
+        "ahead     the model waited for completions in {learner:.0%} of the time, the servers for work in "
+        "{sampler:.0%}{advice}",
+        learner=learner,
+        sampler=sampler,
+        advice=advice,
+    )
+    return [line]
 
 
 def age_metrics(

@@ -27,6 +27,7 @@ from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.group import GroupEngine
 from covey.text_files import stops_of
 from covey.texts import Whole, counted, joined, tr
+from covey.training.ahead import waits
 from covey.training.job import Job
 from covey.types import Problem
 
@@ -246,7 +247,7 @@ def closing(job: Job, verb: str, *, is_command: bool) -> list[str]:
     """Where the run ended, and how to go on: by a command of this verb, or by a call of a Python program."""
     step, total = job.progress.step, job.limits.total_steps
     name = job.saver.path(step)
-    lines = _signs(job)
+    lines = [*_signs(job), *waits(job.health.rules.history, job.health.guards.options.max_staleness)]
     result = job.saver.best_path if job.saver.options.load_best_model_at_end else None
     best = job.evaluations.best
     if job.evaluations.evaluator is not None and best.step is not None:
