@@ -102,7 +102,7 @@ def _is_of_layout(error: ConfigError, planned: Planned, resolved: Resolved) -> b
     filters on an engine that does not record what they keep, and servers that do not answer or are not
     named, under which a forecast stands all the same."""
     faults = [problem for problem in error.problems if problem.severity is Severity.ERROR]
-    codes = {problem.code for problem in faults}
+    codes = {p.code for p in faults if p.option not in ("async_generate", "max_staleness")}
     if planned.machine is None:
         return not codes
-    return codes <= {"E102", "E115", "E120", "E211", *OF_SERVERS}
+    return codes <= {"E102", "E120", "E211", *OF_SERVERS}

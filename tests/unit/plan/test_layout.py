@@ -162,8 +162,6 @@ def lines(layout: Layout, **options: Any) -> str:
 
 def test_the_report_says_what_is_a_forecast_alone() -> None:
     assert "8 GPUs of 103.1 GB (96 GiB); DDP (ZeRO-0)" in lines(EIGHT)
-    assert "a forecast only" not in lines(EIGHT)
-    assert "a forecast only: `covey train` does not have async_generate" in lines(EIGHT, async_generate=True)
     text = lines(OFFLOADED)
     assert "ZeRO-3, optimizer and weights offloaded" in text
     assert (
