@@ -7,7 +7,7 @@ from covey.options.schema import Config
 from covey.plan.facts import Facts
 from covey.plan.problem import problem
 from covey.plan.server_line import start_line
-from covey.texts import tr
+from covey.texts import Text, tr
 from covey.types import Fix, Problem
 
 _IN_TURN = Fix(
@@ -19,10 +19,9 @@ def ahead_problems(config: Config, facts: Facts) -> list[Problem]:
     """Return what stands against rollouts that are begun ahead."""
     found = []
     name = "max_staleness" if config.max_staleness and not config.async_generate else "async_generate"
-    is_named = bool(config.rollout_servers) or (facts.layout.engine == "server" and not facts.layout.is_here)
-    if config.is_ahead and not is_named:
+    cause = _without_servers(config, facts) if config.is_ahead and not config.rollout_servers else ""
+    if cause:
         seen = tr("{name} is set, but no rollout servers are named.", name=name)
-        cause = tr("The training processes cannot sample while they train.")
         line = start_line(config, "http://127.0.0.1:8000", facts)
         served = Fix(
             text=tr(
@@ -38,6 +37,25 @@ def ahead_problems(config: Config, facts: Facts) -> list[Problem]:
         whole = Fix(text=tr("send merged weights"), edits={"vllm_enable_lora": False})
         found.append(problem("E111", name, seen, cause, whole, _IN_TURN))
     return [*found, *_decoupled(config)]
+
+
+def _without_servers(config: Config, facts: Facts) -> Text | str:
+    """Return why nothing can sample while the model trains; empty where something can: a server that this
+    machine does not know, or one that the run starts for itself."""
+    launch, machine, layout = facts.launch, facts.machine, facts.layout
+    if layout.engine == "server" and not layout.is_here:
+        return ""
+    if config.use_vllm:
+        return tr("vLLM in the training processes cannot sample while they train.")
+    is_apart = launch.num_processes_here not in (None, launch.num_processes)
+    if launch.is_rank or is_apart or launch.objects or config.launcher == "ray":
+        return tr(
+            "covey starts a process that samples where it starts the training itself, on one machine, with "
+            "a model that lies in files."
+        )
+    if machine.cuda and (machine.nproc_available or 0) <= launch.num_processes:
+        return tr("Every GPU of this machine trains, and none is left to sample.")
+    return ""
 
 
 def _decoupled(config: Config) -> list[Problem]:

@@ -4,7 +4,9 @@ as it asks for."""
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from covey.checks.judge import refuse_faults
@@ -14,6 +16,8 @@ from covey.cli.launch import Start, launch
 from covey.cli.options import read, under_torchrun
 from covey.config.resolve import Resolved
 from covey.options.schema import Config
+from covey.plan.ahead import samples_apart
+from covey.plan.words import flags
 
 if TYPE_CHECKING:
     from covey.checks.survey import Survey
@@ -44,15 +48,24 @@ def start(verb: str, argv: Sequence[str], run: Run) -> int:
     # What is wrong is found before torch is imported, which takes seconds; the run gets what was read.
     from covey.training.together import together
 
-    with together(owns_process=True) as others:
+    with together(owns_process=True) as others, ExitStack() as stack:
         resolved, num_processes = read(verb, argv)
         from covey.checks.survey import fetch_model, survey
 
-        with survey(resolved.config, num_processes) as surveyed:
-            refuse_faults(resolved, surveyed.facts)
-            fetch_model(resolved.config)
-            start = start_of(resolved.config, num_processes)
-            if start is None:
-                return run(resolved, surveyed, others)
+        surveyed = stack.enter_context(survey(resolved.config, num_processes))
+        refuse_faults(resolved, surveyed.facts)
+        fetch_model(resolved.config)
+        if samples_apart(resolved.config):
+            from covey.training.sampler import sampler_apart
+
             surveyed.close()
-            return launch(verb, argv, start, handed(resolved.config, surveyed.facts.rewards))
+            named = stack.enter_context(sampler_apart(resolved.config, surveyed.facts))
+            argv = [*argv, *shlex.split(flags(named))]
+            resolved, _ = read(verb, argv)
+            surveyed = stack.enter_context(survey(resolved.config, num_processes))
+            refuse_faults(resolved, surveyed.facts)
+        start = start_of(resolved.config, num_processes)
+        if start is None:
+            return run(resolved, surveyed, others)
+        surveyed.close()
+        return launch(verb, argv, start, handed(resolved.config, surveyed.facts.rewards))

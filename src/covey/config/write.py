@@ -4,6 +4,7 @@ from."""
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 import yaml
 
 from covey.config.resolve import Resolved
-from covey.options.schema import GROUPS, OPTIONS, Config, group_of
+from covey.options.schema import GROUPS, OPTIONS, default_of, group_of
 from covey.texts import tr
+
+OWN_SAMPLER = "COVEY_OWN_SAMPLER"
+"""The environment variable of the processes of a run that has started a server for itself."""
 
 _HEAD = "# The resolved configuration of a run. `covey train THIS_FILE` reads it again; flags override it.\n"
 # What YAML takes for something else in quoted text.
@@ -35,8 +39,10 @@ def to_yaml(resolved: Resolved) -> str:
 def without_start_options(resolved: Resolved) -> Resolved:
     """Return the configuration without what is meant for one start: used again, its file must not delete or
     resume."""
-    once = ("overwrite_output_dir", "resume_from_checkpoint", "allow_changes", "stop_after_steps")
-    defaults = {name: Config.model_fields[name].default for name in once}
+    # The server that a run starts for itself ends with it.
+    own = ("rollout_servers", "rollout_token_file") if OWN_SAMPLER in os.environ else ()
+    once = (*own, "overwrite_output_dir", "resume_from_checkpoint", "allow_changes", "stop_after_steps")
+    defaults = {name: default_of(name) for name in once}
     sources = {
         **resolved.sources,
         **dict.fromkeys(once, tr("default (the value given to this start is not kept)")),

@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from covey.options.schema import Config
+from covey.plan.ahead import samples_apart
 from covey.texts import joined, tr
 
 Offload = Literal["none", "optimizer", "params"]
@@ -217,7 +218,11 @@ def layout_of(
         fsdp=states.fsdp,
         shard_gpus=num_shards,
         machine_gpus=gpus_of_a_machine if gpus_of_a_machine < num_gpus else 0,
-        engine="server" if config.rollout_servers else config.vllm_mode if config.use_vllm else "own",
+        engine="server"
+        if config.rollout_servers or samples_apart(config)
+        else config.vllm_mode
+        if config.use_vllm
+        else "own",
         engine_share=config.vllm_gpu_memory_utilization or ENGINE_SHARE,
         engine_parallel=config.vllm_tensor_parallel_size,
         engine_sleeps=config.vllm_enable_sleep_mode,

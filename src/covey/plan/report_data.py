@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from covey.config.filters import eval_filters_of, in_words
 from covey.options.schema import Config
+from covey.plan.ahead import cores_of, samples_apart
 from covey.plan.batch import BatchPlan
 from covey.plan.disk import size
 from covey.plan.facts import Facts, PassRateFacts
@@ -226,7 +227,17 @@ def ahead_lines(config: Config, batch: BatchPlan) -> list[str]:
     if not config.is_ahead:
         return []
     most = config.max_staleness
+    apart = []
+    if samples_apart(config):
+        _, cores = cores_of(1)
+        apart = [
+            tr(
+                "a process of its own samples on this machine: on the next GPU, or without GPUs on {cores}",
+                cores=counted(cores, "core"),
+            )
+        ]
     return [
+        *apart,
         tr(
             "the servers begin at most {rollouts} ahead of the one that is trained on: {completions}",
             rollouts=counted(most, "rollout"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 import ssl
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +30,7 @@ from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
 from covey.rollout.server.images import HeldImages
 from covey.rollout.server.sampling_wire import ANY_BANS, bans_of
+from covey.rollout.server.token import ENDS_WITH_INPUT
 from covey.rollout.server.wire import BUCKET_BYTES, MARKER, NO_VERSION, ServerStatus
 from covey.rollout.vllm.engine import VllmEngine
 from covey.rollout.vllm.settings import VllmSettings
@@ -95,6 +99,8 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
     say(tr("rollout   {name}, {dtype}, on {device}; no weights are published yet", **what))
     say(tr("token     {token_file}", token_file=serving.token_file))
     say(tr("ready     {name}", name=about.name))
+    if ENDS_WITH_INPUT in os.environ:
+        threading.Thread(target=_end_with_input, args=(front,), daemon=True).start()
     try:
         front.serve()
     finally:
@@ -103,6 +109,12 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         engine.close()
         if marker is not None:
             marker.unlink(missing_ok=True)
+
+
+def _end_with_input(front: Front) -> None:
+    """Wait for the end of the standard input, which is that of the run."""
+    sys.stdin.buffer.read()
+    front.close()
 
 
 def _held_images(serving: Serving, token_id: int) -> HeldImages:

@@ -11,6 +11,10 @@ from covey.rollout.server.call import read_token
 from covey.rollout.server.values import WireError
 from covey.texts import tr
 
+ENDS_WITH_INPUT = "COVEY_ENDS_WITH_INPUT"
+"""The environment variable of a server that ends with its standard input, which the run holds that it is
+for."""
+
 
 def own_token(path: Path) -> str:
     """The token in the file, which is written with a new one where there is none.
