@@ -101,14 +101,28 @@ def test_rows_that_move_have_their_images(data: Path, tmp_path: Path) -> None:
     assert_same_steps(two, one)
 
 
+def assert_trains_the_same_again(data: Path, run: Path, whole: Result, output: Path) -> None:
+    found = [one for record in records(run) for one in record.get("media", ())]
+    assert {name for one in found for name in one.keys() & {"path", "row", "data"}} == {"path", "row"}
+    again = train_and_watch(opts(data, output, replay_rollouts=str(run / "rollouts")))
+    assert [m["loss"] for m in again.metrics] == [m["loss"] for m in whole.metrics]
+    assert all(torch.equal(again.after[name], weight) for name, weight in whole.after.items())
+
+
 def test_its_rollouts_train_the_same_again(data: Path, whole: tuple[Path, Result], tmp_path: Path) -> None:
     """Bit for bit: images are found again at their paths and in the rows of the data."""
-    found = [one for record in records(whole[0]) for one in record.get("media", ())]
-    assert {name for one in found for name in one.keys() & {"path", "row", "data"}} == {"path", "row"}
-    replay = {"replay_rollouts": str(whole[0] / "rollouts")}
-    again = train_and_watch(opts(data, tmp_path / "again", **replay))
-    assert [m["loss"] for m in again.metrics] == [m["loss"] for m in whole[1].metrics]
-    assert all(torch.equal(again.after[name], weight) for name, weight in whole[1].after.items())
+    assert_trains_the_same_again(data, *whole, tmp_path / "again")
+
+
+def test_rollouts_of_squares_train_the_same_again(squares: tuple[Path, Result], tmp_path: Path) -> None:
+    data, whole = squares
+    assert_trains_the_same_again(data, data / "whole" / "run", whole, tmp_path / "again")
+
+
+def test_squares_are_sampled_by_the_policy_that_learns(squares: tuple[Path, Result]) -> None:
+    """Before an update the sampler's logprob of each token is the learner's, so the ratio is 1."""
+    gaps = [metrics["sampling/logprob_max_gap"] for metrics in squares[1].metrics]
+    assert len(gaps) == 3 and max(gaps) < 1e-5
 
 
 def refused(opts: Mapping[str, Any]) -> str:

@@ -27,11 +27,12 @@ HELD = {
     "replay_buffer_size": 3,
 }
 CASES = {"a rollout": MIDDLE, "a stream": {**MIDDLE, "streaming": True}, "groups": HELD}
+FAMILIES = "qwen2_5_vl", "gemma3", "smolvlm"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return image_data(tmp_path_factory.mktemp("images"))
+def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return image_data(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def opts(data: Path, output: Path, **changes: Any) -> dict[str, Any]:
@@ -50,7 +51,11 @@ def kinds(checkpoint: Path) -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("data", "case"),
+    [(f, case) for f in FAMILIES for case in CASES if f == "qwen2_5_vl" or case != "a stream"],
+    indirect=["data"],
+)
 def test_one_process(case: str, data: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train_and_watch(opts(data, whole, **CASES[case]))
@@ -78,6 +83,7 @@ def num_moved(run: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.multi
+@pytest.mark.parametrize("data", FAMILIES, indirect=True)
 def test_two_processes(data: Path, tmp_path: Path) -> None:
     """To the bit on as many ranks; one process goes on with what two have saved. Only one group of a rollout
     has signal, so some of its rows move."""

@@ -16,7 +16,7 @@ from covey.models.vision.tower import Pixels
 from covey.token_streams import Row
 from covey.types import Medium
 from support.vision import IMAGE as IMAGE
-from support.vision import hash_of, logprobs_in, random_model, row_of, save_text_files
+from support.vision import TEMPLATE, hash_of, logprobs_in, random_model, row_of, save_text_files
 
 FAMILIES = ("gemma3", "smolvlm")
 OPENS, CLOSES = 320, 321
@@ -32,22 +32,12 @@ MARKS = {
     "smolvlm": ["<fake_token_around_image>", "<global-img>", "<image>"]
     + [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)],
 }
+_OF_QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
+_IF_TEXT = "{%- if message.content is string %}{{ message.content }}{% else %}"
 # As those of the families do: Gemma's takes texts and blocks, SmolVLM's blocks alone.
 TEMPLATES = {
-    "gemma3": """{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' }}
-{%- if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content %}{{ '<start_of_image>' if part.type == 'image' else part.text }}{% endfor %}
-{%- endif %}{{- '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
-    "smolvlm": """{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' }}
-{%- for part in message.content %}
-{%- if part.type == 'text' %}{{ part.text }}{% elif part.type == 'image' %}{{ '<image>' }}{% endif %}
-{%- endfor %}{{- '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
+    "gemma3": TEMPLATE.replace(_OF_QWEN, "<start_of_image>"),
+    "smolvlm": TEMPLATE.replace(_OF_QWEN, "<image>").replace(_IF_TEXT, "{%- if true %}"),
 }
 _TEXT = {
     "vocab_size": 336,
