@@ -113,6 +113,15 @@ def policy_of(family: str, seed: int = 1) -> Policy:
     return policy
 
 
+def squares_seen(policy: Policy) -> list[int]:
+    """Return a list that is given the number of squares of each pass through the tower from now on."""
+    assert policy.vision is not None
+    seen: list[int] = []
+    tower = policy.vision.towers(policy.model)[0]
+    tower.register_forward_hook(lambda module, given, out: seen.append(len(out.last_hidden_state)))
+    return seen
+
+
 def row(parts: Sequence[int | Medium], completion: Sequence[int], key: str) -> Row:
     """Return a row of a prompt of ids and images with a trained completion behind it."""
     ids: list[int] = []
