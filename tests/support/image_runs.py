@@ -34,6 +34,20 @@ def image_data(directory: Path, family: str = "qwen2_5_vl") -> Path:
     return directory
 
 
+def drawings(directory: Path, family: str) -> dict[str, Any]:
+    """Save a small model that sees, and four rows that ask the same of other drawings, the first and the last
+    of one size; returns the options that name them."""
+    model = image_data(directory, family) / "model"
+    rows = image_rows(directory, prompts=4, images=(1,), asked="What is it?")
+    return {
+        "model": str(model),
+        "dataset": [str(rows)],
+        "dataset_shuffle": False,
+        "reward_funcs": [f"{reward_file(directory)}:mixed"],
+        "reward_trial": False,
+    }
+
+
 def image_rows(
     directory: Path, *, prompts: int = 24, first: int = 0, images: Sequence[int] = _IMAGES, asked: str = ""
 ) -> Path:

@@ -16,7 +16,7 @@ from covey.models.vision.tower import Pixels
 from covey.token_streams import Row
 from covey.types import Medium
 from support.vision import IMAGE as IMAGE
-from support.vision import TEMPLATE, hash_of, logprobs_in, random_model, row_of, save_text_files
+from support.vision import START, TEMPLATE, VOCAB, hash_of, logprobs_in, random_model, row_of, save_text_files
 
 FAMILIES = ("gemma3", "smolvlm")
 OPENS, CLOSES = 320, 321
@@ -40,7 +40,7 @@ TEMPLATES = {
     "smolvlm": TEMPLATE.replace(_OF_QWEN, "<image>").replace(_IF_TEXT, "{%- if true %}"),
 }
 _TEXT = {
-    "vocab_size": 336,
+    "vocab_size": VOCAB,
     "hidden_size": 64,
     "head_dim": 16,
     "intermediate_size": 96,
@@ -85,7 +85,9 @@ def save_model(family: str, directory: Path, seed: int = 1) -> Path:
     else:
         processor = {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 3 * SIDE}}
         processor |= {"max_image_size": {"longest_edge": SIDE}}
-    return save_text_files(directory, MARKS[family], TEMPLATES[family], processor)
+    # The tokenizer has each id that such a model may sample.
+    others = [f"<unused{number}>" for number in range(START + len(MARKS[family]), VOCAB)]
+    return save_text_files(directory, [*MARKS[family], *others], TEMPLATES[family], processor)
 
 
 def medium(family: str, key: str, down: int = 1, across: int = 1) -> Medium:
