@@ -19,7 +19,7 @@ from covey.errors import ConfigError
 from covey.telemetry.rollouts import read_rollouts
 from covey.training.run import train
 from support.exactness import assert_same_steps
-from support.image_runs import image_data, image_options, image_rows
+from support.image_runs import image_data, image_options, image_rows, looking
 from support.models import save_model as save_text_model
 from support.runs import Result, options, train_and_watch, train_in_processes
 
@@ -117,6 +117,19 @@ def test_its_rollouts_train_the_same_again(data: Path, whole: tuple[Path, Result
 def test_rollouts_of_squares_train_the_same_again(squares: tuple[Path, Result], tmp_path: Path) -> None:
     data, whole = squares
     assert_trains_the_same_again(data, data / "whole" / "run", whole, tmp_path / "again")
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm"])
+def test_images_of_an_environment_train_the_same_again(family: str, tmp_path: Path) -> None:
+    """They lie in the records of the rollouts."""
+    data, changes = image_data(tmp_path / "data", family), looking(tmp_path)
+    whole = train_and_watch(opts(data, tmp_path / "whole", **changes))
+    kinds = {name for record in records(tmp_path / "whole") for one in record["media"] for name in one}
+    assert {"path", "row", "data"} <= kinds
+    replay = {**changes, "replay_rollouts": str(tmp_path / "whole" / "rollouts")}
+    again = train_and_watch(opts(data, tmp_path / "again", **replay))
+    assert [m["loss"] for m in again.metrics] == [m["loss"] for m in whole.metrics]
+    assert all(torch.equal(again.after[name], weight) for name, weight in whole.after.items())
 
 
 def test_squares_are_sampled_by_the_policy_that_learns(squares: tuple[Path, Result]) -> None:

@@ -22,6 +22,22 @@ def half(prompts, completion_ids, solution, **columns):
     """The completions of each second prompt get 0."""
     return [float(sum(ids) % 7) * (int(row) % 2) for ids, row in zip(completion_ids, solution)]
 '''
+ENVIRONMENT = '''
+from PIL import Image
+
+
+class Looks:
+    """Answers a turn with a picture, once."""
+
+    def reset(self, row, seed):
+        self.seed, self.turn = seed, 0
+
+    def step(self, turn):
+        self.turn += 1
+        image = Image.new("RGB", (24, 16), (self.seed % 256, 40 * self.turn, 200))
+        content = [{"type": "image", "image": image}, {"type": "text", "text": "And now?"}]
+        return [{"role": "user", "content": content}], self.turn == 2, 0.0
+'''
 # The last rows of a step have no image, and each third step none at all.
 _IMAGES = (1, 0, 2, 1, 0, 0)
 
@@ -72,6 +88,19 @@ def image_rows(
     path = directory / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def looking(directory: Path) -> dict[str, Any]:
+    """Write an environment that answers with pictures into a directory; returns the options of its episodes,
+    whose turns end soon though a model is random."""
+    path = directory / "looks.py"
+    path.write_text(ENVIRONMENT)
+    return {
+        "environment_factory": f"{path}:Looks",
+        "stop_words": [*"etaoins 1245"],
+        "max_completion_length": 200,
+        "max_tokens_per_micro_batch": 800,
+    }
 
 
 def reward_file(directory: Path) -> Path:
