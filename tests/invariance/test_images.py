@@ -132,6 +132,16 @@ def test_images_of_an_environment_train_the_same_again(family: str, tmp_path: Pa
     assert all(torch.equal(again.after[name], weight) for name, weight in whole.after.items())
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm"])
+def test_rounding_to_bfloat16_stops_no_run(family: str, tmp_path: Path) -> None:
+    """Also where prompts are computed once for several passes, so that gradients are rounded otherwise."""
+    data = image_data(tmp_path / "data", family)
+    low = {"torch_dtype": "bfloat16", "max_tokens_per_micro_batch": 48 if family == "smolvlm" else 12}
+    result = train_and_watch(opts(data, tmp_path / "run", **low))
+    assert len(result.metrics) == 3 and min(result.forwards) > 1
+    assert max(m["sampling/logprob_max_gap"] for m in result.metrics) < 0.1
+
+
 def test_squares_are_sampled_by_the_policy_that_learns(squares: tuple[Path, Result]) -> None:
     """Before an update the sampler's logprob of each token is the learner's, so the ratio is 1."""
     gaps = [metrics["sampling/logprob_max_gap"] for metrics in squares[1].metrics]
