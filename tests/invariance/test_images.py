@@ -19,7 +19,7 @@ from covey.errors import ConfigError
 from covey.telemetry.rollouts import read_rollouts
 from covey.training.run import train
 from support.exactness import assert_same_steps
-from support.image_runs import image_data, image_options, image_rows
+from support.image_runs import image_data, image_options, image_rows, looking
 from support.models import save_model as save_text_model
 from support.runs import Result, options, train_and_watch, train_in_processes
 
@@ -101,14 +101,51 @@ def test_rows_that_move_have_their_images(data: Path, tmp_path: Path) -> None:
     assert_same_steps(two, one)
 
 
+def assert_trains_the_same_again(data: Path, run: Path, whole: Result, output: Path) -> None:
+    found = [one for record in records(run) for one in record.get("media", ())]
+    assert {name for one in found for name in one.keys() & {"path", "row", "data"}} == {"path", "row"}
+    again = train_and_watch(opts(data, output, replay_rollouts=str(run / "rollouts")))
+    assert [m["loss"] for m in again.metrics] == [m["loss"] for m in whole.metrics]
+    assert all(torch.equal(again.after[name], weight) for name, weight in whole.after.items())
+
+
 def test_its_rollouts_train_the_same_again(data: Path, whole: tuple[Path, Result], tmp_path: Path) -> None:
     """Bit for bit: images are found again at their paths and in the rows of the data."""
-    found = [one for record in records(whole[0]) for one in record.get("media", ())]
-    assert {name for one in found for name in one.keys() & {"path", "row", "data"}} == {"path", "row"}
-    replay = {"replay_rollouts": str(whole[0] / "rollouts")}
+    assert_trains_the_same_again(data, *whole, tmp_path / "again")
+
+
+def test_rollouts_of_squares_train_the_same_again(squares: tuple[Path, Result], tmp_path: Path) -> None:
+    data, whole = squares
+    assert_trains_the_same_again(data, data / "whole" / "run", whole, tmp_path / "again")
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm"])
+def test_images_of_an_environment_train_the_same_again(family: str, tmp_path: Path) -> None:
+    """They lie in the records of the rollouts."""
+    data, changes = image_data(tmp_path / "data", family), looking(tmp_path)
+    whole = train_and_watch(opts(data, tmp_path / "whole", **changes))
+    kinds = {name for record in records(tmp_path / "whole") for one in record["media"] for name in one}
+    assert {"path", "row", "data"} <= kinds
+    replay = {**changes, "replay_rollouts": str(tmp_path / "whole" / "rollouts")}
     again = train_and_watch(opts(data, tmp_path / "again", **replay))
-    assert [m["loss"] for m in again.metrics] == [m["loss"] for m in whole[1].metrics]
-    assert all(torch.equal(again.after[name], weight) for name, weight in whole[1].after.items())
+    assert [m["loss"] for m in again.metrics] == [m["loss"] for m in whole.metrics]
+    assert all(torch.equal(again.after[name], weight) for name, weight in whole.after.items())
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm"])
+def test_rounding_to_bfloat16_stops_no_run(family: str, tmp_path: Path) -> None:
+    """Also where prompts are computed once for several passes, so that gradients are rounded otherwise."""
+    data = image_data(tmp_path / "data", family)
+    low = {"torch_dtype": "bfloat16", "max_tokens_per_micro_batch": 48 if family == "smolvlm" else 12}
+    result = train_and_watch(opts(data, tmp_path / "run", **low))
+    assert len(result.metrics) == 3 and min(result.forwards) > 1
+    assert max(m["sampling/logprob_max_gap"] for m in result.metrics) < 0.1
+
+
+def test_squares_are_sampled_by_the_policy_that_learns(squares: tuple[Path, Result]) -> None:
+    """Before an update the sampler's logprob of each token is the learner's, so the ratio is 1."""
+    gaps = [metrics["sampling/logprob_max_gap"] for metrics in squares[1].metrics]
+    assert len(gaps) == 3 and max(gaps) < 1e-5
 
 
 def refused(opts: Mapping[str, Any]) -> str:

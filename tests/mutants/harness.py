@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from covey.training.loop import run
 from covey.training.run import report_layout
 from covey.training.watch import watched
 from covey.types import Severity
+from support.image_runs import drawings
 
 BASE: Mapping[str, Any] = {
     "model": "quickstart",
@@ -38,6 +40,8 @@ BASE: Mapping[str, Any] = {
     "save_steps": 100,
 }
 
+TRUE_OF_SMALL = {"F105", "F219"}
+"""What is said of small models without a fault: rows of Gemma are padded, and random weights find no end."""
 
 START = "start"
 """The step of what is named before weights load."""
@@ -50,7 +54,8 @@ class Mutant:
     `code` holds several where one command has several faults. `says` is what the message has to hold.
     `is_read`: the fault is in what is read before the run. `is_resumed`: the run is stopped after two steps
     and the fault is in the one that goes on with it. `hangs`: the watchdog is to end it. `is_everywhere`: it
-    is planted in every rank, and is what it is in the last one.
+    is planted in every rank, and is what it is in the last one. `family`: a small model of it with random
+    weights is trained, on drawings.
     """
 
     name: str
@@ -63,6 +68,7 @@ class Mutant:
     is_resumed: bool = False
     hangs: bool = False
     is_everywhere: bool = False
+    family: str = ""
 
     @property
     def is_refused(self) -> bool:
@@ -90,6 +96,7 @@ class Surveys:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._found: dict[str, Survey] = {}
+        self._drawings: dict[str, Mapping[str, Any]] = {}
 
     def of(self, options: Mapping[str, Any], world: int) -> Survey:
         """The survey of these options, wherever they write to."""
@@ -99,6 +106,13 @@ class Surveys:
             self._found[key] = self._stack.enter_context(survey(resolved.config, world))
         return self._found[key]
 
+    def drawings(self, family: str) -> Mapping[str, Any]:
+        """The options of a run of a small model of a family on drawings; none without a family."""
+        if family and family not in self._drawings:
+            directory = self._stack.enter_context(TemporaryDirectory())
+            self._drawings[family] = drawings(Path(directory), family)
+        return self._drawings.get(family, {})
+
     def close(self) -> None:
         """End the reward workers."""
         self._stack.close()
@@ -107,7 +121,7 @@ class Surveys:
 def run_with(mutant: Mutant, surveys: Surveys, output: Path, comm: Comm | None = None) -> Seen:
     """Plant the fault in the last rank, run three steps, and see who speaks."""
     comm = comm or LocalComm()
-    options = {**BASE, **mutant.options, "output_dir": str(output)}
+    options = {**BASE, **surveys.drawings(mutant.family), **mutant.options, "output_dir": str(output)}
     if mutant.is_resumed:
         _run({**options, "stop_after_steps": 2}, surveys.of(options, comm.world), comm)
         options["resume_from_checkpoint"] = "latest"
@@ -129,7 +143,7 @@ def run_with(mutant: Mutant, surveys: Surveys, output: Path, comm: Comm | None =
         except GuardStop as stop:
             found_s = time.perf_counter() - started
             return Seen(stop.finding.code, stop.finding.step, found_s, stop.finding.seen)
-    return warned(output, time.perf_counter() - started)
+    return warned(output, time.perf_counter() - started, TRUE_OF_SMALL if mutant.family else ())
 
 
 def train_quietly(options: Mapping[str, Any], found: Survey) -> None:
@@ -151,11 +165,12 @@ def _run(options: Mapping[str, Any], found: Survey, comm: Comm, *, hangs: bool =
         run(job)
 
 
-def warned(output: Path, seconds: float) -> Seen:
-    """The first finding in the records of a run."""
+def warned(output: Path, seconds: float, but: Collection[str] = ()) -> Seen:
+    """The first finding in the records of a run, but for some codes."""
     path = output / "events.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
     findings = [event for event in map(json.loads, lines) if event["kind"] == "finding"]
+    findings = [finding for finding in findings if finding["code"] not in but]
     first = findings[0] if findings else {"code": None, "step": None, "seen": ""}
     return Seen(first["code"], first["step"], seconds, first["seen"])
 

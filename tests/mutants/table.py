@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from mutants import (
     faults,
+    faults_images,
     faults_inputs,
     faults_publish,
     faults_ranks,
@@ -50,6 +51,7 @@ GROUPS: Sequence[tuple[str, Callable[[Sequence[Mutant], Path], Found], Sequence[
     ("one process", in_one, faults.MUTANTS),
     ("replayed groups", in_one, faults_selection.MUTANTS),
     ("episodes of several turns", in_one, faults_turns.MUTANTS),
+    ("images", in_one, faults_images.MUTANTS),
     ("what a run is given", in_one, faults_inputs.MUTANTS),
     ("a publish", in_one, faults_publish.MUTANTS),
     ("one of two processes", in_two, faults_ranks.MUTANTS),

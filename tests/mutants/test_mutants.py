@@ -35,7 +35,7 @@ MUTANTS = (
 )
 # The runs in which the fault is planted; where the options are the fault there is none without it.
 PLANTED = [m for m in MUTANTS if m.plant is not nothing and (m.options or m.is_resumed)]
-HEALTHY = {str((m.options, m.is_resumed)): replace(m, name="none", plant=nothing) for m in PLANTED}
+HEALTHY = {str((m.family, m.options, m.is_resumed)): replace(m, name="none", plant=nothing) for m in PLANTED}
 TYPED = [m for m in MUTANTS if m.is_refused and m.plant is nothing]
 
 

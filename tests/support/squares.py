@@ -16,7 +16,7 @@ from covey.models.vision.tower import Pixels
 from covey.token_streams import Row
 from covey.types import Medium
 from support.vision import IMAGE as IMAGE
-from support.vision import hash_of, logprobs_in, random_model, row_of, save_text_files
+from support.vision import START, TEMPLATE, VOCAB, hash_of, logprobs_in, random_model, row_of, save_text_files
 
 FAMILIES = ("gemma3", "smolvlm")
 OPENS, CLOSES = 320, 321
@@ -32,25 +32,15 @@ MARKS = {
     "smolvlm": ["<fake_token_around_image>", "<global-img>", "<image>"]
     + [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)],
 }
+_OF_QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
+_IF_TEXT = "{%- if message.content is string %}{{ message.content }}{% else %}"
 # As those of the families do: Gemma's takes texts and blocks, SmolVLM's blocks alone.
 TEMPLATES = {
-    "gemma3": """{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' }}
-{%- if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content %}{{ '<start_of_image>' if part.type == 'image' else part.text }}{% endfor %}
-{%- endif %}{{- '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
-    "smolvlm": """{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\n' }}
-{%- for part in message.content %}
-{%- if part.type == 'text' %}{{ part.text }}{% elif part.type == 'image' %}{{ '<image>' }}{% endif %}
-{%- endfor %}{{- '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
+    "gemma3": TEMPLATE.replace(_OF_QWEN, "<start_of_image>"),
+    "smolvlm": TEMPLATE.replace(_OF_QWEN, "<image>").replace(_IF_TEXT, "{%- if true %}"),
 }
 _TEXT = {
-    "vocab_size": 336,
+    "vocab_size": VOCAB,
     "hidden_size": 64,
     "head_dim": 16,
     "intermediate_size": 96,
@@ -95,7 +85,9 @@ def save_model(family: str, directory: Path, seed: int = 1) -> Path:
     else:
         processor = {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 3 * SIDE}}
         processor |= {"max_image_size": {"longest_edge": SIDE}}
-    return save_text_files(directory, MARKS[family], TEMPLATES[family], processor)
+    # The tokenizer has each id that such a model may sample.
+    others = [f"<unused{number}>" for number in range(START + len(MARKS[family]), VOCAB)]
+    return save_text_files(directory, [*MARKS[family], *others], TEMPLATES[family], processor)
 
 
 def medium(family: str, key: str, down: int = 1, across: int = 1) -> Medium:
@@ -121,6 +113,15 @@ def policy_of(family: str, seed: int = 1) -> Policy:
     assert policy.vision is not None
     policy.vision.read = pixels_of
     return policy
+
+
+def squares_seen(policy: Policy) -> list[int]:
+    """Return a list that is given the number of squares of each pass through the tower from now on."""
+    assert policy.vision is not None
+    seen: list[int] = []
+    tower = policy.vision.towers(policy.model)[0]
+    tower.register_forward_hook(lambda module, given, out: seen.append(len(out.last_hidden_state)))
+    return seen
 
 
 def row(parts: Sequence[int | Medium], completion: Sequence[int], key: str) -> Row:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -194,16 +195,20 @@ class GenerateEngine:
         # What a request leaves open is filled in from here, repetition penalties and the like.
         model.generation_config = GenerationConfig()
         vision = self._policy.vision
-        seen = {} if vision is None else vision.given(model, prompts, [r.media for r in requests])
+        media = [request.media for request in requests]
+        given: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        if vision is not None:
+            given = vision.given(model, prompts, media)
         try:
-            model.generate(
-                input_ids=prompts,
-                attention_mask=torch.ones_like(prompts),
-                **seen,
-                generation_config=config,
-                logits_processor=LogitsProcessorList([sampler]),
-                stopping_criteria=StoppingCriteriaList(ends),
-            )
+            with given as seen:
+                model.generate(
+                    input_ids=prompts,
+                    attention_mask=torch.ones_like(prompts),
+                    **seen,
+                    generation_config=config,
+                    logits_processor=LogitsProcessorList([sampler]),
+                    stopping_criteria=StoppingCriteriaList(ends),
+                )
         finally:
             model.generation_config = own
 

@@ -172,6 +172,19 @@ def test_another_gradient_is_named(fault, scale, worst, tiny_policy, random_roll
     assert match.worst.startswith(worst)
 
 
+@pytest.mark.parametrize("place", [-1, -2, -3])
+def test_in_bfloat16_a_norm_that_counts_twice_is_named(place, tiny_policy, random_rollout):
+    """Of a small tensor less is compared than of others, and this much."""
+    backend = SingleBackend(tiny_policy(), OPTIMIZER, compute_dtype=torch.bfloat16)
+
+    def twice(masters):
+        masters.masters[place].grad.mul_(2.0)
+
+    match = match_of(batch_of(random_rollout, backend), backend, LOSS, twice)
+    assert match.gap > 0.05 and match.worst == backend.masters.names[place]
+    assert match.worst.endswith("norm.weight")
+
+
 def test_a_step_with_the_comparison_is_the_same_step(tiny_policy, random_rollout):
     weights = []
     for compare in (False, True):

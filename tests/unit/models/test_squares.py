@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from covey.models.prefix import share_prompt
 from covey.models.probe import micro_of, widest_stream
 from covey.token_streams import Row
-from support.squares import FAMILIES, IMAGE, medium, own_logprobs, policy_of, row
+from covey.types.media import Part
+from support.squares import FAMILIES, IMAGE, TOKENS, medium, own_logprobs, policy_of, row, squares_seen
 from support.vision import gradients
 
 BOUND = 1e-5
@@ -64,6 +66,28 @@ def test_gradients_do_not_depend_on_layout_or_cut(family: str) -> None:
     if family == "smolvlm":
         for name, grad in gradients(policy, "prefix", siblings, shares=True).items():
             assert float((alone[name] - grad).norm() / grad.norm().clamp_min(1e-2)) < 3e-5, name
+
+
+@pytest.mark.parametrize("frozen", [(), ("vit", "aligner")], ids=["trained", "frozen"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tower_runs_once_for_an_image_and_pass(family: str, frozen: tuple[Part, ...]) -> None:
+    """However many prompts and completions hold it: the images of a pass go through the tower together."""
+    policy, every = policy_of(family), rows(family)
+    policy.freeze(frozen)
+    seen = squares_seen(policy)
+    images = {
+        one.key: one.num_tokens // TOKENS for one in (every[0].media[1], *every[2].media, *every[3].media)
+    }
+    for kind in kinds(family):
+        policy.use_stream(kind)
+        policy(micro_of(every, kind, policy.device)).logprob_N.sum().backward()
+    assert seen == [sum(images.values())] * len(kinds(family))
+    seen.clear()
+    if family == "smolvlm":
+        policy.use_stream("prefix")
+        for micro in share_prompt([micro_of([one], "prefix", policy.device) for one in every[:2]]):
+            policy(micro)
+        assert seen == [sum(one.num_tokens for one in every[0].media) // TOKENS]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -17,7 +17,7 @@ from covey.token_streams import Row
 from covey.types import EpisodeId, GenerationRequest, SamplingParams
 from covey.types.arrays import ints
 from support.engines import sampled
-from support.squares import FAMILIES, medium, own_logprobs, policy_of, row
+from support.squares import FAMILIES, TOKENS, medium, own_logprobs, policy_of, row, squares_seen
 
 
 def prompts(family: str) -> list[Row]:
@@ -68,3 +68,18 @@ def test_engines_draw_with_the_models_logprobs(family: str) -> None:
             assert float((torch.tensor(one.logprobs) - expected).abs().max()) < 1e-5
         assert done[2].logprobs != done[4].logprobs, "the image matters"
     assert drawn == drawn[:1] * len(drawn)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tower_runs_once_for_an_image(family: str) -> None:
+    """However many prompts and completions hold it."""
+    policy = policy_of(family)
+    cat, dog = medium(family, "cat"), medium(family, "dog")
+    parts: list[list[Any]] = [[9, cat, 10], [9, dog, 10], [8, cat, 10]]
+    asked = requests(policy, [row(own, [0], str(number)) for number, own in enumerate(parts)])
+    seen = squares_seen(policy)
+    sampled(GenerateEngine(policy), asked)
+    if family == "smolvlm":
+        policy.use_stream("prefix")
+        sampled(NativeEngine(policy), asked)
+    assert seen == [(cat.num_tokens + dog.num_tokens) // TOKENS] * (1 + (family == "smolvlm"))

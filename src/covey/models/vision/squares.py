@@ -1,18 +1,23 @@
 """Models whose vision tower takes squares of one size: Gemma 3 and SmolVLM2.
 
-Axes: P squares of all images, F features of all images, D hidden width, R rows, T tokens of a row.
+Axes: P squares of all images, F features of all images, D hidden width, R rows, T tokens of a row or stream,
+L tokens of a prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covey.media_positions import media_stream
 from covey.models.vision.tower import Pixels, Vision
 from covey.types import Medium
+from covey.types.arrays import ints
 
 
 class SquareVision(Vision):
@@ -23,6 +28,31 @@ class SquareVision(Vision):
         side: int = self._config.image_size
         patches = side // self._config.patch_size
         return Pixels(torch.zeros(1, 3, side, side), torch.tensor([[1, patches, patches]]))
+
+    @contextmanager
+    def given(
+        self, model: nn.Module, prompts_RL: Tensor, media: Sequence[Sequence[Medium]]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what transformers' `generate` is called with. Its first forward pass is given embeddings in
+        the place of the prompts, as the model would encode an image once for each row that holds it."""
+        if not any(media):
+            yield self.beside_text(prompts_RL)
+            return
+        sequences = [(ints(ids), tuple(own)) for ids, own in zip(prompts_RL.tolist(), media, strict=True)]
+        row_T, column_T = np.indices(prompts_RL.shape).reshape(2, -1)
+        tokens = media_stream(sequences, row_T, column_T, prompts_RL.device).media
+        assert tokens is not None, "some of the prompts have images"
+
+        def embed(backbone: nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            hook.remove()
+            return args, {**given, "input_ids": None, **self.embedded(backbone, given["input_ids"], tokens)}
+
+        backbone: Any = model.base_model
+        hook = backbone.register_forward_pre_hook(embed, with_kwargs=True)
+        try:
+            yield self.beside_text(prompts_RL)
+        finally:
+            hook.remove()
 
 
 class GemmaVision(SquareVision):
@@ -42,19 +72,6 @@ class GemmaVision(SquareVision):
         out = backbone.get_image_features(pixels.patches_PC, return_dict=True)
         return out.pooler_output.flatten(0, 1), []
 
-    def given(
-        self, model: nn.Module, prompts_RL: Tensor, media: Sequence[Sequence[Medium]]
-    ) -> dict[str, Any]:
-        """Return what transformers' `generate` is called with beside prompts that hold these images."""
-        every = [medium for own in media for medium in own]
-        found = self.beside_text(prompts_RL)
-        if every:
-            weight = next(model.parameters())
-            found["pixel_values"] = self.read(every).patches_PC.to(
-                device=prompts_RL.device, dtype=weight.dtype
-            )
-        return found
-
 
 class SmolVision(SquareVision):
     """That of SmolVLM2."""
@@ -66,16 +83,3 @@ class SmolVision(SquareVision):
         """Return features (F, D) of images."""
         out = backbone.get_image_features(pixels.patches_PC[None], return_dict=True)
         return torch.cat(list(out.pooler_output)), []
-
-    def given(
-        self, model: nn.Module, prompts_RL: Tensor, media: Sequence[Sequence[Medium]]
-    ) -> dict[str, Any]:
-        """Return what transformers' `generate` is called with beside prompts that hold these images: squares
-        (R, most of a row, 3, side, side), zeros behind those of a row with fewer."""
-        if not any(media):
-            return {}
-        weight = next(model.parameters())
-        empty = self.blank().patches_PC[:0]
-        of_rows = [self.read(own).patches_PC if own else empty for own in media]
-        squares = nn.utils.rnn.pad_sequence(of_rows, batch_first=True)
-        return {"pixel_values": squares.to(device=prompts_RL.device, dtype=weight.dtype)}

@@ -10,7 +10,8 @@ Axes: P patches, C numbers of a patch, F features of all images, D hidden width,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -120,19 +121,21 @@ class Vision:
             found["deepstack_visual_embeds"] = [part.index_select(0, media.feature_X) for part in deep]
         return found
 
+    @contextmanager
     def given(
         self, model: nn.Module, prompts_RL: Tensor, media: Sequence[Sequence[Medium]]
-    ) -> dict[str, Any]:
-        """Return what transformers' `generate` is called with beside prompts that hold these images; also
-        without any, as the model remembers positions of an earlier call."""
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what transformers' `generate` is called with beside prompts that hold these images, within
+        it; also without any, as the model remembers positions of an earlier call."""
         backbone: Any = model
         backbone.base_model.rope_deltas = None
         every = [medium for own in media for medium in own]
         if not every:
-            return {}
+            yield {}
+            return
         pixels = self.read(every)
         device = prompts_RL.device
-        return {
+        yield {
             "pixel_values": pixels.patches_PC.to(device=device, dtype=next(model.parameters()).dtype),
             "image_grid_thw": pixels.grid_I3.to(device),
             "mm_token_type_ids": (prompts_RL == self.token_id).int(),
