@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,11 +38,21 @@ def train(**options: Any) -> Outcome:
     settle()
     with _one_voice(), _resolved(options) as (resolved, objects):
         _refuse_processes(resolved)
+        from covey.checks.judge import refuse_faults
         from covey.checks.survey import survey
+        from covey.plan.ahead import samples_apart
         from covey.training.process import world_size
         from covey.training.run import train as run
+        from covey.training.sampler import sampler_apart
 
-        with survey(resolved.config, world_size(), objects=objects) as surveyed:
+        with ExitStack() as stack:
+            surveyed = stack.enter_context(survey(resolved.config, world_size(), objects=objects))
+            if samples_apart(resolved.config):
+                refuse_faults(resolved, surveyed.facts)
+                named = stack.enter_context(sampler_apart(resolved.config, surveyed.facts))
+                resolved = replace(resolved, config=resolved.config.model_copy(update=named))
+                surveyed.close()
+                surveyed = stack.enter_context(survey(resolved.config, world_size(), objects=objects))
             outcome = run(resolved, surveyed)
     _end_for_signals(outcome)
     return outcome

@@ -3,7 +3,9 @@ in another order, there twice or lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from covey.models.policy import Policy
 from journeys.helpers import covey, flags, metrics, rollouts, succeed, tensors
 from support.servers import QUICKSTART, Running, policy_of_server, running, slow_server, token_file
+from support.servers import covey as covey_apart
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,10 @@ def server(policies: list[Policy]) -> Iterator[Running]:
 def slow(policies: list[Policy]) -> Iterator[Running]:
     with slow_server(policies[1]) as found:
         yield found
+
+
+APART: dict[str, Any] = {"rollout_servers": None, "rollout_token_file": None, "max_staleness": 1}
+"""A run that names no server."""
 
 
 def options(server: Running, folder: Path, **changes: Any) -> list[str]:
@@ -146,8 +153,8 @@ def test_what_the_thread_fails_with_ends_the_run(
 @pytest.mark.parametrize(
     ("more", "code"),
     [
-        ({"rollout_servers": None, "rollout_token_file": None, "async_generate": True}, "E115"),
-        ({"rollout_servers": None, "rollout_token_file": None, "max_staleness": 2}, "E115"),
+        ({**APART, "use_vllm": True}, "E115"),
+        ({**APART, "launcher": "ray"}, "E115"),
         ({"max_staleness": 1, "use_decoupled_loss": True}, "E115"),
         ({"max_staleness": -1}, "E109"),
     ],
@@ -156,3 +163,46 @@ def test_what_cannot_be_is_refused(more: dict[str, Any], code: str, server: Runn
     done = covey("train", *options(server, tmp_path, **more))
     assert done.code == 2 and code in done.err
     assert not (tmp_path / "run").exists()
+
+
+# -- a server that the run starts for itself ---------------------------------------------------------------
+
+
+def num_servers() -> int:
+    """How many processes serve a run that has started them."""
+    commands = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            commands.append(file.read_bytes().replace(b"\0", b" "))
+    return sum(b"covey rollout" in command and b"covey-sampler-" in command for command in commands)
+
+
+def until(holds: Callable[[], bool], said: Path) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, said.read_text()
+        time.sleep(0.05)
+
+
+def test_a_run_without_servers_starts_one_and_ends_it(server: Running, tmp_path: Path) -> None:
+    """Its configuration names none, so that a resume starts another."""
+    words = options(server, tmp_path, **APART)
+    succeed("train", *words, "--stop_after_steps", "3")
+    assert num_servers() == 0
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert "max_staleness: 1" in text and "http://127" not in text
+    succeed("train", str(tmp_path / "run" / "config.yaml"), "--resume_from_checkpoint", "latest")
+    assert [r["step"] for r in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    assert max(r["age/max"] for r in metrics(tmp_path / "run")) == 1.0
+    assert num_servers() == 0
+
+
+def test_its_server_does_not_outlive_a_run_that_is_killed(server: Running, tmp_path: Path) -> None:
+    process, said = covey_apart(tmp_path, "train", *options(server, tmp_path, **APART, max_steps=1000))
+    try:
+        until(lambda: (tmp_path / "run" / "metrics.jsonl").is_file(), said)
+        assert num_servers() == 1
+    finally:
+        process.kill()
+        process.join()
+    until(lambda: num_servers() == 0, said)
