@@ -121,8 +121,8 @@ def _ratios(config: Config, job: Job) -> str:
     )
     if config.is_ahead and not config.use_decoupled_loss:
         return tr(
-            "against the logprobs of the sampler, whose weights may be {most} rollouts older",
-            most=config.max_staleness,
+            "against the logprobs of the sampler, whose weights may be {rollouts} older",
+            rollouts=counted(config.max_staleness, "rollout"),
         )
     if not config.replay_buffer_size:
         return own
