@@ -185,7 +185,7 @@ def until(holds: Callable[[], bool], said: Path) -> None:
 
 
 def test_a_run_without_servers_starts_one_and_ends_it(server: Running, tmp_path: Path) -> None:
-    """Its configuration names none, so that a resume starts another."""
+    """Its configuration names none, so that a resume starts another; that of a run that is killed ends too."""
     words = options(server, tmp_path, **APART)
     succeed("train", *words, "--stop_after_steps", "3")
     assert num_servers() == 0
@@ -195,12 +195,10 @@ def test_a_run_without_servers_starts_one_and_ends_it(server: Running, tmp_path:
     assert [r["step"] for r in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
     assert max(r["age/max"] for r in metrics(tmp_path / "run")) == 1.0
     assert num_servers() == 0
-
-
-def test_its_server_does_not_outlive_a_run_that_is_killed(server: Running, tmp_path: Path) -> None:
-    process, said = covey_apart(tmp_path, "train", *options(server, tmp_path, **APART, max_steps=1000))
+    again = options(server, tmp_path, **APART, max_steps=1000, output_dir=tmp_path / "killed")
+    process, said = covey_apart(tmp_path, "train", *again)
     try:
-        until(lambda: (tmp_path / "run" / "metrics.jsonl").is_file(), said)
+        until(lambda: (tmp_path / "killed" / "metrics.jsonl").is_file(), said)
         assert num_servers() == 1
     finally:
         process.kill()
