@@ -1,7 +1,7 @@
 """Print what sampling ahead gains, and what it costs in reward: `python bench/ahead.py [SEEDS]`.
 
-Runs of the built-in task on a server that each run starts for itself, whose completions are scored by a reward
-that takes its time, for `--max_staleness` 0, 1 and 4:
+Runs of the built-in task on a server that each run starts for itself, with a reward that takes its time,
+for `--max_staleness` 0, 1 and 4:
 
 - seconds a step, the median over steps behind the first five, of three runs in turn; asserted: 1 is faster
   than 0;

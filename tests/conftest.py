@@ -31,6 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Whole runs in processes of their own, and the snippets of the documents: run by `make test-whole`.
 _WHOLE = (
     *("contract/", "torture/", "docs/test_documents.py::test_snippets_run", "invariance/test_gpu_bench.py"),
+    "journeys/test_ahead.py::test_a_run_without_servers",
     *("mutants/test_ranks.py", "journeys/test_disk.py", "journeys/test_engine_memory.py"),
     *("journeys/test_launchers.py", "journeys/test_live_objects.py", "journeys/test_memory.py"),
     *("journeys/test_processes.py", "journeys/test_ray.py", "journeys/test_reward_models.py"),

@@ -35,6 +35,19 @@ CASES = (
         words=words("--vllm_server_host a b c --vllm_server_port 8000 8001 --rollout_token_file none.token"),
     ),
     Case(name="server_options_without_a_server", words=words("--rollout_timeout 5 --num_generations 1")),
+    Case(
+        name="ahead_without_a_server",
+        words=words("--async_generate true --use_vllm true --use_decoupled_loss true"),
+    ),
+    Case(name="ahead_under_ray", words=words("--max_staleness 2 --launcher ray")),
+    Case(
+        name="ahead_with_an_adapter_of_vllm",
+        words=words(
+            f"--max_staleness 2 --use_vllm true --vllm_mode server --vllm_enable_lora true --tuner_type lora "
+            f"--rollout_servers {_NOBODY} --rollout_token_file a.token"
+        ),
+        make=_token,
+    ),
     Case(name="server_open_to_others", words="rollout --model quickstart --host 10.0.0.5"),
     Case(name="server_without_model", words="rollout"),
     Case(

@@ -185,7 +185,7 @@ def until(holds: Callable[[], bool], said: Path) -> None:
 
 
 def test_a_run_without_servers_starts_one_and_ends_it(server: Running, tmp_path: Path) -> None:
-    """Its configuration names none, so that a resume starts another; that of a run that is killed ends too."""
+    """Its configuration names none, and a resume starts another. That of a run that is killed ends too."""
     words = options(server, tmp_path, **APART)
     succeed("train", *words, "--stop_after_steps", "3")
     assert num_servers() == 0

@@ -50,8 +50,8 @@ def _without_servers(config: Config, facts: Facts) -> Text | str:
     is_apart = launch.num_processes_here not in (None, launch.num_processes)
     if launch.is_rank or is_apart or launch.objects or config.launcher == "ray":
         return tr(
-            "covey starts a process that samples where it starts the training itself, on one machine, with "
-            "a model that lies in files."
+            "covey can start the process that samples only on one machine, with its own launcher, and with "
+            "a model in files."
         )
     if machine.cuda and (machine.nproc_available or 0) <= launch.num_processes:
         return tr("Every GPU of this machine trains, and none is left to sample.")

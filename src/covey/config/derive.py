@@ -223,13 +223,14 @@ def _sleeps(options: Mapping[str, Any]) -> tuple[Any, str]:
     return _of(options, "sleep_level") > 0, tr("derived from sleep_level")
 
 
-_ADAPTER = ("tuner_type", "use_dora", "modules_to_save", "lora_rank", "freeze_vit", "freeze_aligner")
+_AHEAD = ("async_generate", "max_staleness")
+_ADAPTER = (*_AHEAD, "tuner_type", "use_dora", "modules_to_save", "lora_rank", "freeze_vit", "freeze_aligner")
 
 
 def _applies_adapter(options: Mapping[str, Any]) -> tuple[Any, str]:
     """Added to weights of bfloat16, most of a small update is rounded away; sent alone, it is whole. Engines
-    apply adapters to the language model alone."""
-    if _of(options, "tuner_type") != "lora":
+    apply adapters to the language model alone, and change none while completions run."""
+    if _of(options, "tuner_type") != "lora" or any(options.get(name) for name in _AHEAD):
         return False, "default"
     is_plain = not _of(options, "use_dora") and not _of(options, "modules_to_save")
     # Adapters freeze both where nobody types them.
