@@ -36,6 +36,7 @@ from support.processes import start_processes
 
 TOKEN = "a-token-of-tests"
 RUN = covey_run.__file__
+SLOW = str(Path(RUN).with_name("slow_server_run.py"))
 
 
 def policy_of_server(directory: Path = MODEL_DIR) -> Policy:
@@ -113,7 +114,7 @@ def running(
 QUICKSTART: dict[str, Any] = {"model_type": "qwen2", "num_parameters": 829568, "rows": 16}
 
 
-class _Slow(HeldEngine):
+class SlowEngine(HeldEngine):
     """Rests between two strides, so that versions are published while rows run."""
 
     rest_s = 0.03
@@ -136,7 +137,7 @@ class _Slow(HeldEngine):
 def slow_server(policy: Policy | None = None, rest_s: float = 0.03) -> Iterator[Running]:
     """A server of the embedded model that takes its time."""
     policy = policy or policy_of_server()
-    engine = _Slow(policy, max_rows=16)
+    engine = SlowEngine(policy, max_rows=16)
     engine.rest_s = rest_s
     with running(policy, engine=engine, **QUICKSTART) as found:
         yield found
@@ -213,14 +214,20 @@ class Process:
 
 @contextmanager
 def processes(
-    folder: Path, count: int = 1, *words: str, port: int = 0, model: str = "quickstart"
+    folder: Path,
+    count: int = 1,
+    *words: str,
+    port: int = 0,
+    model: str = "quickstart",
+    rest_s: float = 0.0,
 ) -> Iterator[list[Process]]:
-    """Servers of a model with one token, ready to be used; they end with the block."""
+    """Servers of a model with one token, ready to be used; they end with the block. With `rest_s` they take
+    their time as `SlowEngine` does."""
     token_file, started = folder / "servers.token", []
     try:
         for number in range(count):
             given = ["--model", model, "--port", str(port), "--token_file", str(token_file), *words]
-            started.append(_process(folder, token_file, given))
+            started.append(_process(folder, token_file, given, rest_s))
             if number == 0:
                 # The first one writes the token that the others read.
                 _wait_until(lambda: token_file.is_file() and bool(token_file.read_text()), started[0])
@@ -235,15 +242,21 @@ def processes(
             server.kill()
 
 
-def _process(folder: Path, token_file: Path, words: Sequence[str]) -> Process:
-    process, log = covey(folder, "rollout", *words)
+def _process(folder: Path, token_file: Path, words: Sequence[str], rest_s: float) -> Process:
+    given = ("rollout", *words)
+    process, log = program(folder, SLOW, str(rest_s), *given) if rest_s else covey(folder, *given)
     return Process(process, token_file, log)
 
 
 def covey(folder: Path, *words: str) -> tuple[BaseProcess, Path]:
     """The command in a process of its own, in `folder`, and the file of what it says."""
+    return program(folder, RUN, *words)
+
+
+def program(folder: Path, file: str, *words: str) -> tuple[BaseProcess, Path]:
+    """A file as a program in a process of its own, in `folder`, and the file of what it says."""
     said = Path(tempfile.mkdtemp(prefix="said-", dir=folder))
-    (process,) = start_processes(RUN, *words, processes=1, said=said, folder=folder)
+    (process,) = start_processes(file, *words, processes=1, said=said, folder=folder)
     return process, said / "0"
 
 

@@ -21,7 +21,10 @@ _PART_TOKENS = 4096
 
 
 class Share:
-    """Takes the episodes of `slots` as they end, and has whole groups of them scored meanwhile."""
+    """Takes the episodes of `slots` as they end, and has whole groups of them scored meanwhile.
+
+    One thread may take them, and another one ask for the scores once `is_sampled` says that it can.
+    """
 
     def __init__(self, slots: Sequence[Slot], score: Scorer, agents: Agents | None) -> None:
         self.slots = slots
@@ -33,12 +36,12 @@ class Share:
             self._members.setdefault(slot.group, []).append(number)
         self._running = {group: len(numbers) for group, numbers in self._members.items()}
         self._ended: list[int] = []
-        self._num_tokens = 0
+        self._num_tokens = self._num_taken = 0
 
     @property
     def is_sampled(self) -> bool:
-        """Whether every episode has ended."""
-        return len(self._episodes) == len(self.slots)
+        """Whether every episode has ended, and all are handed to the rewards."""
+        return self._num_taken == len(self.slots)
 
     def take(self, number: int, episode: Episode) -> None:
         """Take the episode of a slot by its place among `slots`. Groups that have ended are handed to the
@@ -50,8 +53,10 @@ class Share:
         if self._running[group] == 0:
             self._ended += [n for n in self._members[group] if not _is_lost(self._episodes[n])]
         is_part = len(self._ended) * _PARTS >= len(self.slots) and self._num_tokens >= _PART_TOKENS
-        if is_part or self.is_sampled:
+        if is_part or len(self._episodes) == len(self.slots):
             self._begin_scoring()
+        # Last: who sees that all are taken asks for their scores at once.
+        self._num_taken += 1
 
     def _begin_scoring(self) -> None:
         numbers, self._ended, self._num_tokens = sorted(self._ended), [], 0

@@ -137,6 +137,44 @@ def test_another_process_goes_on_with_the_weights_of_the_first(
         engine.close()
 
 
+def test_what_runs_where_the_first_process_confirmed_nothing_is_sampled_again(
+    pair: tuple[Running, Running], policies: list[Policy]
+) -> None:
+    """By a server that it has confirmed: nothing is taken of weights that nobody has checked."""
+    every = [server.address for server in pair]
+    first, second = (engine_on(every, publishes=publishes) for publishes in (True, False))
+    ran_on: dict[int, str] = {}
+    for server in pair:
+
+        def submit(
+            request: GenerationRequest, real: Any = server.engine.submit, at: str = server.address
+        ) -> int:
+            ran_on[request.turn.prompt_id] = at
+            return int(real(request))
+
+        server.engine.submit = submit  # type: ignore[method-assign]
+    first.publish(plain_weights(policies[2]), 0)
+    second.publish(iter(()), 0)
+    requests = [request_of(9, new=4), *(request_of(p, new=1500) for p in (10, 11, 12, 13))]
+    asked = {second.submit(request): request.turn.prompt_id for request in requests}
+    found: dict[int, Plain] = {}
+    ran_before: dict[int, str] = {}
+    for completion in second.results():
+        if not found:
+            first.publish(plain_weights(policies[2]), 1)
+            second.publish(iter(()), 1)
+            ran_before = dict(ran_on)
+            second.use_members([address for address in every if address != ran_before[10]])
+        found[asked[completion.request_id]] = plain(completion)
+    assert len(found) == 5
+    for number in (10, 11, 12, 13):
+        is_moved = ran_before[number] == ran_before[10]
+        assert set(found[number].versions) == ({1} if is_moved else {0, 1})
+        assert (ran_on[number] != ran_before[number]) == is_moved
+    for engine in (first, second):
+        engine.close()
+
+
 def test_a_server_that_fails_to_take_weights_ends_what_it_runs(
     pair: tuple[Running, Running], policies: list[Policy]
 ) -> None:

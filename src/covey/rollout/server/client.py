@@ -104,10 +104,12 @@ class ServerEngine:
 
     def use_members(self, names: Collection[str]) -> None:
         """Leave out the servers that the publishing process could not confirm: this one, which has only heard
-        of the publish, must not find them with a version that nobody has checked."""
+        of the publish, must not find them with a version that nobody has checked. What they run is sampled
+        again by the others."""
         for server in self._servers:
             if server.address not in names:
                 server.state, server.said = State.OUT, tr("the first rank did not confirm its weights")
+        self._requeue([stream for stream in self._streams if stream.server.address not in names])
 
     def _alone(self, server: RolloutServer) -> ServerEngine:
         engine = ServerEngine(

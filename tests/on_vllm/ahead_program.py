@@ -1,0 +1,63 @@
+"""`python ahead_program.py KIND WORDS…`: `covey rollout --engine vllm`, which rests between two of its steps.
+
+With `keeps` requests that run go on, at a publish, with the keys and values of the weights before; with
+`ends` the server says that it takes no weights while requests run.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from covey.cli.main import main
+from covey.rollout.vllm.engine import VllmEngine
+from covey.types import Completion
+
+REST_S = 0.02
+
+
+def rest() -> None:
+    """Rest, so that versions are published while requests run."""
+    real = VllmEngine.step
+
+    def step(self: Any) -> list[Completion]:
+        time.sleep(REST_S)
+        return real(self)
+
+    VllmEngine.step = step  # type: ignore[method-assign]
+
+
+def keep_the_cache() -> None:
+    """Plant the fault: nothing is computed again. No prefix is cached, so that it is in what runs alone."""
+    real = VllmEngine.__init__
+
+    def init(self: Any, settings: Any, *args: Any, **more: Any) -> None:
+        real(self, replace(settings, prefix_caching=False), *args, **more)
+
+    def begin(self: Any, version: int) -> None:
+        self._version, self._has_weights = version, True
+
+    VllmEngine.__init__, VllmEngine._begin = init, begin  # type: ignore[method-assign]
+
+
+def swap_nothing() -> None:
+    """Be an engine like those whose vLLM is in other processes."""
+    real = VllmEngine.__init__
+
+    def init(self: Any, *args: Any, **more: Any) -> None:
+        real(self, *args, **more)
+        self.capabilities = replace(self.capabilities, swaps=False)
+
+    VllmEngine.__init__ = init  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    rest()
+    match sys.argv[1]:
+        case "keeps":
+            keep_the_cache()
+        case "ends":
+            swap_nothing()
+    sys.exit(main(sys.argv[2:]))
