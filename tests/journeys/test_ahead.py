@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from covey.checkpoint.read import read_states
 from covey.models.policy import Policy
 from journeys.helpers import covey, flags, metrics, rollouts, succeed, tensors
 from support.servers import QUICKSTART, Running, policy_of_server, running, slow_server, token_file
@@ -116,15 +117,38 @@ def test_prompts_come_in_their_order_and_once(server: Running, tmp_path: Path) -
 
 
 def test_a_stopped_run_goes_on_with_the_next_prompts(server: Running, tmp_path: Path) -> None:
+    """And with what it had sampled of them, by the weights that sampled it."""
     words = options(server, tmp_path, max_staleness=3, max_steps=8)
     succeed("train", *words, "--stop_after_steps", "3")
+    kept = read_states(tmp_path / "run" / "checkpoint-3")["ahead"].json["episodes"]
+    assert {record["rollout"] for record in kept} <= {3, 4, 5} and len(kept) > 16
     succeed("train", *words, "--resume_from_checkpoint", "latest")
+    trained = {key_of(r): r["completion_ids"] for records in rollouts(tmp_path / "run") for r in records}
+    assert all(trained[key_of(record)] == record["completion_ids"] for record in kept)
+    assert {v for record in kept for v in record["versions"]} <= {0, 1, 2, 3}
     succeed("train", *options(server, tmp_path, max_steps=8, output_dir=tmp_path / "whole"))
     ids = [
         [[r["prompt_id"] for r in records] for records in rollouts(tmp_path / n)] for n in ("run", "whole")
     ]
     assert ids[0] == ids[1]
     assert [r["step"] for r in metrics(tmp_path / "run")] == list(range(1, 9))
+
+
+def key_of(record: dict[str, Any]) -> tuple[int, int, int]:
+    return record["rollout"], record["prompt_id"], record["sibling"]
+
+
+def test_a_resume_with_less_ahead_drops_what_is_too_old(server: Running, tmp_path: Path) -> None:
+    words = options(server, tmp_path, max_steps=8)
+    succeed("train", *words, "--max_staleness", "4", "--stop_after_steps", "2")
+    more = ["--max_staleness", "1", "--resume_from_checkpoint", "latest"]
+    succeed("train", *words, *more)
+    found = metrics(tmp_path / "run")
+    assert [r["step"] for r in found] == list(range(1, 9))
+    assert max(r["age/max"] for r in found[2:]) == 1.0
+    # Without any, the run goes on in turn.
+    succeed("train", *words, "--max_steps", "10", "--resume_from_checkpoint", "latest")
+    assert metrics(tmp_path / "run")[-1]["policy_age"] == 0
 
 
 def test_evaluations_and_further_prompts_are_sampled_beside_what_runs(slow: Running, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from covey.rollout.engine import Engine
 from covey.rollout.publisher import Publisher
 from covey.rollout.shares import Scorer, Share
 from covey.rollout.slots import CollectPlan, Slot, slots_of
-from covey.types import Prompt
+from covey.types import Episode, EpisodeId, Prompt
 
 _LOOK_S = 0.01
 # How long the thread may take to leave the engine.
@@ -51,7 +51,7 @@ class Sampler:
     # -- by the main thread
 
     def begin(self, share: Share) -> None:
-        """Have the thread sample a share beside those that were begun before."""
+        """Have the thread sample what a share lacks, beside those that were begun before."""
         with self._changed:
             if not self._thread.ident:
                 self._idle_since = self._taken_at = time.monotonic()
@@ -150,8 +150,9 @@ class Sampler:
                 raise _Closed
             new, self._new = self._new, []
         for share in new:
-            for place, number in enumerate(self._loop.add(share.slots)):
-                self._place[number] = share, place
+            places = [place for place in range(len(share.slots)) if place not in share.ended]
+            numbers = self._loop.add([share.slots[place] for place in places])
+            self._place.update({n: (share, place) for n, place in zip(numbers, places, strict=True)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +181,18 @@ class CollectsAhead:
         with self.sampler.paused(), self.publisher.serve(version):
             pass
 
-    def begin(self, prompts: Sequence[Prompt], plan: CollectPlan) -> Begun:
-        """Begin to sample prompts beside what runs."""
+    def begin(
+        self, prompts: Sequence[Prompt], plan: CollectPlan, known: Mapping[EpisodeId, Episode] | None = None
+    ) -> Begun:
+        """Begin to sample prompts beside what runs, but for episodes that are `known`."""
         slots = slots_of(prompts, plan)
         mine = own_slots(slots, self.publisher.engine.capabilities, self.comm)
         share = Share(mine, self.score, self.agents)
-        if mine:
+        for place, slot in enumerate(mine):
+            episode = (known or {}).get(slot.episode_id)
+            if episode is not None and episode.sequences[0].prompt_digest == slot.prompt.digest:
+                share.take(place, episode)
+        if not share.is_sampled:
             self.sampler.begin(share)
         return Begun(slots, share, plan)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from covey.activity import Activity
 from covey.environments.agents import Agents
@@ -42,6 +42,11 @@ class Share:
     def is_sampled(self) -> bool:
         """Whether every episode has ended, and all are handed to the rewards."""
         return self._num_taken == len(self.slots)
+
+    @property
+    def ended(self) -> Mapping[int, Episode]:
+        """The episodes that have ended, by the places of their slots."""
+        return dict(self._episodes)
 
     def take(self, number: int, episode: Episode) -> None:
         """Take the episode of a slot by its place among `slots`. Groups that have ended are handed to the

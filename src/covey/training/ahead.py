@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import ceil
 from statistics import median
-from typing import cast
+from typing import Any, ClassVar, cast
 
+from covey.checkpoint.registry import State
 from covey.comm import Comm
+from covey.data.image_records import NO_ROWS, ImageRows
 from covey.health.history import History
 from covey.rollout.ahead import Begun, CollectsAhead
 from covey.rollout.collect import Collected
+from covey.rollout.records import episode_of, to_record, with_sets_as_text
 from covey.texts import tr
 from covey.training.source import LiveSource
-from covey.types import Metric, ScoredGroup
+from covey.types import Episode, EpisodeId, Metric, Score, ScoredGroup
 from covey.types.episode import held
 
 LEARNER_WAITS, SAMPLER_WAITS = "ahead/learner_waits", "ahead/sampler_waits"
@@ -41,13 +45,18 @@ class AheadSource(LiveSource):
 
     Rollout n begins when the weights are published that n - `most` rollouts were learned from, so that no
     token of it is sampled by older ones. What runs goes on by each version that is published meanwhile.
-    Rollouts are taken in their order, however late they end. A rollout is for `steps_per_rollout` steps.
+    Rollouts are taken in their order, however late they end. A rollout is for `steps_per_rollout` steps. A
+    checkpoint keeps the episodes that have ended, but for those of environments, which rewards may ask.
     """
+
+    name: ClassVar[str] = "ahead"
 
     most: int
     end: int
     steps_per_rollout: int
+    images: ImageRows = NO_ROWS
     _begun: dict[int, Begun] = field(default_factory=dict)
+    _known: dict[EpisodeId, Episode] = field(default_factory=dict)
     _clock: _Clock = field(default_factory=lambda: _Clock())
 
     def next(self, rollout: int) -> Collected:
@@ -57,9 +66,11 @@ class AheadSource(LiveSource):
         ahead.publish()
         for number in range(rollout, min(rollout + self.most + 1, max(self.end, rollout + 1))):
             if number not in self._begun:
-                self._begun[number] = ahead.begin(self.supply.take(number), self.plan_of(number))
+                known = self._take_known(number)
+                self._begun[number] = ahead.begin(self.supply.take(number), self.plan_of(number), known)
         num_ready = sum(begun.share.is_sampled for begun in self._begun.values())
-        collected = ahead.finish(self._begun.pop(rollout))
+        collected = ahead.finish(self._begun[rollout])
+        del self._begun[rollout]
         waited, since = collected.rollout_s + collected.reward_s, self._clock.take()
         metrics = {
             "ahead/begun": Metric(value=len(self._begun)),
@@ -71,6 +82,36 @@ class AheadSource(LiveSource):
             ),
         }
         return replace(collected, tasks=self.tasks, metrics=metrics)
+
+    def _take_known(self, rollout: int) -> dict[EpisodeId, Episode]:
+        """The episodes of a rollout that the stopped run has sampled, where they are not too old by now."""
+        oldest = (rollout - self.most) * self.steps_per_rollout
+        mine = {key: self._known.pop(key) for key in list(self._known) if key.rollout == rollout}
+        return {key: e for key, e in mine.items() if all(version >= oldest for version in e.versions)}
+
+    def state(self) -> State:
+        """The episodes that have ended, as records, which ranks tell each other. Collective."""
+        agents = cast(CollectsAhead, self.collector).agents
+        is_kept = agents is None or agents.environment is None
+        own = [
+            with_sets_as_text(to_record(slot.prompt, episode, _NO_SCORE, group=slot.group))
+            for begun in (self._begun.values() if is_kept else ())
+            for place, episode in begun.share.ended.items()
+            for slot in (begun.share.slots[place],)
+            if episode.sequences
+        ]
+        every: Any = list(chain.from_iterable(self.comm.gather_json(own)))
+        return State(json={"episodes": every})
+
+    def load_state(self, state: State) -> None:
+        """Sample what these records have not."""
+        values: Any = state.json
+        for record in values["episodes"]:
+            episode = episode_of(record, self.images)
+            self._known[episode.id] = episode
+
+
+_NO_SCORE = Score(total=None, parts=())
 
 
 def waits(history: History, most: int) -> list[str]:

@@ -42,6 +42,7 @@ from covey.telemetry.files import RunFiles, delete_run
 from covey.telemetry.owner import Lock
 from covey.telemetry.rollout_log import RolloutLimits, RolloutLog
 from covey.text_files import TextFiles, own_template
+from covey.training.ahead import AheadSource
 from covey.training.backend import backend_for, sampling_engine
 from covey.training.buffer import RolloutBuffer, RolloutTokens
 from covey.training.build_source import (
@@ -192,8 +193,9 @@ def _registry(
     if backend.moving is not None and backend.moving.moves:
         registry.register_sharded(ReferenceState(backend.moving, comm))
     registry.register(health, is_later=True)
-    if isinstance(source, SelectingSource):
-        registry.register(source, is_later=True)
+    for part in (source, source.live) if isinstance(source, SelectingSource) else (source,):
+        if isinstance(part, SelectingSource | AheadSource):
+            registry.register(part, is_later=True)
     registry.expect(("progress", "rollout", "optimizer", "rng", "best", "health"))
     return registry
 
@@ -244,8 +246,9 @@ def _restore(
     """Give every component its state back, and put aside what was recorded after it."""
     # Its files were compared with its manifest before the run was built.
     states = read_states(resume, verified=read_manifest(resume))
-    # A run that no longer selects goes on without what a selection would need.
-    kept = {n: s for n, s in states.items() if n in registry.names or n != SelectingSource.name}
+    # A run that no longer selects or samples ahead goes on without what that would need.
+    may_lack = (SelectingSource.name, AheadSource.name)
+    kept = {n: s for n, s in states.items() if n in registry.names or n not in may_lack}
     registry.load(kept, read_shards(resume))
     check_position(progress, buffer)
     if files is not None:

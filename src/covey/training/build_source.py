@@ -148,6 +148,7 @@ def source_for(
         most=config.max_staleness,
         end=-(-plan.total_steps // plan.steps_per_rollout),
         steps_per_rollout=plan.steps_per_rollout,
+        images=found.images,
     )
 
 

@@ -123,7 +123,7 @@ class SelectingSource:
         attempts: int,
         images: ImageRows = NO_ROWS,
     ) -> None:
-        self._live = live
+        self.live = live
         self._credit = credit
         self._further = further
         self._replay = replay
@@ -148,10 +148,10 @@ class SelectingSource:
 
     def close(self) -> None:
         """Drop what is sampled."""
-        self._live.close()
+        self.live.close()
 
     def _selected(self, rollout: int) -> Collected:
-        parts = [self._live.next(rollout)]
+        parts = [self.live.next(rollout)]
         groups = list(parts[0].groups)
         silent = _silent(silences(groups, self._credit))
         dropped: dict[str, list[int]] = {why: [] for why in SILENCES}
@@ -160,7 +160,7 @@ class SelectingSource:
                 break
             taken = {g.group.prompt.id for part in parts for g in part.groups}
             prompts = self._further.take(len(silent), rollout, attempt, taken)
-            parts.append(self._live.sample(prompts, rollout))
+            parts.append(self.live.sample(prompts, rollout))
             found = parts[-1].groups
             for scored, why in zip(found, silences(found, self._credit), strict=True):
                 if why is None:
@@ -193,7 +193,7 @@ class SelectingSource:
     def state(self) -> State:
         """Where the further prompts go on, and the groups held as records, which ranks tell each other.
         Collective."""
-        comm = self._live.comm
+        comm = self.live.comm
         own = [
             [with_sets_as_text(record) for record in records_of([group], comm.rank)]
             for _, group in self._replay.held
