@@ -57,7 +57,8 @@ def batch_plan(config: Config, num_processes: int, num_prompts: int | None = Non
     problems = batch_problems(config, num_processes, num_prompts)
     if problems:
         raise ConfigError(problems)
-    return plan_of(shape_of(config, num_processes), num_prompts, config.num_train_epochs, config.max_steps)
+    plan = plan_of(shape_of(config, num_processes), num_prompts, config.num_train_epochs, config.max_steps)
+    return replace(plan, on_policy=plan.on_policy and not config.max_staleness)
 
 
 def _other_estimator(config: Config, shape: Shape, num_prompts: int | None) -> tuple[Fix, ...]:

@@ -65,7 +65,9 @@ class BatchPlan:
             completions_per_step=self.completions_per_step,
             asked=asked,
         )
-        policy = "on-policy" if self.on_policy else tr("the later ones train on samples of an older policy")
+        policy = "on-policy" if self.on_policy else tr("on samples of earlier weights too")
+        if self.steps_per_rollout > 1:
+            policy = tr("the later ones train on samples of an older policy")
         lines = [
             rollout,
             step,
