@@ -114,7 +114,7 @@ class AheadSource(LiveSource):
 _NO_SCORE = Score(total=None, parts=())
 
 
-def waits(history: History, most: int) -> list[str]:
+def waits(history: History, most: int, num_servers: int) -> list[str]:
     """What is said at the end of a run that sampled ahead: who waited for whom, and what would change it."""
     found = [history.series[n] for n in (LEARNER_WAITS, SAMPLER_WAITS) if n in history.series]
     if len(found) < 2:
@@ -127,7 +127,7 @@ def waits(history: History, most: int) -> list[str]:
         advice = tr("; more servers would make it faster")
     elif sampler > _MUCH and most > 1:
         advice = tr("; --max_staleness {less} may be as fast, with younger tokens", less=most - 1)
-    elif sampler > _MUCH:
+    elif sampler > _MUCH and num_servers > 1:
         advice = tr("; fewer servers may be as fast")
     line = tr(
         "ahead     the model waited for completions in {learner:.0%} of the time, the servers for work in "

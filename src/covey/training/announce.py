@@ -247,7 +247,9 @@ def closing(job: Job, verb: str, *, is_command: bool) -> list[str]:
     """Where the run ended, and how to go on: by a command of this verb, or by a call of a Python program."""
     step, total = job.progress.step, job.limits.total_steps
     name = job.saver.path(step)
-    lines = [*_signs(job), *waits(job.health.rules.history, job.health.guards.options.max_staleness)]
+    options = job.health.guards.options
+    lines = _signs(job)
+    lines += waits(job.health.rules.history, options.max_staleness, len(options.rollout_servers))
     result = job.saver.best_path if job.saver.options.load_best_model_at_end else None
     best = job.evaluations.best
     if job.evaluations.evaluator is not None and best.step is not None:
