@@ -22,6 +22,7 @@ from covey.rollout.server.call import Caller
 from covey.telemetry.rollouts import read_rollouts
 from faults import ahead_run
 from faults.test_ranks import REWARD
+from faults.test_restarts import started
 from faults.test_server_groups import free_ports
 from support.ranks import Ended, run_ranks
 from support.servers import Process, processes, program
@@ -34,7 +35,6 @@ WORDS = [
     *("--model", "quickstart", "--dataset", "quickstart#64", "--reward_funcs", "mine.py:judge"),
     *("--per_device_train_batch_size", "8", "--max_completion_length", "96", "--learning_rate", "1e-4"),
     *("--num_generations", "4", "--reward_trial", "false", "--save_steps", "2", "--output_dir", "run"),
-    *("--resume_from_checkpoint", "auto"),
 ]
 # Completions at this temperature seldom end before their limit.
 LONG = ("--temperature", "2")
@@ -65,7 +65,7 @@ def run(
     or stopped, and the last rank with the fault `kill`; or it is sent SIGTERM with `term`."""
     (folder / "mine.py").write_text(REWARD)
     pids = ",".join(str(server.process.pid) for server in servers[:kills])
-    words = words_of(servers, more)
+    words = [*words_of(servers, more), "--resume_from_checkpoint", "auto"]
     return run_ranks(
         ahead_run.__file__, fault, 4, 2, world - 1, pids, "train", *words, folder=folder, world=world
     )
@@ -250,6 +250,19 @@ def test_a_run_that_is_killed_goes_on(
     assert again.code == 0, again.said
     assert_whole(tmp_path / "run", undisturbed())
     assert len(drawn(tmp_path / "run")) == STEPS
+
+
+def test_a_rank_that_is_killed_is_started_again(
+    slow: list[Process], undisturbed: Callable[..., Path], tmp_path: Path
+) -> None:
+    """By the command, which goes on from its newest checkpoint on the same servers."""
+    ranks = ("--nproc_per_node", "2", "--max_restarts", "1")
+    done = started(tmp_path / "it", "covey", "train", *words_of(slow), *ranks, rank="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "it" / "killed").exists()
+    codes = [e.get("code") for e in lines(tmp_path / "it" / "run", "events.jsonl")]
+    assert codes.count("F133") == 1 and codes.count("W162") == 1
+    assert_whole(tmp_path / "it" / "run", undisturbed(2))
 
 
 @pytest.mark.parametrize("world", [1, 2])

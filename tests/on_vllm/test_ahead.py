@@ -113,18 +113,18 @@ def test_a_cache_that_is_kept_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "of_server", "of_run"),
+    ("of_server", "of_run"),
     [
-        ("ends", "", ""),
-        ("usual", "--vllm_enable_lora true --vllm_max_lora_rank 8", "--tuner_type lora --lora_rank 8"),
+        ("--vllm_tensor_parallel_size 2", ""),
+        ("--vllm_enable_lora true --vllm_max_lora_rank 8", "--tuner_type lora --lora_rank 8"),
     ],
-    ids=["whole weights", "adapter"],
+    ids=["workers", "adapter"],
 )
 def test_where_vllm_takes_none_meanwhile_what_runs_is_sampled_again(
-    kind: str, of_server: str, of_run: str, tmp_path: Path
+    of_server: str, of_run: str, tmp_path: Path
 ) -> None:
-    """As where vLLM is in processes of its own, or applies the adapter itself."""
-    done = trained(tmp_path, kind, of_server, of_run)
+    """Its workers are processes of their own, or it applies the adapter itself."""
+    done = trained(tmp_path, "usual", of_server, of_run)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_close(tmp_path)
     assert not any(is_mixed(row) for rows in versions(tmp_path) for row in rows)
