@@ -2,8 +2,9 @@
 ahead.
 
 In the rank RANK, when NUM episodes of a rollout have ended and others have not, from rollout number ROLLOUT
-on, the processes with these ids (as in `12,13`) are killed, and so is this one with `kill`. With `term` this
-one is sent SIGTERM when its main thread waits for rollout number ROLLOUT.
+on, the processes with these ids (as in `12,13`) are killed, and so is this one with `kill`; with `stop` they
+are stopped. With `term` this one is sent SIGTERM when its main thread waits for rollout number ROLLOUT. With
+`publish` the processes are killed when a server has taken all tensors of version ROLLOUT.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from covey.cli.main import main
 from covey.rollout.ahead import Sampler
+from covey.rollout.server.remote import Server
 from covey.rollout.shares import Share
 
 
-def kill_in_rollout(rollout: int, num: int, pids: tuple[int, ...]) -> None:
-    """Kill processes in the middle of a rollout, when an episode is taken."""
+def send_in_rollout(rollout: int, num: int, pids: tuple[int, ...], signal_: int) -> None:
+    """Send processes a signal in the middle of a rollout, when an episode is taken."""
     real, killed = Share.take, []
 
     def take(self: Share, number: int, episode: Any) -> None:
@@ -29,21 +32,40 @@ def kill_in_rollout(rollout: int, num: int, pids: tuple[int, ...]) -> None:
         if not killed and is_in_middle and self.slots[0].episode_id.rollout >= rollout:
             killed.append(True)
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal_)
 
     Share.take = take  # type: ignore[method-assign]
 
 
 def end_in_rollout(rollout: int) -> None:
-    """Send this process SIGTERM a moment after its main thread has begun to wait for a rollout."""
+    """Send this process SIGTERM a moment after its main thread has begun to wait for a rollout; the file
+    `signalled` is made then."""
     real = Sampler.wait
+
+    def end() -> None:
+        Path("signalled").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def wait(self: Any, share: Share, activity: Any) -> None:
         if share.slots[0].episode_id.rollout == rollout:
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            threading.Timer(0.05, end).start()
         real(self, share, activity)
 
     Sampler.wait = wait  # type: ignore[method-assign]
+
+
+def kill_in_publish(version: int, pids: tuple[int, ...]) -> None:
+    """Kill processes before the first server is told that it has a whole version."""
+    real, killed = Server.end, []
+
+    def end(self: Any, transfer: str, num_tensors: int, version_: int) -> Any:
+        if version_ == version and not killed:
+            killed.append(True)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        return real(self, transfer, num_tensors, version_)
+
+    Server.end = end  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
@@ -52,9 +74,13 @@ if __name__ == "__main__":
     if os.environ.get("RANK", "0") == rank:
         match fault:
             case "servers":
-                kill_in_rollout(int(rollout), int(num), pids)
+                send_in_rollout(int(rollout), int(num), pids, signal.SIGKILL)
+            case "stop":
+                send_in_rollout(int(rollout), int(num), pids, signal.SIGSTOP)
             case "kill":
-                kill_in_rollout(int(rollout), int(num), (*pids, os.getpid()))
+                send_in_rollout(int(rollout), int(num), (*pids, os.getpid()), signal.SIGKILL)
+            case "publish":
+                kill_in_publish(int(rollout), pids)
             case "term":
                 end_in_rollout(int(rollout))
     sys.exit(main(sys.argv[6:]))

@@ -1,7 +1,6 @@
 """`python ahead_program.py KIND WORDS…`: `covey rollout --engine vllm`, which rests between two of its steps.
 
-With `keeps` requests that run go on, at a publish, with the keys and values of the weights before; with
-`ends` the server says that it takes no weights while requests run.
+With `keeps` requests that run go on, at a publish, with the keys and values of the weights before.
 """
 
 from __future__ import annotations
@@ -42,22 +41,8 @@ def keep_the_cache() -> None:
     VllmEngine.__init__, VllmEngine._begin = init, begin  # type: ignore[method-assign]
 
 
-def swap_nothing() -> None:
-    """Be an engine like those whose vLLM is in other processes."""
-    real = VllmEngine.__init__
-
-    def init(self: Any, *args: Any, **more: Any) -> None:
-        real(self, *args, **more)
-        self.capabilities = replace(self.capabilities, swaps=False)
-
-    VllmEngine.__init__ = init  # type: ignore[method-assign]
-
-
 if __name__ == "__main__":
     rest()
-    match sys.argv[1]:
-        case "keeps":
-            keep_the_cache()
-        case "ends":
-            swap_nothing()
+    if sys.argv[1] == "keeps":
+        keep_the_cache()
     sys.exit(main(sys.argv[2:]))

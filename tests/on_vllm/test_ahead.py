@@ -39,11 +39,11 @@ CLOSE = 1e-4
 
 
 @contextmanager
-def served(folder: Path, kind: str) -> Iterator[str]:
+def served(folder: Path, kind: str, more: str) -> Iterator[str]:
     """The address of a server; it ends with its run, by itself."""
     log = folder / "server.log"
     with log.open("w") as out:
-        command = [sys.executable, ahead_program.__file__, kind, *ROLLOUT.split()]
+        command = [sys.executable, ahead_program.__file__, kind, *ROLLOUT.split(), *more.split()]
         server = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out)
     try:
         until = time.monotonic() + 300
@@ -56,11 +56,13 @@ def served(folder: Path, kind: str) -> Iterator[str]:
         server.kill()
 
 
-def trained(folder: Path, kind: str = "usual") -> subprocess.CompletedProcess[str]:
+def trained(
+    folder: Path, kind: str = "usual", of_server: str = "", of_run: str = ""
+) -> subprocess.CompletedProcess[str]:
     """A run on such a server."""
     (folder / "mine.py").write_text(REWARD)
-    with served(folder, kind) as address:
-        words = [*TRAIN.split(), "--rollout_servers", address]
+    with served(folder, kind, of_server) as address:
+        words = [*TRAIN.split(), *of_run.split(), "--rollout_servers", address]
         command = [sys.executable, "-m", "covey", *words]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
@@ -110,8 +112,19 @@ def test_a_cache_that_is_kept_is_named(tmp_path: Path) -> None:
     assert any(is_mixed(row) for row in versions(tmp_path)[-1])
 
 
-def test_where_vllm_takes_no_weights_meanwhile_what_runs_is_sampled_again(tmp_path: Path) -> None:
-    done = trained(tmp_path, "ends")
+@pytest.mark.parametrize(
+    ("of_server", "of_run"),
+    [
+        ("--vllm_tensor_parallel_size 2", ""),
+        ("--vllm_enable_lora true --vllm_max_lora_rank 8", "--tuner_type lora --lora_rank 8"),
+    ],
+    ids=["workers", "adapter"],
+)
+def test_where_vllm_takes_none_meanwhile_what_runs_is_sampled_again(
+    of_server: str, of_run: str, tmp_path: Path
+) -> None:
+    """Its workers are processes of their own, or it applies the adapter itself."""
+    done = trained(tmp_path, "usual", of_server, of_run)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_close(tmp_path)
     assert not any(is_mixed(row) for rows in versions(tmp_path) for row in rows)
