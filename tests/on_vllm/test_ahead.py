@@ -96,9 +96,11 @@ def is_mixed(row: list[int]) -> bool:
     return len(set(row)) > 1
 
 
-def test_what_runs_goes_on_with_the_new_weights(tmp_path: Path) -> None:
-    """Versions change in the middle of completions; vLLM computes their keys and values again."""
-    done = trained(tmp_path)
+@pytest.mark.parametrize("of_run", ["", "--tuner_type lora --lora_rank 8"], ids=["whole", "adapter"])
+def test_what_runs_goes_on_with_the_new_weights(of_run: str, tmp_path: Path) -> None:
+    """Versions change in the middle of completions; vLLM computes their keys and values again. Adapters are
+    sent merged."""
+    done = trained(tmp_path, of_run=of_run)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_close(tmp_path)
     assert any(is_mixed(row) for rows in versions(tmp_path) for row in rows)
@@ -112,19 +114,9 @@ def test_a_cache_that_is_kept_is_named(tmp_path: Path) -> None:
     assert any(is_mixed(row) for row in versions(tmp_path)[-1])
 
 
-@pytest.mark.parametrize(
-    ("of_server", "of_run"),
-    [
-        ("--vllm_tensor_parallel_size 2", ""),
-        ("--vllm_enable_lora true --vllm_max_lora_rank 8", "--tuner_type lora --lora_rank 8"),
-    ],
-    ids=["workers", "adapter"],
-)
-def test_where_vllm_takes_none_meanwhile_what_runs_is_sampled_again(
-    of_server: str, of_run: str, tmp_path: Path
-) -> None:
-    """Its workers are processes of their own, or it applies the adapter itself."""
-    done = trained(tmp_path, "usual", of_server, of_run)
+def test_where_vllm_takes_none_meanwhile_what_runs_is_sampled_again(tmp_path: Path) -> None:
+    """Its workers are processes of their own."""
+    done = trained(tmp_path, of_server="--vllm_tensor_parallel_size 2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert_close(tmp_path)
     assert not any(is_mixed(row) for rows in versions(tmp_path) for row in rows)
