@@ -29,6 +29,8 @@ from support.servers import Process, processes, program
 from support.sums import sums_file, thinking_template
 
 pytestmark = pytest.mark.multi
+# Takes minutes in all; of each kind the hardest case is among the others.
+SLOW = pytest.mark.slow
 
 AHEAD, STEPS, REST_S = 2, 6, 0.1
 WORDS = [
@@ -137,7 +139,13 @@ def notices(out: Path) -> list[str]:
 # -- servers
 
 
-@pytest.mark.parametrize(("fault", "world"), [("servers", 1), ("servers", 2), ("publish", 1), ("stop", 2)])
+@pytest.mark.parametrize(
+    ("fault", "world"),
+    [
+        ("servers", 1),
+        *(pytest.param(*case, marks=SLOW) for case in (("servers", 2), ("publish", 1), ("stop", 2))),
+    ],
+)
 def test_a_server_that_is_lost_loses_nothing(
     fault: str, world: int, slow: list[Process], undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -150,7 +158,7 @@ def test_a_server_that_is_lost_loses_nothing(
     assert_whole(tmp_path / "run", undisturbed(world))
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp2", "group"])
+@pytest.mark.parametrize("how", ["ddp", *(pytest.param(how, marks=SLOW) for how in ("fsdp2", "group"))])
 def test_two_ranks_sample_ahead_on_two_servers(
     how: str, slow: list[Process], undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -166,6 +174,7 @@ def test_two_ranks_sample_ahead_on_two_servers(
     assert is_mixed(tmp_path / "run")
 
 
+@SLOW
 def test_without_servers_the_run_stops_and_goes_on_when_they_are_back(
     slow: list[Process], undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -232,7 +241,7 @@ def wait_for(holds: Callable[[], object], said: Path) -> None:
 # -- the run
 
 
-@pytest.mark.parametrize("kills", [0, 1], ids=["the run", "the run and a server"])
+@pytest.mark.parametrize("kills", [pytest.param(0, marks=SLOW), 1], ids=["the run", "the run and a server"])
 def test_a_run_that_is_killed_goes_on(
     kills: int, slow: list[Process], undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -252,6 +261,7 @@ def test_a_run_that_is_killed_goes_on(
     assert len(drawn(tmp_path / "run")) == STEPS
 
 
+@SLOW
 def test_a_rank_that_is_killed_is_started_again(
     slow: list[Process], undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -265,7 +275,7 @@ def test_a_rank_that_is_killed_is_started_again(
     assert_whole(tmp_path / "it" / "run", undisturbed(2))
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=SLOW), 2])
 def test_a_signal_in_the_middle_of_a_rollout(
     world: int, slow: list[Process], undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -284,7 +294,9 @@ def test_a_signal_in_the_middle_of_a_rollout(
 # -- turns
 
 
-@pytest.mark.parametrize(("kills", "template"), [(0, ""), (1, ""), (0, "thinking")])
+@pytest.mark.parametrize(
+    ("kills", "template"), [(1, ""), *(pytest.param(0, name, marks=SLOW) for name in ("", "thinking"))]
+)
 def test_versions_change_between_and_within_turns(
     kills: int, template: str, slow: list[Process], tmp_path: Path
 ) -> None:
