@@ -60,7 +60,7 @@ def train(folder: Path, most: int, seed: int, steps: int, seconds: float) -> lis
         "--report_to",
         "none",
     ]
-    words += ["--async_generate", "true", "--max_staleness", str(most), "--overwrite_output_dir", "true"]
+    words += ["--async_generate", "true", "--max_staleness", str(most), "--reward_workers", "8"]
     done = subprocess.run([sys.executable, "-m", "covey", "train", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + done.stdout
     found = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]

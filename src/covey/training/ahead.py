@@ -121,7 +121,9 @@ def waits(history: History, most: int, num_servers: int) -> list[str]:
         return []
     learner, sampler = (median(series.last.numbers()) for series in found)
     advice = ""
-    if learner > _MUCH and sampler > _LITTLE:
+    if learner > _MUCH and _holds_up(history):
+        advice = tr("; rewards hold it up, and a larger --reward_workers calls more of them at once")
+    elif learner > _MUCH and sampler > _LITTLE:
         advice = tr("; --max_staleness {more} lets the servers begin earlier", more=most + 1)
     elif learner > _MUCH:
         advice = tr("; more servers would make it faster")
@@ -137,6 +139,13 @@ def waits(history: History, most: int, num_servers: int) -> list[str]:
         advice=advice,
     )
     return [line]
+
+
+def _holds_up(history: History) -> bool:
+    """Whether rewards are waited for longer than completions."""
+    found = [history.series[n] for n in ("time/reward_s", "time/rollout_s") if n in history.series]
+    rewards, completions = (median(s.last.numbers()) for s in found) if len(found) == 2 else (0.0, 0.0)
+    return rewards > completions
 
 
 def age_metrics(

@@ -56,3 +56,7 @@ def test_who_waited_is_said_with_what_would_change_it(
     (line,) = map(spoken, waits(history, most, servers))
     assert f"{learner:.0%}" in line and f"{sampler:.0%}" in line
     assert advice in line and (bool(advice) == (";" in line))
+    slow = {"time/reward_s": Metric(value=2.0), "time/rollout_s": Metric(value=1.0)}
+    history.add(StepRecord(step=4, rollout=4, pass_index=0, metrics=slow))
+    (line,) = map(spoken, waits(history, most, servers))
+    assert ("--reward_workers" in line) == (learner > 0.2)
