@@ -459,9 +459,12 @@ OF_GROUPS = {
     "max_resample_times": "test_too_few_draws_leave_groups_without_signal",
     "replay_buffer_size": "test_replayed_groups_are_older_and_their_ratio_is_not_one",
 }
+# It says what the old log-probabilities are, before any loss is computed.
+OF_OLD = {"use_decoupled_loss": "test_the_loss_of_mixed_versions"}
 
 
 def test_no_option_is_left_out() -> None:
-    runs = (Path(__file__).parents[2] / "journeys" / "test_selection.py").read_text()
-    assert all(f"def {name}(" in runs for name in OF_GROUPS.values())
-    assert {*DIRECTIONS, *OF_GROUPS} == {name for name in OPTIONS if group_of(name) == "algorithm"}
+    tests = Path(__file__).parents[2]
+    for file, names in (("journeys/test_selection.py", OF_GROUPS), ("unit/learner/test_ages.py", OF_OLD)):
+        assert all(f"def {name}(" in (tests / file).read_text() for name in names.values())
+    assert {*DIRECTIONS, *OF_GROUPS, *OF_OLD} == {name for name in OPTIONS if group_of(name) == "algorithm"}

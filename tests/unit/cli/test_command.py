@@ -28,8 +28,8 @@ def covey(*argv: str, cwd: Path | None = None, **env: str) -> "subprocess.Comple
 @pytest.mark.parametrize(
     ("argv", "codes", "words"),
     [
-        ("train --num_generations 1 --temperature 0 --async_generate true", ["E115", "E302", "E201", "E110"],
-         ["a prompt has no second completion", "greedy", "no rollout servers are named", "5 problems"]),
+        ("train --num_generations 1 --temperature 0", ["E302", "E201", "E110"],
+         ["a prompt has no second completion", "greedy", "4 problems"]),
         ("quickstart --num_generations 7", ["E202"], ["E202 num_generations"]),
         ("merge-lora DIR", ["E112"], ["covey export CHECKPOINT --merge"]),
         ("plan --temperature 0", ["E105", "E110"], ["model is not given", "dataset is not given"]),

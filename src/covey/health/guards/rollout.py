@@ -71,13 +71,13 @@ def check_rollout(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fa
             planned=facts.num_episodes,
         )
         raise broken("F122", facts.step, seen, tr("Completions were lost or added after sampling."))
-    _check_place(groups, facts)
     _check_groups(groups, facts)
     totals = [s.total for g in groups for s in g.scores]
     for row in rows:
         number = row.annotated.sample.episode
         _check_row(row, episodes[number], facts)
         _check_finite(row, totals[number], facts.step)
+    _check_place(groups, facts)
     _check_advantages(groups, rows, facts)
     if facts.version is not None:
         _check_repeats(groups, facts.step)
