@@ -322,7 +322,7 @@ def test_a_condemned_step_is_recorded_and_not_evaluated(
     real = Evaluator.run
 
     def counted(self: Evaluator) -> Any:
-        evaluated.append(self.comm.activity.step)
+        evaluated.append(self.collector.comm.activity.step)
         return real(self)
 
     monkeypatch.setattr(Evaluator, "run", counted)
