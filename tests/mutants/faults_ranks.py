@@ -109,7 +109,7 @@ def _one(name: str, code: str, step: int, plant: Plant, says: str = "", **option
 def quick_to_judge(patch: Patch) -> None:
     """Two seconds instead of a minute for what a step does, once its times are known."""
     quick = {phase: Allowance(floor_s=2.0) for phase in ("update", "reward")}
-    patch.setattr(watch, "allowances", lambda timeout_s: quick)
+    patch.setattr(watch, "allowances", lambda *timeouts: quick)
 
 
 MUTANTS = (
