@@ -24,7 +24,7 @@ class ServerOptions(Options):
         "what to choose.",
         rule="1 with async_generate, else 0",
         ge=0,
-        why="A rollout cannot begin after it is trained on.",
+        why="It is a number of rollouts; 0 starts none early.",
         trl="4 in AsyncGRPOConfig",
         resume="free",
     )

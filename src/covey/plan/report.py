@@ -228,7 +228,7 @@ def _layout(config: Config, facts: Facts, plan: MemoryPlan) -> list[str]:
 
 
 def _forecast_alone(config: Config, layout: Layout) -> list[str]:
-    """What of a layout `covey train` has another option for."""
+    """Return lines that name the options of `covey train` for a layout that was typed in other words."""
     lines = []
     if layout.engine == "server" and not config.rollout_servers:
         lines.append(

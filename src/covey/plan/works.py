@@ -41,7 +41,7 @@ _OTHERS: Mapping[Engine, tuple[Engine, ...]] = {
 }
 """The engines that are looked for where nothing fits with one."""
 _IN_TURN: Edits = {"async_generate": False, "max_staleness": 0}
-"""What engines have that are not servers: they sample in turn with the training."""
+"""Switches sampling ahead off, for engines in the training processes."""
 OF_SERVERS = ("E420", "E421", "E422", "E423", "E424", "E427", "E428")
 """What is said of servers, which no layout of the training mends."""
 

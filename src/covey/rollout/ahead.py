@@ -157,7 +157,7 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What was begun of a rollout or an evaluation: all its slots, and this rank's share of them."""
+    """Holds a rollout or an evaluation in progress: its slots, this rank's share of them, and its plan."""
 
     slots: Sequence[Slot]
     share: Share

@@ -1,4 +1,4 @@
-"""What collects rollouts and evaluations from the weights of the steps taken."""
+"""Collects rollouts and evaluations with the weights of the steps taken."""
 
 from __future__ import annotations
 

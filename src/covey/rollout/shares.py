@@ -1,4 +1,4 @@
-"""What one rank samples and scores of a rollout, while its episodes end one by one."""
+"""Scores the part of a rollout that one rank samples, while its episodes end one by one."""
 
 from __future__ import annotations
 

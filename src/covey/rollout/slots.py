@@ -24,8 +24,8 @@ class CollectPlan:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One completion to sample: its number within the rollout, which group and sibling it is, and how it is
-    drawn."""
+    """Names one completion to sample by its number, group and sibling within the rollout, and holds its
+    prompt and the plan that it is drawn by."""
 
     number: int
     group: int

@@ -115,7 +115,7 @@ _NO_SCORE = Score(total=None, parts=())
 
 
 def waits(history: History, most: int, num_servers: int) -> list[str]:
-    """What is said at the end of a run that sampled ahead: who waited for whom, and what would change it."""
+    """Return the closing line of a run that sampled ahead: who waited for whom, and what would change it."""
     found = [history.series[n] for n in (LEARNER_WAITS, SAMPLER_WAITS) if n in history.series]
     if len(found) < 2:
         return []

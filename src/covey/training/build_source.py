@@ -95,7 +95,7 @@ def _canary_images(codec: TextCodec) -> list[Medium]:
 def collector_for(
     config: Config, found: Survey, publisher: Publisher, scoring: Scoring, comm: Comm
 ) -> Collector:
-    """What collects rollouts and evaluations: while the model trains, or in turn with it."""
+    """Return the collector of a run: it samples while the model trains, or in turn with it."""
     assert found.codec is not None
     if config.is_ahead:
         engine = cast(ServerEngine, publisher.engine)

@@ -68,8 +68,8 @@ class Scoring:
         return scores
 
     def take_metrics(self, rollout: int, comm: Comm) -> dict[str, Metric]:
-        """What the rewards logged of a rollout, averaged over its calls and over ranks. What they have logged
-        of earlier ones and of evaluations is dropped."""
+        """Return what the rewards logged of a rollout, averaged over its calls and over ranks, and drop what
+        they logged of earlier rollouts and of evaluations."""
         mine = self._logged.get(("train", rollout), [])
         self._logged = {
             (split, number): logged

@@ -147,7 +147,7 @@ class SelectingSource:
             _, self._further.cursor, self._replay.held = self._before
 
     def close(self) -> None:
-        """Drop what is sampled."""
+        """End the sampling of rollouts that are not finished."""
         self.live.close()
 
     def _selected(self, rollout: int) -> Collected:

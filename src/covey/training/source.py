@@ -105,7 +105,7 @@ class LiveSource:
         """Nothing: a rollout depends on its number alone."""
 
     def close(self) -> None:
-        """Drop what is sampled."""
+        """End the sampling of rollouts that are not finished."""
         self.collector.close()
 
 
@@ -164,7 +164,7 @@ class ReplaySource:
         """Nothing: a rollout depends on its number alone."""
 
     def close(self) -> None:
-        """Nothing is sampled."""
+        """Do nothing: a replay starts no sampling."""
 
     def _weighted(self, scored: ScoredGroup) -> ScoredGroup:
         return replace(scored, scores=tuple(self._total(s) for s in scored.scores))
