@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -124,13 +124,14 @@ def update(
     comm: Comm,
     *,
     compare: bool = False,
+    before_step: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Take one optimizer step.
 
     A step whose every row is out of the loss is skipped. One without signal calls the optimizer with a zero
     gradient, as TRL does. With `compare`, for a step with ratios of 1, its gradient is computed a second
-    time and the result says how far the two are apart. Raises GuardStop (F101) before anything is applied
-    where the gradient is not finite.
+    time and the result says how far the two are apart. `before_step` is called when the gradient
+    is whole. Raises GuardStop (F101) before anything is applied where the gradient is not finite.
     """
     comm.begin("update", num_micro=len(batch.micro_batches), num_tokens=batch.denominators.num_tokens)
     if batch.denominators.num_tokens == 0:
@@ -138,6 +139,7 @@ def update(
     random_states = RandomStates(backend.policy.device)
     sums = accumulate(batch, backend, config, comm)
     match = compare_gradients(batch, backend, config, random_states, comm) if compare else None
+    before_step()
     try:
         step = backend.step(learning_rate)
         comm.activity.leave_collective()

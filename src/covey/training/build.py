@@ -61,6 +61,7 @@ from covey.training.evaluations import Evaluations
 from covey.training.failure import writing
 from covey.training.guards import Guards
 from covey.training.health import Health
+from covey.training.hooks import Hooks, NoHooks
 from covey.training.job import Job
 from covey.training.limits import Limits
 from covey.training.loss import is_comparable, may_be_silent, plain_loss
@@ -81,7 +82,9 @@ from covey.training.state import (
 )
 
 
-def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None = None) -> Job:
+def build_job(
+    resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None = None, hooks: Hooks | None = None
+) -> Job:
     """Build every part of a run, connect them and, for a resume, restore them."""
     config, facts = resolved.config, _facts_of_all(found.facts, comm)
     assert found.codec is not None
@@ -134,6 +137,7 @@ def build_job(resolved: Resolved, found: Survey, comm: Comm, lock: Lock | None =
         saver=_saver(config, found, backend, registry, progress, best, recorder, health.guards),
         recorder=recorder,
         cost=StepCost(device, memory_plan(config, facts)),
+        hooks=hooks or NoHooks(),
     )
 
 

@@ -34,18 +34,25 @@ class Evaluations:
             self.recorder.evaluation(metrics, step=step)
             return metrics
         if self.best.is_owed:
-            self.recorder.evaluation(self.run_if_due(step)[0], step=step)
+            self.recorder.evaluation(self.run(step)[0], step=step)
         return None
 
-    def run_if_due(self, step: int) -> tuple[Mapping[str, Metric], bool]:
-        """Evaluate where that is due; return the metrics, and whether they are the best so far. Collective.
+    def is_due(self, step: int) -> bool:
+        """Whether an evaluation follows this step: the last one, and without epochs it alone."""
+        is_by_epoch = self.options.eval_strategy == "epoch"
+        every = self.steps_per_epoch or 0 if is_by_epoch else self.options.eval_steps
+        is_last = step >= self.limits.total_steps
+        return self.evaluator is not None and (is_last or (every != 0 and step % every == 0))
+
+    def run(self, step: int) -> tuple[Mapping[str, Metric], bool]:
+        """Evaluate; return the metrics, and whether they are the best so far. Nothing without an evaluator.
+        Collective.
 
         The run ends where `early_stopping_patience` evaluations in a row were no better.
         """
-        is_last = step >= self.limits.total_steps
-        if self.evaluator is None or not (is_last or self._is_due(step)):
+        if self.evaluator is None:
             return {}, False
-        best = self.best
+        is_last, best = step >= self.limits.total_steps, self.best
         best.is_owed = True
         metrics = self._run(self.evaluator, step)
         best.is_owed = False
@@ -60,12 +67,6 @@ class Evaluations:
                 step=best.step,
             )
         return metrics, is_best
-
-    def _is_due(self, step: int) -> bool:
-        """Whether an evaluation follows this step; without epochs it is the last step alone."""
-        is_by_epoch = self.options.eval_strategy == "epoch"
-        every = self.steps_per_epoch or 0 if is_by_epoch else self.options.eval_steps
-        return every != 0 and step % every == 0
 
     def _run(self, evaluator: Evaluator, step: int) -> dict[str, Metric]:
         metrics = dict(evaluator.run().metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,15 @@ from covey.comm import Comm
 from covey.data.text import TextCodec
 from covey.errors import GuardStop
 from covey.learner.backends.base import Backend
+from covey.learner.update import update
 from covey.rollout.collect import Collected
 from covey.rollout.publisher import Publisher
 from covey.rollout.records import records_of
+from covey.texts import tr
 from covey.training.buffer import RolloutBuffer
 from covey.training.evaluations import Evaluations
 from covey.training.health import Health
+from covey.training.hooks import Due, Hooks
 from covey.training.kept_metrics import kept_metrics
 from covey.training.limits import Limits
 from covey.training.measure import publish_metrics, rollout_metrics, step_metrics, with_users
@@ -58,6 +61,7 @@ class Job:
     saver: Saver
     recorder: Recorder
     cost: StepCost
+    hooks: Hooks
 
     def is_done(self) -> bool:
         """Whether every planned step is taken, or something else ends the run."""
@@ -68,14 +72,17 @@ class Job:
         stopped."""
         self.comm.activity.step = self.progress.step
         self.cost.begin()
+        self.hooks.begin(self)
         first = self.evaluations.begin(self.progress.step)
         if first is not None:
+            self.hooks.evaluated(first, self.progress.step)
             self.health.rules.check(StepRecord(step=0, rollout=-1, pass_index=0, metrics=first))
         self.limits.agree()
 
     def collect(self) -> Collected | None:
         """The next rollout; None where a signal ended it, and the run stands before it as if it had not been
         begun."""
+        self.hooks.begin_step()
         try:
             collected = self.source.next(self.progress.rollout)
             self.publisher.rest()
@@ -110,6 +117,23 @@ class Job:
         self.health.guards.check_batches(batches, self.buffer.rows, self.buffer.plan, self.progress.step)
         return batches
 
+    def update(self, batch: Batch) -> StepResult:
+        """Take the optimizer step of a batch."""
+        self.hooks.begin_step()
+        step = self.progress.step
+        result = update(
+            batch,
+            self.backend,
+            self.objective.loss_at(step),
+            self.objective.rate_at(step),
+            self.comm,
+            compare=self.health.guards.is_second_gradient_due(batch, is_fresh=self.buffer.done == 0),
+            before_step=self.hooks.before_optimizer,
+        )
+        if result.skipped is None:
+            self.hooks.after_optimizer()
+        return result
+
     def finish_step(self, batch: Batch, result: StepResult) -> None:
         """Everything that follows an optimizer step, in this order."""
         self.cost.end("update")
@@ -121,23 +145,65 @@ class Job:
         step, seconds = self.progress.step, self.cost.seconds()
         stop = self.health.stop_of(batch, result, step, is_fresh=is_fresh)
         self._compare_forecast()
+        record = self._step_record(batch, result, seconds, scheduled)
         # A step that a guard stops is recorded, and not evaluated first.
-        evaluated: Mapping[str, Metric] = {}
         is_best = False
         if stop is None:
+            self.hooks.end_step(record, self._due(step))
             try:
-                evaluated, is_best = self.evaluations.run_if_due(step)
+                evaluated, is_best = self._evaluate_if_due(step)
+                record = replace(record, metrics={**record.metrics, **evaluated})
             except GuardStop as raised:
                 # The step is taken: it is recorded, and evaluated when the run goes on.
                 stop = raised
-        record = self._step_record(batch, result, seconds, {**scheduled, **evaluated})
         self.recorder.step(record, result.skipped)
         self.recorder.report(self.health.rules.check(record), step=step)
         self._finish_rollout_if_done()
         if stop is not None:
             raise stop
-        self.saver.save_if_due(step, is_best=is_best)
+        self._save_if_due(step, is_best=is_best)
+        self._end_epoch(step)
         self._begin_next_step()
+
+    def _due(self, step: int) -> Due:
+        """Return what follows a step by the options."""
+        return Due(evaluate=self.evaluations.is_due(step), save=self.saver.is_due(step) or self.is_done())
+
+    def _is_asked(self, what: str) -> bool:
+        """Whether something follows on any rank. Collective where ranks may ask for different things."""
+        is_own = getattr(self.hooks.due, what)
+        return bool(self.comm.max([float(is_own)])[0]) if self.hooks.may_ask else is_own
+
+    def _evaluate_if_due(self, step: int) -> tuple[Mapping[str, Metric], bool]:
+        """Evaluate where that is asked for; the metrics, and whether they are the best so far. Collective."""
+        if not self._is_asked("evaluate"):
+            return {}, False
+        metrics, is_best = self.evaluations.run(step)
+        self.hooks.evaluated(metrics, step)
+        return metrics, is_best
+
+    def _save_if_due(self, step: int, *, is_best: bool) -> None:
+        """End the run where that is asked for; save where that is, at the end of the run, and after the best
+        evaluation where it is kept. Collective."""
+        if self._is_asked("stop"):
+            self.limits.ended_by = self.limits.ended_by or tr("a callback")
+        is_kept = is_best and self.saver.options.load_best_model_at_end
+        if (self._is_asked("save") or is_kept or self.is_done()) and self.saver.save(step):
+            self.hooks.saved()
+
+    def _end_epoch(self, step: int) -> None:
+        """Tell the program that the step is done, and do what it asks for then. Collective."""
+        self.hooks.end_epoch(is_last=self.is_done() or self._is_asked("stop"))
+        evaluated, is_best = self._evaluate_if_due(step)
+        if evaluated:
+            self.recorder.evaluation(evaluated, step=step)
+        self._save_if_due(step, is_best=is_best)
+
+    def end(self) -> None:
+        """Save the last step, where that is not done, and tell the program that the run has ended."""
+        if self.saver.save(self.progress.step):
+            self.hooks.saved()
+        self.hooks.end()
 
     def _compare_forecast(self) -> None:
         """After the first step put on record how far the forecast of the memory was off."""
@@ -186,7 +252,7 @@ class Job:
         return self.buffer.plan.num_iterations * len(step_slices(samples, self.buffer.plan))
 
     def _step_record(
-        self, batch: Batch, result: StepResult, seconds: float, evaluated: Mapping[str, Metric]
+        self, batch: Batch, result: StepResult, seconds: float, scheduled: Mapping[str, Metric]
     ) -> StepRecord:
         lengths = self.buffer.metrics["completions/mean_length"]
         tokens = (lengths.value or 0.0) * lengths.count / self.steps_per_rollout()
@@ -201,7 +267,7 @@ class Job:
             "time/step_s": Metric(value=seconds),
             "throughput/tokens_per_s": Metric(value=tokens / seconds),
             **self.cost.step_metrics(),
-            **evaluated,
+            **scheduled,
         }
         if self.backend.moving is not None and self.backend.moving.moves:
             last = self.backend.moving.last_sync(self.progress.step)

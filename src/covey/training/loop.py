@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from covey.learner.annotate import annotate_and_credit
-from covey.learner.update import update
 from covey.training.job import Job
 
 
@@ -30,10 +29,7 @@ def run(job: Job) -> None:
             )
             job.start_rollout(collected, rows)
         for batch in job.remaining_batches():
-            loss, rate = job.objective.loss_at(job.progress.step), job.objective.rate_at(job.progress.step)
-            compare = job.health.guards.is_second_gradient_due(batch, is_fresh=job.buffer.done == 0)
-            result = update(batch, job.backend, loss, rate, job.comm, compare=compare)
-            job.finish_step(batch, result)
+            job.finish_step(batch, job.update(batch))
             if job.is_done():
                 break
-    job.saver.save(job.progress.step)
+    job.end()

@@ -32,6 +32,7 @@ from covey.texts import tr
 from covey.training.agreement import refuse_differences
 from covey.training.announce import closing, not_in_files, opening, slow_attention, why_padded
 from covey.training.build import build_job
+from covey.training.hooks import Hooks
 from covey.training.job import Job
 from covey.training.loop import run
 from covey.training.out_of_memory import explain_memory
@@ -67,11 +68,17 @@ class Outcome:
     checkpoint: Path
 
 
-def train(resolved: Resolved, found: Survey | None = None, others: Together | None = None) -> Outcome:
+def train(
+    resolved: Resolved,
+    found: Survey | None = None,
+    others: Together | None = None,
+    hooks: Hooks | None = None,
+) -> Outcome:
     """Check, build and run.
 
     ConfigError carries every problem, and nothing is written before the checks pass. `found` is what a caller
-    has surveyed for this configuration already, `others` the processes that it watches since it began.
+    has surveyed for this configuration already, `others` the processes that it watches since it began,
+    and `hooks` what a program is told of the run.
     """
     with ExitStack() as stack:
         world = world_size()
@@ -89,7 +96,7 @@ def train(resolved: Resolved, found: Survey | None = None, others: Together | No
         lock = _begin_together(stack, resolved, found, comm, others)
         if found.live is not None:
             stack.enter_context(lent(found.live.model))
-        job = build_job(resolved, found, comm, lock)
+        job = build_job(resolved, found, comm, lock, hooks)
         stack.callback(job.close)
         if found.live is not None:
             stack.push(partial(_give_back, job, found.live.model))

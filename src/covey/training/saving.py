@@ -51,21 +51,20 @@ class Saver:
         path = None if self.best.step is None else self.path(self.best.step)
         return path if path is not None and isdir(path) else None
 
-    def save_if_due(self, step: int, *, is_best: bool) -> None:
-        """Save every `save_steps` steps, and after the best evaluation where it is kept. Collective."""
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due every `save_steps` steps."""
         every = self.options.save_steps
-        is_due = every != 0 and step % every == 0
-        if is_due or (is_best and self.options.load_best_model_at_end):
-            self.save(step)
+        return every != 0 and step % every == 0
 
-    def save(self, step: int) -> None:
-        """Write `checkpoint-<step>` once, on every rank its own part, and let older ones go. Collective.
+    def save(self, step: int) -> bool:
+        """Write `checkpoint-<step>` once, on every rank its own part, and let older ones go; whether it was
+        written now. Collective.
 
         Raises GuardStop (F128) before anything is written where the weights are not finite, and on every rank
         RunFailed (F130, F132) where one of them cannot write.
         """
         if self.saved_step == step:
-            return
+            return False
         self.comm.activity.enter("save")
         self.check(step)
         states = None if self.options.save_only_model else self.registry.states()
@@ -82,7 +81,7 @@ class Saver:
                 comm=self.comm,
             )
         if self.recorder.files is None:
-            return
+            return True
         self.recorder.event("saved", step=step, path=path.name)
         best = self.best_path
         with self.recorder.writing(step):
@@ -95,3 +94,4 @@ class Saver:
             )
         for deletion in deletions:
             self.recorder.event("deleted", step=step, path=str(deletion.path.relative_to(self.output_dir)))
+        return True
