@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from covey.checks.objects.look import Objects
     from covey.config.resolve import Resolved
     from covey.training.export import ExportResult
+    from covey.training.hooks import Hooks
     from covey.training.run import Outcome
     from covey.training.standalone import Evaluated
 
@@ -35,6 +36,11 @@ def train(**options: Any) -> Outcome:
     call with `resume_from_checkpoint=True` goes on from there. The process is never ended from here, unless
     a launcher has started it as one of several.
     """
+    return train_with(options)
+
+
+def train_with(options: Mapping[str, Any], hooks: Hooks | None = None) -> Outcome:
+    """Train as `train` does, and tell `hooks` of the run."""
     settle()
     with _one_voice(), _resolved(options) as (resolved, objects):
         _refuse_processes(resolved)
@@ -53,7 +59,7 @@ def train(**options: Any) -> Outcome:
                 resolved = replace(resolved, config=resolved.config.model_copy(update=named))
                 surveyed.close()
                 surveyed = stack.enter_context(survey(resolved.config, world_size(), objects=objects))
-            outcome = run(resolved, surveyed)
+            outcome = run(resolved, surveyed, hooks=hooks)
     _end_for_signals(outcome)
     return outcome
 

@@ -24,12 +24,12 @@ def goes_on(typed: dict[str, Typed], earlier: EarlierRun) -> tuple[dict[str, Typ
     newest = newest_checkpoint(Path(earlier.output_dir))
     begun_at = typed["resume_from_checkpoint"].value if "resume_from_checkpoint" in typed else None
     is_path = begun_at not in (None, "auto", "latest")
-    edits: dict[str, object] = {"output_dir": earlier.output_dir, "overwrite_output_dir": False}
+    edits: dict[str, object] = {"output_dir": earlier.output_dir, "overwrite_output_dir": "false"}
     if newest is not None or not is_path:
         edits["resume_from_checkpoint"] = "auto"
     else:
         # What the first start has left in the directory holds no step that was saved.
-        edits["overwrite_output_dir"] = True
+        edits["overwrite_output_dir"] = "true"
     again = {**typed, **{name: Typed(value, _SOURCE) for name, value in edits.items()}}
     count, most = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
     where = (

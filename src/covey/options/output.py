@@ -146,9 +146,12 @@ class OutputOptions(Options):
         resume="free",
         path=PathKind("E403"),
     )
-    overwrite_output_dir: bool = option(
-        False,
-        "Delete the run in output_dir and start a new one.",
+    overwrite_output_dir: Literal["false", "true", "aside"] = option(
+        "false",
+        "What to do with a run that output_dir already holds. true: delete it; aside: move its files into a "
+        "directory earlier-N beside the new ones, as the trainer of covey.trl does; false: refuse to start.",
+        words={"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"},
+        alone="true",
         resume="free",
     )
     resume_from_checkpoint: str | None = option(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from os.path import exists, isdir, isfile, islink
 from pathlib import Path
 from typing import Any
@@ -248,13 +249,30 @@ def delete_run(output_dir: Path) -> None:
     So do copies in trackers, each of which is a run of its own there, but for TensorBoard's, which would be
     drawn over the new curves.
     """
+    for path in _of_run(output_dir):
+        if isdir(path) and not islink(path):
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def put_aside(output_dir: Path) -> None:
+    """Move what `delete_run` would delete into the first free directory earlier-N."""
+    found = _of_run(output_dir)
+    if not found:
+        return
+    aside = next(p for n in count(1) if not exists(p := output_dir / f"earlier-{n}"))
+    for path in found:
+        target = aside / path.relative_to(output_dir)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+
+
+def _of_run(output_dir: Path) -> list[Path]:
+    """The files and directories of a run."""
     patterns = (
         *("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "reward.png"),
         *("rollouts", "superseded", "evaluations", "checkpoint-*", "runs/events.out.tfevents.*"),
         *("hang-*", "status-rank-*.json", "nccl-rank-*", "live"),
     )
-    for path in [path for pattern in patterns for path in output_dir.glob(pattern)]:
-        if isdir(path) and not islink(path):
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    return [path for pattern in patterns for path in output_dir.glob(pattern)]

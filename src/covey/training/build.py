@@ -38,7 +38,7 @@ from covey.rewards.registry import build
 from covey.rollout.engine import Engine
 from covey.rollout.generate import GenerateEngine
 from covey.telemetry.console import Console
-from covey.telemetry.files import RunFiles, delete_run
+from covey.telemetry.files import RunFiles, delete_run, put_aside
 from covey.telemetry.owner import Lock
 from covey.telemetry.rollout_log import RolloutLimits, RolloutLog
 from covey.text_files import TextFiles, own_template
@@ -322,8 +322,9 @@ def _files(resolved: Resolved, plan: BatchPlan, found: Survey) -> RunFiles:
     config = resolved.config
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
-    if config.overwrite_output_dir and found.facts.output.resume is None:
-        delete_run(output)
+    if found.facts.output.resume is None:
+        clear = {"true": delete_run, "aside": put_aside}
+        clear.get(config.overwrite_output_dir, Path)(output)
     files = RunFiles(output)
     files.tidy()
     if found.facts.output.resume is None and config.resume_from_checkpoint == "auto":

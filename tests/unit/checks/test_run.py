@@ -95,15 +95,15 @@ def test_fixes_of_directories() -> None:
     assert edits_of(one(held, output_dir="runs/a-007/")) == [
         {"resume_from_checkpoint": "latest"},
         {"output_dir": "runs/a-008"},
-        {"overwrite_output_dir": True},
+        {"overwrite_output_dir": "true"},
     ]
     assert one(held, output_dir="runs/a").fixes[1].edits == {"output_dir": "runs/a-002"}
     assert one(held, output_dir="runs/a-999").fixes[1].edits == {"output_dir": "runs/a-1000"}
-    assert found(held, overwrite_output_dir=True) == []
+    assert found(held, overwrite_output_dir="true") == []
     assert found(held, resume_from_checkpoint="latest") == []
     # Files of somebody else's are not deleted for the asking.
     other = facts(output={"state": "not_empty"})
-    assert one(other, overwrite_output_dir=True).code == "E402"
+    assert one(other, overwrite_output_dir="true").code == "E402"
 
 
 def test_processes_that_nobody_counted_are_not_too_many() -> None:

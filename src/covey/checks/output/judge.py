@@ -31,7 +31,7 @@ def output_dir_problems(config: Config, output: OutputFacts, words: str = "") ->
     problems = [*_in_the_way(output), *_damaged_records(output)]
     if state in (None, "free") or _goes_on(config, output):
         return problems
-    if state == "not_empty":
+    if state == "not_empty" and config.overwrite_output_dir != "aside":
         return [
             problem(
                 "E402",
@@ -41,7 +41,14 @@ def output_dir_problems(config: Config, output: OutputFacts, words: str = "") ->
                 other,
             )
         ]
-    if config.overwrite_output_dir or (state == "ended" and config.resume_from_checkpoint == "auto"):
+    if config.overwrite_output_dir != "false" and _is_inside(config.model, path):
+        seen = tr(
+            "model is {model}, a checkpoint of the run that {path} holds.", model=config.model, path=path
+        )
+        return [problem("E401", "output_dir", seen, tr("overwrite_output_dir would take it away."), other)]
+    if config.overwrite_output_dir != "false" or (
+        state == "ended" and config.resume_from_checkpoint == "auto"
+    ):
         return problems
     goes_on = state == "run"
     return [
@@ -60,9 +67,14 @@ def output_dir_problems(config: Config, output: OutputFacts, words: str = "") ->
                 else []
             ),
             other,
-            Fix(text=tr("delete that run"), edits={"overwrite_output_dir": True}),
+            Fix(text=tr("delete that run"), edits={"overwrite_output_dir": "true"}),
         )
     ]
+
+
+def _is_inside(model: str, directory: str) -> bool:
+    """Whether a model is a directory below another one."""
+    return os.path.isdir(model) and os.path.abspath(model).startswith(os.path.abspath(directory) + os.sep)
 
 
 def unwritable_problem(path: str, known: str) -> Problem:
