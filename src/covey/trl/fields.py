@@ -21,6 +21,9 @@ OTHER_DEFAULTS: Mapping[str, str] = {
     "use_liger_kernel": tr(
         "TRL uses no kernels of liger-kernel. covey uses its norms and gated layers where it is installed."
     ),
+    "vllm_server_host": tr(
+        "TRL names every address of this machine, and connects to this machine. covey names what it connects to."
+    ),
     "metric_for_best_model": tr(
         "TRL takes the loss with load_best_model_at_end. The loss of GRPO does not say how good a model is; "
         "covey takes eval_reward."
@@ -213,7 +216,7 @@ class Fields:
     vllm_enable_sleep_mode: bool = False
     vllm_structured_outputs_regex: str | None = None
     vllm_server_base_url: str | None = None
-    vllm_server_host: str = "0.0.0.0"
+    vllm_server_host: str = "127.0.0.1"
     vllm_server_port: int = 8000
     vllm_server_timeout: float = 240.0
     vllm_group_port: int = 51216

@@ -46,7 +46,11 @@ def test_the_fields_are_those_of_trl_with_its_defaults() -> None:
     }
     assert defaults.keys() == TRL.keys()
     others = {name: value for name, value in defaults.items() if value != TRL[name]}
-    assert others == {"gradient_checkpointing": None, "use_liger_kernel": None}
+    assert others == {
+        "gradient_checkpointing": None,
+        "use_liger_kernel": None,
+        "vllm_server_host": "127.0.0.1",
+    }
     assert others.keys() <= OTHER_DEFAULTS.keys() <= TRL.keys()
     assert dataclasses.fields(GRPOConfig)[0].name == "output_dir"
 
