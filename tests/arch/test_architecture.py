@@ -50,6 +50,7 @@ LAYERS = (
     ("training", "doctor"),
     ("selftest",),
     ("api", "cli"),
+    ("trl",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ENTRY_POINTS = {"__init__", "__main__"}
