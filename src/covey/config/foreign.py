@@ -144,6 +144,7 @@ MOOT: Mapping[str, Moot] = {
         tr("The split for evaluation is part of --val_dataset ID:SUBSET@SPLIT."), ("test",)
     ),
     "log_unique_prompts": Moot(_ROLLOUTS),
+    "num_completions_to_print": Moot(_ROLLOUTS),
     "wandb_log_unique_prompts": Moot(_ROLLOUTS),
     "project": Moot(_OURS, ("huggingface",)),
     "lora_task_type": Moot(tr("`covey train` runs GRPO on a causal language model."), ("causal_lm",)),
@@ -187,7 +188,6 @@ REFUSED: Mapping[str, str] = {
     "generation_kwargs": _SAMPLING,
     "min_pixels": tr("The smallest size of images is that of the model's preprocessor_config.json."),
     "wandb_project": _OURS,
-    "num_completions_to_print": _ROLLOUTS,
     "eval_dataset": tr("Give the data sets for evaluation as --val_dataset FILE ..."),
     "resume_only_model": (
         tr("To start from saved weights, give them as --model, or as --adapters if they are an adapter.")
@@ -222,6 +222,7 @@ REFUSED: Mapping[str, str] = {
 """Names that this version has nothing for, each with what it does instead."""
 
 REFUSED_PREFIXES: Mapping[str, str] = {
+    "model_init_kwargs.": tr("covey loads a model with arguments of its own."),
     **OTHER_PREFIXES,
     "vllm_": _VLLM,
     "lora_": _TUNER,
@@ -257,7 +258,6 @@ INSTEAD: Mapping[str, str] = {
     "colocate_groups": tr("--launcher ray --nproc_per_node N"),
     "generation_kwargs": tr("--temperature X, --top_p X, --top_k N or --min_p X"),
     "wandb_project": tr("WANDB_PROJECT=NAME in front of covey"),
-    "num_completions_to_print": "--log_completions N",
     "eval_dataset": "--val_dataset FILE",
     "resume_only_model": tr("--model CHECKPOINT, or --adapters CHECKPOINT"),
     "save_strategy": "--save_steps N",
@@ -268,6 +268,7 @@ INSTEAD: Mapping[str, str] = {
     "dataset_test_split": "--val_dataset ID@SPLIT",
     "custom_dataset_info": tr('--dataset FILE --columns \'{"THEIRS": "OURS"}\''),
     "model_init_kwargs": tr("--torch_dtype, --model_revision or --trust_remote_code"),
+    "model_init_kwargs.": tr("--torch_dtype, --model_revision, --attn_impl or --trust_remote_code"),
     "template": "--chat_template FILE",
     "reward_adapters": "--reward_model DIR",
     "ref_model": tr("--sync_ref_model true"),

@@ -10,6 +10,9 @@ from typing import Any
 _OF_GRPO_CONFIG = frozenset(
     {"use_vllm", "vllm_mode", "vllm_server_host", "vllm_importance_sampling_correction", "do_predict"}
 )
+_OF_MODELS = {"revision": "model_revision", "attn_implementation": "attn_impl"}
+# What says where the weights lie while they are loaded; covey moves them to its device.
+_OF_LOADING = ("device_map", "low_cpu_mem_usage", "use_cache")
 _OF_EVALUATIONS = ("eval_on_start", "eval_steps", "num_generations_eval")
 
 
@@ -23,6 +26,8 @@ def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
     that TRL does not read: those of vLLM where it is not used, those of a server where there is none, and
     those of evaluations where nothing is evaluated."""
     values = {name: value.value if isinstance(value, Enum) else value for name, value in options.items()}
+    if isinstance(values.get("model_init_kwargs"), Mapping):
+        values |= _of_model(values.pop("model_init_kwargs"))
     if not is_whole_config(options):
         return values
     unread: tuple[str, ...] = ()
@@ -33,3 +38,21 @@ def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
     elif values["vllm_mode"] != "server":
         unread = ("vllm_server_", "vllm_group_port")
     return {name: value for name, value in values.items() if not (unread and name.startswith(unread))}
+
+
+def _of_model(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that arguments of `from_pretrained` mean, without those that are None. A dtype of float32
+    is that of the weights that an optimizer steps, which covey has always."""
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None or name in _OF_LOADING:
+            continue
+        if name in ("dtype", "torch_dtype"):
+            word = str(value).removeprefix("torch.")
+            options |= {} if word in ("auto", "float32") else {"torch_dtype": word}
+        elif name in _OF_MODELS:
+            options[_OF_MODELS[name]] = value
+        else:
+            known = name in ("trust_remote_code", "quantization_config")
+            options[name if known else f"model_init_kwargs.{name}"] = value
+    return options

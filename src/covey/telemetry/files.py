@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -27,6 +27,11 @@ from covey.telemetry.jsonl import (
 from covey.telemetry.rollouts import rollout_files
 from covey.texts import Text, joined, packed, tr
 from covey.types import Metric, StepRecord
+
+_OF_RUN = (
+    *("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "reward.png"),
+    *("rollouts", "superseded", "evaluations", "checkpoint-*", "runs/events.out.tfevents.*"),
+)
 
 RESERVED = frozenset({"step", "rollout", "pass", "n"})
 
@@ -249,7 +254,8 @@ def delete_run(output_dir: Path) -> None:
     So do copies in trackers, each of which is a run of its own there, but for TensorBoard's, which would be
     drawn over the new curves.
     """
-    for path in _of_run(output_dir):
+    leftovers = ("hang-*", "status-rank-*.json", "nccl-rank-*", "live")
+    for path in _matching(output_dir, (*_OF_RUN, *leftovers)):
         if isdir(path) and not islink(path):
             shutil.rmtree(path)
         else:
@@ -257,10 +263,8 @@ def delete_run(output_dir: Path) -> None:
 
 
 def put_aside(output_dir: Path) -> None:
-    """Move what `delete_run` would delete into the first free directory earlier-N."""
-    found = _of_run(output_dir)
-    if not found:
-        return
+    """Move the records and checkpoints of a former run into the first free directory earlier-N."""
+    found = _matching(output_dir, _OF_RUN)
     aside = next(p for n in count(1) if not exists(p := output_dir / f"earlier-{n}"))
     for path in found:
         target = aside / path.relative_to(output_dir)
@@ -268,11 +272,5 @@ def put_aside(output_dir: Path) -> None:
         path.rename(target)
 
 
-def _of_run(output_dir: Path) -> list[Path]:
-    """The files and directories of a run."""
-    patterns = (
-        *("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "reward.png"),
-        *("rollouts", "superseded", "evaluations", "checkpoint-*", "runs/events.out.tfevents.*"),
-        *("hang-*", "status-rank-*.json", "nccl-rank-*", "live"),
-    )
-    return [path for pattern in patterns for path in output_dir.glob(pattern)]
+def _matching(directory: Path, patterns: Iterable[str]) -> list[Path]:
+    return [path for pattern in patterns for path in directory.glob(pattern)]

@@ -46,8 +46,7 @@ class GRPOConfig(Fields):
                 setattr(self, name, _typed_words(json.loads(value)))
         self._mirror_checkpointing()
         self._complete_batch()
-        if self.output_dir is not None:
-            self.output_dir = os.path.expanduser(self.output_dir)
+        self.output_dir = os.path.expanduser(self.output_dir or "trainer_output")
         if isinstance(self.include_num_input_tokens_seen, bool):
             self.include_num_input_tokens_seen = "all" if self.include_num_input_tokens_seen else "no"
         if isinstance(self.scale_rewards, bool):

@@ -11,9 +11,6 @@ from typing import Any
 from covey.texts import tr
 
 OTHER_DEFAULTS: Mapping[str, str] = {
-    "output_dir": tr(
-        "TRL writes into trainer_output. covey numbers the directories of runs; no run replaces another."
-    ),
     "bf16": tr("TRL computes in bfloat16 unless fp16 is set. covey does so wherever the device supports it."),
     "gradient_checkpointing": tr(
         "TRL always recomputes activations. covey does so only if memory requires it; results are the same."
@@ -22,7 +19,7 @@ OTHER_DEFAULTS: Mapping[str, str] = {
         "TRL uses no kernels of liger-kernel. covey uses its norms and gated layers where it is installed."
     ),
     "vllm_server_host": tr(
-        "TRL names every address of this machine, and connects to this machine. covey names what it connects to."
+        "TRL names every address of this machine, and connects to this one. covey names what it connects to."
     ),
     "metric_for_best_model": tr(
         "TRL takes the loss with load_best_model_at_end. The loss of GRPO does not say how good a model is; "

@@ -15,7 +15,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.checks.objects.peft_config import with_adapter_options
+from covey.checks.objects.configs import with_options_of_configs
 from covey.checks.rewards.look import Functions
 from covey.config.names import look_up, normalise
 from covey.config.objects import UNUSABLE, object_name
@@ -65,7 +65,7 @@ def named_objects(options: Mapping[str, Any], *, offline: bool) -> Iterator[tupl
             taking.both_given(known, name, value)
         else:
             values[known] = value
-    values, faults = with_adapter_options(values)
+    values, faults = with_options_of_configs(values)
     taking.add(faults)
     tokenizer = values.pop("tokenizer", None)
     for name, value in values.items():

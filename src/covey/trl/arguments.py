@@ -1,0 +1,131 @@
+"""What the arguments of `GRPOTrainer` mean as options of `covey.train`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from covey.texts import joined, tr
+from covey.texts.language import spoken
+from covey.trl.config import options_of
+from covey.trl.models import is_peft_model, save_start, without_adapter
+
+if TYPE_CHECKING:
+    from covey.trl.trainer import GRPOTrainer
+
+# Methods of TRL's trainer, and of transformers', that nothing here calls.
+_NEVER_CALLED = (
+    *("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies", "get_high_entropy_mask"),
+    *("_generate", "_generate_single_turn", "_generate_and_score_completions", "_tool_call_loop"),
+    *(
+        "_tokenize_prompts",
+        "_calculate_rewards",
+        "_prepare_inputs",
+        "get_off_policy_mask",
+        "get_gamma_weights",
+    ),
+    *("training_step", "prediction_step", "evaluation_loop", "compute_loss_context_manager"),
+    *("get_train_dataloader", "get_eval_dataloader", "_get_train_sampler", "_get_eval_sampler"),
+    *("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler", "get_decay_parameter_names"),
+    *("_save_checkpoint", "_save", "_load_best_model", "_inner_training_loop", "_maybe_log_save_evaluate"),
+    *("create_accelerator_and_postprocess", "floating_point_ops", "num_examples", "optimizer_step"),
+)
+
+
+def refuse_overrides(cls: type, base: type) -> None:
+    """Raise TypeError where a subclass has a method that a trainer of TRL would call, and this one does
+    not."""
+    ours = {name for kind in cls.__mro__ if kind is not base and kind is not object for name in vars(kind)}
+    lost = sorted(ours.intersection(_NEVER_CALLED))
+    if lost:
+        words = tr(
+            "{name} overrides {lost}, which covey never calls: losses, batches and sampling are options "
+            "there (--loss_type, --rollout_func, --environment_factory).",
+            name=cls.__name__,
+            lost=joined(", ", lost),
+        )
+        raise TypeError(spoken(words))
+
+
+@dataclass(kw_only=True)
+class Given:
+    """Holds the arguments of a trainer."""
+
+    model: Any
+    reward_funcs: Any
+    train_dataset: Any
+    eval_dataset: Any
+    processing_class: Any
+    optimizers: Any
+    quantization_config: Any
+    peft_config: Any
+    tools: Any
+    rollout_func: Callable[..., Any] | None
+    environment_factory: Any
+
+
+@contextmanager
+def options_of_trainer(args: Any, given: Given, trainer: GRPOTrainer) -> Iterator[dict[str, Any]]:
+    """The options of a run; within it files that they name exist."""
+    options = options_of(args)
+    own = {one.name: getattr(given, one.name) for one in fields(given)}
+    options |= {name: value for name, value in own.items() if value is not None}
+    options |= _nested_quantization(options)
+    if all(one is None for one in given.optimizers or ()):
+        options.pop("optimizers", None)
+    if given.rollout_func is not None:
+        options["rollout_func"] = _with_trainer(given.rollout_func, trainer)
+    if args.eval_strategy == "no":
+        options.pop("eval_dataset", None)
+        if given.eval_dataset is not None and trainer.callbacks:
+            # A callback may ask for an evaluation at any step.
+            options |= {"eval_dataset": given.eval_dataset, "eval_strategy": "steps", "eval_steps": 0}
+    if is_peft_model(given.model):
+        options["model"] = without_adapter(given.model)
+        options["adapters"] = str(save_start(given.model, Path(args.output_dir)))
+    with _tracker_settings(options):
+        yield options
+
+
+def _nested_quantization(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The argument of `from_pretrained` that is one of the trainer too."""
+    inner = options.get("model_init_kwargs")
+    if not isinstance(inner, Mapping) or inner.get("quantization_config") is None:
+        return {}
+    rest = {name: value for name, value in inner.items() if name != "quantization_config"}
+    return {"model_init_kwargs": rest, "quantization_config": inner["quantization_config"]}
+
+
+@contextmanager
+def _tracker_settings(options: dict[str, Any]) -> Iterator[None]:
+    """Have trackers find in the environment what a script gives as fields."""
+    settings = {"trackio_space_id": "TRACKIO_SPACE_ID", "project": "TRACKIO_PROJECT"}
+    given = {variable: options.pop(name, None) for name, variable in settings.items()}
+    new = {v: str(value) for v, value in given.items() if value not in (None, "huggingface")}
+    before = {variable: os.environ.get(variable) for variable in new}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                del os.environ[variable]
+            else:
+                os.environ[variable] = value
+
+
+def _with_trainer(function: Callable[..., Any], trainer: GRPOTrainer) -> Callable[..., Any]:
+    """The function of a script, called with the trainer, which passes on what it asks of the rollout."""
+
+    def rollout_func(prompts: list[Any], context: Any) -> Any:
+        trainer.rollout = context
+        try:
+            return function(prompts, trainer)
+        finally:
+            trainer.rollout = None
+
+    return rollout_func
