@@ -31,6 +31,11 @@ class Hooks(Protocol):
         ...
 
     @property
+    def adds_adapter(self) -> bool:
+        """Return whether a trained adapter is added to the model that the program gave."""
+        ...
+
+    @property
     def due(self) -> Due:
         """Return what the program asks for now."""
         ...
@@ -76,6 +81,7 @@ class NoHooks:
     """The hooks of a command: nobody is told."""
 
     may_ask = False
+    adds_adapter = True
 
     def __init__(self) -> None:
         self.due = Due()

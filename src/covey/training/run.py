@@ -182,14 +182,18 @@ def _begin_together(
 def _give_back(job: Job, model: nn.Module, kind: type[BaseException] | None, *error: Any) -> None:
     """Have the model of the program hold what was trained, where the run has not failed: then it stays as it
     was given, and the checkpoints have the rest."""
-    if kind is None:
+    if kind is None and (job.backend.policy.adapter is None or job.hooks.adds_adapter):
         job.backend.give_back(model)
 
 
 def _rounded_update(job: Job, config: Config) -> list[str]:
     """What is said where the update of an adapter is added in a dtype that rounds most of it away."""
     policy = job.backend.policy
-    if policy.adapter is None or compute_dtype(config, policy.device) == torch.float32:
+    if (
+        policy.adapter is None
+        or not job.hooks.adds_adapter
+        or compute_dtype(config, policy.device) == torch.float32
+    ):
         return []
     return [
         tr("object    the update of the adapter is added to the model in bfloat16, which rounds small"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covey.checks.objects.look import named_directory
+from covey.data.errors import ModelError
+from covey.text_files import own_template
 from covey.texts import joined, tr
 from covey.texts.language import spoken
 from covey.trl.config import options_of
@@ -84,11 +88,38 @@ def options_of_trainer(args: Any, given: Given, trainer: GRPOTrainer) -> Iterato
         if given.eval_dataset is not None and trainer.callbacks:
             # A callback may ask for an evaluation at any step.
             options |= {"eval_dataset": given.eval_dataset, "eval_strategy": "steps", "eval_steps": 0}
+    template = _other_template(given)
+    if template is not None:
+        options["chat_template"] = str(_written(template, Path(args.output_dir)))
     if is_peft_model(given.model):
         options["model"] = without_adapter(given.model)
         options["adapters"] = str(save_start(given.model, Path(args.output_dir)))
     with _tracker_settings(options):
         yield options
+
+
+def _other_template(given: Given) -> str | None:
+    """The chat template of a tokenizer that was given beside the name of a model, where it is not that of the
+    model."""
+    template = getattr(given.processing_class, "chat_template", None)
+    if not isinstance(given.model, str) or not isinstance(template, str):
+        return None
+    try:
+        own = own_template(named_directory(given.model, offline=False))
+    except ModelError:
+        # What is wrong with the model is said of the model.
+        return None
+    return None if template == own else template
+
+
+def _written(text: str, directory: Path) -> Path:
+    """A file with a text, which its name is made from, so that every rank may write it at once."""
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    target, own = directory / f"chat_template-{digest}.jinja", directory / f".template-{os.getpid()}"
+    directory.mkdir(parents=True, exist_ok=True)
+    own.write_text(text, encoding="utf-8")
+    own.replace(target)
+    return target
 
 
 def _nested_quantization(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,9 @@ class Events:
         self._started = 0.0
         self._first_step = 0
 
+    # A model of peft has its adapter beside it.
+    adds_adapter = False
+
     @property
     def may_ask(self) -> bool:
         """Return whether there are callbacks."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.checks.objects.configs import with_options_of_configs
+from covey.checks.objects.tokenizer import differences
 from covey.checks.rewards.look import Functions
 from covey.config.names import look_up, normalise
 from covey.config.objects import UNUSABLE, object_name
@@ -25,6 +26,7 @@ from covey.data.live import LiveRows, live_rows
 from covey.media.parts import is_frozen
 from covey.options.schema import Config
 from covey.plan.problem import problem
+from covey.quickstart.built_in import BUILT_IN
 from covey.texts import joined, tr
 from covey.types import Fix, Problem
 
@@ -84,7 +86,7 @@ def named_objects(options: Mapping[str, Any], *, offline: bool) -> Iterator[tupl
         if is_live:
             values[key] = taking.model(values[key], tokenizer, Path(directory), offline=offline)
         elif tokenizer is not None:
-            taking.refuse_tokenizer(values.get(key))
+            taking.compare_tokenizer(tokenizer, values.get(key), offline=offline)
         yield values, taking.objects()
 
 
@@ -273,11 +275,24 @@ class _Taking:
         self._problems.append(problem("E377", "tokenizer", seen, "", Fix(text=advice)))
         return None
 
-    def refuse_tokenizer(self, model: Any) -> None:
+    def compare_tokenizer(self, tokenizer: Any, model: Any, *, offline: bool) -> None:
+        """Say that the tokenizer of a model that is named comes from its directory, where another one is
+        given."""
+        if isinstance(tokenizer, str | Path):
+            differs: tuple[str, ...] = () if str(tokenizer) == str(model) else ("tokens",)
+        else:
+            try:
+                differs = differences(tokenizer, named_directory(str(model), offline=offline))
+            except (ModelError, OSError, ValueError):
+                # What is wrong with the model is said of the model.
+                return
+        if not differs:
+            return
         seen = tr(
-            "tokenizer is given as an object, but model is the name {model}, and the tokenizer is "
-            "then read from the model's directory.",
+            "tokenizer differs from that of the model {model} ({differs}), and the tokenizer is read from "
+            "the model's directory.",
             model=model,
+            differs=joined(", ", differs),
         )
         self._problems.append(
             problem(
@@ -289,6 +304,13 @@ class _Taking:
                 Fix(text=tr("give the model as an object too: AutoModelForCausalLM.from_pretrained(MODEL)")),
             )
         )
+
+
+def named_directory(model: str, *, offline: bool) -> Path:
+    """Return where the small files of a named model lie; ModelError where they cannot be had."""
+    if model in BUILT_IN:
+        return BUILT_IN[model].model_dir
+    return locate_model(model, offline=offline).directory
 
 
 def _is_module(value: Any) -> bool:
