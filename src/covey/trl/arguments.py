@@ -16,7 +16,7 @@ from covey.text_files import own_template
 from covey.texts import joined, tr
 from covey.texts.language import spoken
 from covey.trl.config import options_of
-from covey.trl.models import is_peft_model, save_start, without_adapter
+from covey.trl.models import is_peft_model, merged_copy, save_start, without_adapter
 
 if TYPE_CHECKING:
     from covey.trl.trainer import GRPOTrainer
@@ -147,6 +147,26 @@ def _tracker_settings(options: dict[str, Any]) -> Iterator[None]:
                 del os.environ[variable]
             else:
                 os.environ[variable] = value
+
+
+@contextmanager
+def evaluation_of_trainer(trainer: GRPOTrainer, held_out: Any) -> Iterator[dict[str, Any]]:
+    """The options by which the model of a trainer is evaluated on a data set: the checkpoint that its run has
+    left, or the model that it was given."""
+    is_trained, given = trainer.outcome is not None, trainer.given.model
+    with options_of_trainer(trainer.args, trainer.given, trainer) as options:
+        for name in ("train_dataset", "eval_dataset", "adapters", "resume_from_checkpoint"):
+            options.pop(name, None)
+        if trainer.outcome is not None and isinstance(given, str):
+            options["model"] = trainer.outcome.checkpoint
+            options.pop("processing_class", None)
+        elif is_peft_model(given) or (is_trained and is_peft_model(trainer.model)):
+            options["model"] = merged_copy(trainer.model)
+            options.setdefault("processing_class", trainer.processing_class)
+        name = f"step-{trainer.state.global_step}"
+        rank = f"-rank-{trainer.args.process_index}" if trainer.args.process_index else ""
+        directory = Path(str(trainer.args.output_dir)) / "evaluations" / f"{name}{rank}"
+        yield {**options, "eval_dataset": held_out, "eval_strategy": "steps", "output_dir": str(directory)}
 
 
 def _with_trainer(function: Callable[..., Any], trainer: GRPOTrainer) -> Callable[..., Any]:

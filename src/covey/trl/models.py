@@ -47,6 +47,11 @@ def without_adapter(model: Any) -> Any:
     return bare
 
 
+def merged_copy(model: Any) -> Any:
+    """Return a copy of the base of a model of peft with its adapter added."""
+    return copy.deepcopy(model).merge_and_unload()
+
+
 def _plain(name: str) -> str:
     """The name that a tensor of an adapted module has in the base."""
     return name.replace(".base_layer.", ".").replace(".original_module.", ".")

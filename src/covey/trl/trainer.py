@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.api import train_with
+from covey.api import evaluate, train_with
 from covey.config.adapters import ADAPTER_CONFIG
 from covey.texts import tr
 from covey.texts.language import spoken
 from covey.trl.accelerator import Accelerator
-from covey.trl.arguments import Given, options_of_trainer, refuse_overrides
+from covey.trl.arguments import Given, evaluation_of_trainer, options_of_trainer, refuse_overrides
 from covey.trl.config import GRPOConfig
 from covey.trl.events import Events
 from covey.trl.models import (
@@ -85,7 +85,7 @@ class GRPOTrainer:
         self.accelerator = Accelerator(args)
         self.train_metrics: dict[str, float] = {}
         self.job: Job | None = None
-        self._outcome: Outcome | None = None
+        self.outcome: Outcome | None = None
         self.rollout: Any = None
         self._processing_class = processing_class
         self._events = Events(self)
@@ -102,24 +102,24 @@ class GRPOTrainer:
         resume = (
             self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         )
-        if self._outcome is not None and not resume:
+        if self.outcome is not None and not resume:
             # Training goes on from the trained weights, as with a model that is an object.
             self.given.model = self.model
         self.state, self.control = TrainerState(), TrainerControl()
         self._set_state()
-        self._outcome = None
+        self.outcome = None
         with options_of_trainer(self.args, self.given, self) as options:
             if resume:
                 options["resume_from_checkpoint"] = "latest" if resume is True else str(resume)
             else:
                 options["overwrite_output_dir"] = "aside"
             try:
-                self._outcome = train_with(options, self._events)
+                self.outcome = train_with(options, self._events)
             finally:
                 self.job = None
         if is_peft_model(self.given.model):
-            take_adapter(self.given.model, self._outcome.checkpoint)
-        return TrainOutput(self._outcome.step, self.train_metrics["train_loss"], dict(self.train_metrics))
+            take_adapter(self.given.model, self.outcome.checkpoint)
+        return TrainOutput(self.outcome.step, self.train_metrics["train_loss"], dict(self.train_metrics))
 
     @property
     def model(self) -> Any:
@@ -128,13 +128,13 @@ class GRPOTrainer:
         if self.job is not None:
             return self.job.backend.policy.model
         given = self.given.model
-        if self._outcome is None:
+        if self.outcome is None:
             if isinstance(given, str):
                 self.given.model = named_model(given, self._revision)
             return self.given.model
-        is_adapter = (self._outcome.checkpoint / ADAPTER_CONFIG).is_file()
+        is_adapter = (self.outcome.checkpoint / ADAPTER_CONFIG).is_file()
         if isinstance(given, str) or (is_adapter and not is_peft_model(given)):
-            self.given.model = trained_model(self._outcome.checkpoint, given)
+            self.given.model = trained_model(self.outcome.checkpoint, given)
         return self.given.model
 
     @property
@@ -154,11 +154,32 @@ class GRPOTrainer:
             write_model(self.job, target)
         elif not self.accelerator.is_main_process:
             return
-        elif self._outcome is not None:
-            copy_model(self._outcome.checkpoint, target)
+        elif self.outcome is not None:
+            copy_model(self.outcome.checkpoint, target)
         else:
             self.model.save_pretrained(target)
             self.processing_class.save_pretrained(target)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Sample and score eval_dataset with the model as it is now, and return and log the metrics.
+
+        During training every rank calls this. Before and behind it each rank evaluates by itself, with the
+        same result. ConfigError says what is wrong with the arguments.
+        """
+        if self.job is not None:
+            if eval_dataset is not None:
+                words = tr("During training evaluate takes the eval_dataset of the trainer alone.")
+                raise ValueError(spoken(words))
+            found = self.job.evaluations.run(self.state.global_step)[0]
+        else:
+            held_out = self.eval_dataset if eval_dataset is None else eval_dataset
+            with evaluation_of_trainer(self, held_out) as options:
+                found = evaluate(options.pop("model"), **options).metrics
+        self._events.evaluated(found, self.state.global_step)
+        values = {name: metric.value for name, metric in found.items() if metric.value is not None}
+        return {f"{metric_key_prefix}{n[4:]}" if n[:5] == "eval_" else n: v for n, v in values.items()}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add metrics to the logs of this step, and tell callbacks of them."""
