@@ -22,7 +22,7 @@ OTHER_DEFAULTS: Mapping[str, str] = {
         "TRL uses no kernels of liger-kernel. covey uses its norms and gated layers where it is installed."
     ),
     "vllm_server_host": tr(
-        "TRL names every address of this machine, and connects to this machine. covey names what it connects to."
+        "TRL gives the address of all networks; what connects to it connects to this machine, as here."
     ),
     "metric_for_best_model": tr(
         "TRL takes the loss with load_best_model_at_end. The loss of GRPO does not say how good a model is; "
