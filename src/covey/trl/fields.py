@@ -24,6 +24,9 @@ OTHER_DEFAULTS: Mapping[str, str] = {
     "vllm_server_host": tr(
         "TRL gives the address of all networks; what connects to it connects to this machine, as here."
     ),
+    "save_total_limit": tr(
+        "TRL keeps all checkpoints. covey keeps the last two and the best; save_total_limit says how many."
+    ),
     "metric_for_best_model": tr(
         "TRL takes the loss with load_best_model_at_end. The loss of GRPO does not say how good a model is; "
         "covey takes eval_reward."
