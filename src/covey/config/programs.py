@@ -39,11 +39,12 @@ def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_meant(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields with what two values mean in TRL: a fraction of `warmup_steps` is a share of all steps, and
-    evaluations sample as many completions as training where nobody says."""
+    """The fields with what some mean in TRL: a fraction of `warmup_steps` is a share of all steps; where they
+    are not set, evaluations sample as many completions as training, and both sides are clipped alike."""
     changes: dict[str, Any] = {}
     if isinstance(values.get("warmup_steps"), float) and 0 < values["warmup_steps"] < 1:
         changes |= {"warmup_steps": 0, "warmup_ratio": values["warmup_steps"]}
-    if values.get("num_generations_eval") is None:
-        changes["num_generations_eval"] = values.get("num_generations")
+    for name, other in (("num_generations_eval", "num_generations"), ("epsilon_high", "epsilon")):
+        if values.get(name) is None:
+            changes[name] = values.get(other)
     return {**values, **changes}

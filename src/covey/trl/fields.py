@@ -10,29 +10,34 @@ from typing import Any
 
 from covey.texts import tr
 
-OTHER_DEFAULTS: Mapping[str, str] = {
-    "output_dir": tr(
-        "TRL writes into trainer_output. covey numbers the directories of runs; no run replaces another."
+OTHER_DEFAULTS: Mapping[str, tuple[str, str]] = {
+    "output_dir": ("trainer_output", tr("Runs are numbered, so that none is written over another.")),
+    "bf16": (
+        tr("true, unless fp16 is set"),
+        tr("Forward passes are in bfloat16 wherever the device supports it."),
     ),
-    "bf16": tr("TRL computes in bfloat16 unless fp16 is set. covey does so wherever the device supports it."),
-    "gradient_checkpointing": tr(
-        "TRL always recomputes activations. covey does so only if memory requires it; results are the same."
+    "gradient_checkpointing": (
+        "true",
+        tr("Activations are recomputed only if memory requires it; results are the same."),
     ),
-    "use_liger_kernel": tr(
-        "TRL uses no kernels of liger-kernel. covey uses its norms and gated layers where it is installed."
+    "use_liger_kernel": (
+        "false",
+        tr("Norms and gated layers are those of liger-kernel where it is installed and supports the model."),
     ),
-    "vllm_server_host": tr(
-        "TRL gives the address of all networks; what connects to it connects to this machine, as here."
+    "save_total_limit": (
+        tr("all"),
+        tr("The last two checkpoints are kept, and the best one."),
     ),
-    "save_total_limit": tr(
-        "TRL keeps all checkpoints. covey keeps the last two and the best; save_total_limit says how many."
+    "metric_for_best_model": (
+        tr("loss, with load_best_model_at_end"),
+        tr("It is eval_reward: the loss of GRPO does not say how good a model is."),
     ),
-    "metric_for_best_model": tr(
-        "TRL takes the loss with load_best_model_at_end. The loss of GRPO does not say how good a model is; "
-        "covey takes eval_reward."
+    "vllm_server_host": (
+        tr("all addresses"),
+        tr("The server is on this machine, as there: it is an address to connect to."),
     ),
 }
-"""Fields that do something else here than in TRL when nobody sets them, each with why."""
+"""Fields that do something else here than in TRL where nobody sets them: what they do there, and here."""
 
 
 class _Switch(argparse.Action):

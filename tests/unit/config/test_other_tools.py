@@ -133,6 +133,9 @@ def test_values_of_a_whole_config_that_mean_something_else() -> None:
     assert typed["warmup_steps"].value == 3 and "warmup_ratio" not in typed
     assert typed["num_generations_eval"].value == 2
     assert "num_generations_eval" not in take_mapping(whole(), "argument").typed
+    # Alone, cispo has covey's own upper end.
+    assert from_dict({**RUN, **whole(loss_type="cispo")}).config.epsilon_high == 0.2
+    assert from_dict({**RUN, "loss_type": "cispo"}).config.epsilon_high == 5.0
 
 
 @pytest.mark.parametrize(
