@@ -324,7 +324,8 @@ def test_what_is_there_is_asked_of_functions_that_never_raise() -> None:
 def test_one_place_writes_to_standard_output() -> None:
     """It makes visible what a terminal would obey; the generators of pages write files of their own."""
     writers = {module_name(f) for f in FILES if re.search(r"sys\.stdout\.write\(", f.read_text("utf-8"))}
-    assert writers == {"covey.texts.terminal", "covey.config.reference", "covey.codes.__main__"}
+    pages = {"covey.config.reference", "covey.codes.__main__", "covey.trl.reference"}
+    assert writers == {"covey.texts.terminal", *pages}
 
 
 def test_strict_zip() -> None:

@@ -33,7 +33,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = tuple(sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 DOCUMENTS = ("README.md", "README.zh.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
 # These speak of the options of other tools.
-ON_OTHERS = ("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md", "docs/plan.md")
+ON_OTHERS = (
+    *("docs/options.md", "docs/from-ms-swift.md", "docs/from-trl.md", "docs/plan.md"),
+    "docs/trl-fields.md",
+)
 VERB_FLAGS = {
     *("help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live", "task", "rollout"),
     *(*PLAN_WORDS, *fields_of(RolloutOptions)),

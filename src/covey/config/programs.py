@@ -23,21 +23,36 @@ def is_whole_config(options: Mapping[str, Any]) -> bool:
 
 def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with plain values in the place of enumerations. Of a whole GRPOConfig without the fields
-    that TRL does not read: those of vLLM where it is not used, those of a server where there is none, and
-    those of evaluations where nothing is evaluated."""
+    that TRL does not read: those of vLLM where it is not used, those of a server where there is none, those
+    of a correction that is off, and those of evaluations where nothing is evaluated."""
     values = {name: value.value if isinstance(value, Enum) else value for name, value in options.items()}
     if isinstance(values.get("model_init_kwargs"), Mapping):
         values |= _of_model(values.pop("model_init_kwargs"))
     if not is_whole_config(options):
         return values
+    values = _as_meant(values)
     unread: tuple[str, ...] = ()
     if values.get("eval_strategy") in ("no", None):
-        values = {name: value for name, value in values.items() if name not in _OF_EVALUATIONS}
+        unread = _OF_EVALUATIONS
     if not values["use_vllm"]:
-        unread = ("vllm_",)
+        unread += ("vllm_",)
     elif values["vllm_mode"] != "server":
-        unread = ("vllm_server_", "vllm_group_port")
-    return {name: value for name, value in values.items() if not (unread and name.startswith(unread))}
+        unread += ("vllm_server_", "vllm_group_port")
+    if not values["vllm_importance_sampling_correction"]:
+        unread += ("vllm_importance_sampling_",)
+    return {name: value for name, value in values.items() if not name.startswith(unread)}
+
+
+def _as_meant(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields with what some mean in TRL: a fraction of `warmup_steps` is a share of all steps; where they
+    are not set, evaluations sample as many completions as training, and both sides are clipped alike."""
+    changes: dict[str, Any] = {}
+    if isinstance(values.get("warmup_steps"), float) and 0 < values["warmup_steps"] < 1:
+        changes |= {"warmup_steps": 0, "warmup_ratio": values["warmup_steps"]}
+    for name, other in (("num_generations_eval", "num_generations"), ("epsilon_high", "epsilon")):
+        if values.get(name) is None:
+            changes[name] = values.get(other)
+    return {**values, **changes}
 
 
 def _of_model(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def _anchor(heading: str) -> str:
 def _row(name: str) -> str:
     facts = FACTS[name]
     swift = f"**{facts.swift}**" if name in TAKEN else facts.swift
-    return f"| `{name}` | {_default(name)} | {facts.trl} | {swift} | {_cell(doc_of(name))}{_choices(name)} |"
+    return f"| `{name}` | {_default(name)} | {facts.trl} | {swift} | {cell(doc_of(name))}{_choices(name)} |"
 
 
 def _choices(name: str) -> str:
@@ -78,7 +78,7 @@ def _choices(name: str) -> str:
 def _default(name: str) -> str:
     if name in REQUIRED:
         return "required"
-    return _cell(rule_of(name)) or _value(default_of(name))
+    return cell(rule_of(name)) or _value(default_of(name))
 
 
 def _value(value: Any) -> str:
@@ -93,7 +93,8 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text as it stands in a cell of a table."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;").replace("*", "\\*")
 
 
@@ -138,7 +139,7 @@ def _moot() -> list[str]:
     for name, moot in MOOT.items():
         groups.setdefault((moot.words, moot.values), []).append(name)
     for (words, values), names in groups.items():
-        lines.append(f"| {_quoted(names)} | {_quoted(values) or 'any'} | {_cell(words)} |")
+        lines.append(f"| {_quoted(names)} | {_quoted(values) or 'any'} | {cell(words)} |")
     return lines
 
 
@@ -156,7 +157,7 @@ def _refused() -> list[str]:
     for prefix, words in REFUSED_PREFIXES.items():
         groups.setdefault((words, instead_of(prefix)), []).append(f"{prefix}…")
     for (words, new), names in groups.items():
-        lines.append(f"| {_quoted(names)} | {_cell(words)} | {_cell(new) or NONE} |")
+        lines.append(f"| {_quoted(names)} | {cell(words)} | {cell(new) or NONE} |")
     return [*lines, "", "Any other name is unknown (E101); an option with a name close to it is named."]
 
 

@@ -61,6 +61,13 @@ def _key(numbers: Sequence[int]) -> slice | list[int]:
     return list(numbers)
 
 
+def library() -> Any:
+    """The module `datasets`, for what makes data sets for a program."""
+    import datasets
+
+    return datasets
+
+
 def load_file(path: Path) -> Dataset:
     """A .json, .csv, .parquet or .arrow file."""
     _refuse_other_separators(path)

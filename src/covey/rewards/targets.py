@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from os.path import expanduser, isfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from covey.texts import tr
 
@@ -19,6 +19,8 @@ _FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+(?:\.\w+)*)")
 _COLON = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<name>\w+(?:\.\w+)*)")
 _HUBS = ("hf::", "ms::")
 _DOTTED = re.compile(r"(?P<module>\w+(?:\.\w+)*)\.(?P<name>\w+)")
+_BUILT_IN = "built_in_reward"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,17 @@ def target_of_callable(function: Callable[..., Any]) -> Target | str:
         return tr('its script does not put the training under `if __name__ == "__main__":`')
     dotted = module.__name__ if module.__name__ != "__main__" and module.__package__ else None
     return Target(entry=callable_name(function), name=name, module=dotted, file=str(Path(file).absolute()))
+
+
+def means_built_in(function: _Function) -> _Function:
+    """Mark a function that computes what the built-in reward of its name does."""
+    function.__dict__[_BUILT_IN] = function.__name__
+    return function
+
+
+def built_in_meant(function: Any) -> str | None:
+    """The built-in reward that a function is marked to mean; None for any other."""
+    return getattr(function, _BUILT_IN, None)
 
 
 def callable_name(function: Callable[..., Any]) -> str:

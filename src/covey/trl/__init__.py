@@ -10,10 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covey.trl.config import GRPOConfig as GRPOConfig
+    from covey.trl.model_config import ModelConfig as ModelConfig
+    from covey.trl.model_config import get_kbit_device_map as get_kbit_device_map
+    from covey.trl.model_config import get_peft_config as get_peft_config
+    from covey.trl.model_config import get_quantization_config as get_quantization_config
+    from covey.trl.parser import TrlParser as TrlParser
+    from covey.trl.script import DatasetConfig as DatasetConfig
+    from covey.trl.script import DatasetMixtureConfig as DatasetMixtureConfig
+    from covey.trl.script import RichProgressCallback as RichProgressCallback
+    from covey.trl.script import ScriptArguments as ScriptArguments
+    from covey.trl.script import get_dataset as get_dataset
+    from covey.trl.script import is_conversational as is_conversational
+    from covey.trl.state import TrainerControl as TrainerControl
+    from covey.trl.state import TrainerState as TrainerState
+    from covey.trl.trainer import GRPOTrainer as GRPOTrainer
 
 _MODULES = {
     "config": ("GRPOConfig",),
+    "model_config": ("ModelConfig", "get_kbit_device_map", "get_peft_config", "get_quantization_config"),
+    "parser": ("TrlParser",),
     "trainer": ("GRPOTrainer",),
+    "state": ("TrainerControl", "TrainerState"),
+    "script": (
+        *("DatasetConfig", "DatasetMixtureConfig", "RichProgressCallback", "ScriptArguments"),
+        *("get_dataset", "is_conversational"),
+    ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -10,23 +10,33 @@ from typing import Any
 
 from covey.texts import tr
 
-OTHER_DEFAULTS: Mapping[str, str] = {
-    "bf16": tr("TRL computes in bfloat16 unless fp16 is set. covey does so wherever the device supports it."),
-    "gradient_checkpointing": tr(
-        "TRL always recomputes activations. covey does so only if memory requires it; results are the same."
+OTHER_DEFAULTS: Mapping[str, tuple[str, str]] = {
+    "bf16": (
+        tr("true, unless fp16 is set"),
+        tr("Forward passes are in bfloat16 wherever the device supports it."),
     ),
-    "use_liger_kernel": tr(
-        "TRL uses no kernels of liger-kernel. covey uses its norms and gated layers where it is installed."
+    "gradient_checkpointing": (
+        "true",
+        tr("Activations are recomputed only if memory requires it; results are the same."),
     ),
-    "vllm_server_host": tr(
-        "TRL names every address of this machine, and connects to this one. covey names what it connects to."
+    "use_liger_kernel": (
+        "false",
+        tr("Norms and gated layers are those of liger-kernel where it is installed and supports the model."),
     ),
-    "metric_for_best_model": tr(
-        "TRL takes the loss with load_best_model_at_end. The loss of GRPO does not say how good a model is; "
-        "covey takes eval_reward."
+    "save_total_limit": (
+        tr("all"),
+        tr("The last two checkpoints are kept, and the best one."),
+    ),
+    "metric_for_best_model": (
+        tr("loss, with load_best_model_at_end"),
+        tr("It is eval_reward: the loss of GRPO does not say how good a model is."),
+    ),
+    "vllm_server_host": (
+        tr("all addresses"),
+        tr("The server is on this machine, as there: it is an address to connect to."),
     ),
 }
-"""Fields that do something else here than in TRL when nobody sets them, each with why."""
+"""Fields that do something else here than in TRL where nobody sets them: what they do there, and here."""
 
 
 class _Switch(argparse.Action):

@@ -116,8 +116,26 @@ def test_vllm_of_a_whole_config() -> None:
     assert typed["vllm_importance_sampling_mode"].value == "sequence_mask"
     typed = take_mapping(whole(use_vllm=True, vllm_mode="server"), "argument").typed
     assert typed["vllm_server_host"].value == ["0.0.0.0"] and typed["vllm_server_port"].value == [8000]
+    # The modes of a correction that is off say nothing.
+    typed = take_mapping(whole(use_vllm=True, vllm_importance_sampling_correction=False), "argument").typed
+    assert not [name for name in typed if name.startswith("vllm_importance")]
+    masked = whole(use_vllm=True, vllm_importance_sampling_mode="token_mask")
+    assert take_mapping(masked, "argument").typed["vllm_importance_sampling_mode"].value == "token_mask"
     # Alone they mean what they say.
     assert take_mapping({"vllm_server_host": "0.0.0.0"}, "argument").typed
+
+
+def test_values_of_a_whole_config_that_mean_something_else() -> None:
+    typed = take_mapping(whole(warmup_steps=0.1, eval_strategy="steps", eval_steps=5), "argument").typed
+    assert (typed["warmup_steps"].value, typed["warmup_ratio"].value) == (0, 0.1)
+    assert typed["num_generations_eval"].value == 8
+    typed = take_mapping(whole(warmup_steps=3.0, eval_strategy="epoch", num_generations_eval=2), "a").typed
+    assert typed["warmup_steps"].value == 3 and "warmup_ratio" not in typed
+    assert typed["num_generations_eval"].value == 2
+    assert "num_generations_eval" not in take_mapping(whole(), "argument").typed
+    # Alone, cispo has covey's own upper end.
+    assert from_dict({**RUN, **whole(loss_type="cispo")}).config.epsilon_high == 0.2
+    assert from_dict({**RUN, "loss_type": "cispo"}).config.epsilon_high == 5.0
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,15 @@ class _Taking:
         )
 
     def rewards(self, given: Any) -> Any:
-        """The rewards with a name for each function. One that a file holds is named by file, so that
-        config.yaml can be used again; others that share a name are numbered."""
+        """The rewards with a name for each function. One that is a built-in reward has its name, and one that
+        a file holds is named by file, so that config.yaml can be used again; others that share a name are
+        numbered."""
+        from covey.rewards.targets import built_in_meant
+
         if given is None:
             return None
         entries = list(given) if isinstance(given, list | tuple) else [given]
+        entries = [built_in_meant(entry) or entry for entry in entries]
         typed = {entry for entry in entries if isinstance(entry, str)}
         for index, entry in enumerate(entries):
             if _is_model(entry):
