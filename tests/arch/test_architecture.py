@@ -213,11 +213,11 @@ def test_what_is_compiled_stands_behind_one_seam() -> None:
 
 def test_parameters_belong_to_the_backend() -> None:
     """What loads, wraps and shards a model handles its parameters; a run asks the backend. Beside it: the
-    wiring that casts a model before a backend has it, a model that no step changes, and engines, which look
-    at sizes and addresses of their sampler, or at vLLM's own copy."""
+    wiring that casts a model before a backend has it, a model that no step changes, a model of peft that a
+    program gives, and engines, which look at sizes and addresses of their sampler, or at vLLM's own copy."""
     owners = ("covey.models.", "covey.kernels.", "covey.learner.", "covey.selftest.")
     beside = {"training.backend", "training.standalone", "training.announce", "checkpoint.model_files"}
-    beside |= {"rollout.native.decoding", "rollout.native.caches", "rollout.vllm.names"}
+    beside |= {"trl.models", "rollout.native.decoding", "rollout.native.caches", "rollout.vllm.names"}
     found = {module_name(f) for f in FILES if re.search(r"\.(named_)?parameters\(", f.read_text("utf-8"))}
     others = {name.removeprefix("covey.") for name in found if not name.startswith(owners)}
     assert others == beside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,7 @@ class GRPOTrainer:
             if isinstance(given, str):
                 self.given.model = named_model(given, self._revision)
             return self.given.model
-        is_adapter = (self.outcome.checkpoint / ADAPTER_CONFIG).is_file()
+        is_adapter = isfile(self.outcome.checkpoint / ADAPTER_CONFIG)
         if isinstance(given, str) or (is_adapter and not is_peft_model(given)):
             self.given.model = trained_model(self.outcome.checkpoint, given)
         return self.given.model
@@ -229,7 +230,7 @@ class GRPOTrainer:
         (directory / f"{split}_results.json").write_text(json.dumps(metrics, indent=4, sort_keys=True))
         path = directory / "all_results.json"
         if combined:
-            known = json.loads(path.read_text()) if path.is_file() else {}
+            known = json.loads(path.read_text()) if isfile(path) else {}
             path.write_text(json.dumps({**known, **metrics}, indent=4, sort_keys=True))
 
     def save_state(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -172,7 +173,8 @@ def test_an_adapter_of_another_kind(given: Any, typed: dict[str, Any], code: str
 @pytest.mark.parametrize(
     ("options", "problems"),
     [
-        ({"tokenizer": "TOKENIZER"}, [("E377", "tokenizer")]),
+        ({"tokenizer": "OTHER"}, [("E377", "tokenizer")]),
+        ({"tokenizer": "some/model"}, [("E377", "tokenizer")]),
         ({"dataset": 7}, [("E377", "dataset")]),
         # One fault of one list, however long it is.
         ({"dataset": [*ROWS, None, *ROWS]}, [("E377", "dataset")]),
@@ -184,9 +186,9 @@ def test_an_adapter_of_another_kind(given: Any, typed: dict[str, Any], code: str
         ({"model": "object MyModel (checksum 00000000)"}, [("E376", "model")]),
         ({"dataset": TABLE, "train_dataset": ROWS[:4]}, [("E106", "dataset")]),
         ({"val_dataset": TABLE, "eval_dataset": TABLE}, [("E106", "val_dataset")]),
-        ({"tokenizer": None, "processing_class": "TOKENIZER"}, [("E377", "tokenizer")]),
+        ({"tokenizer": None, "processing_class": "OTHER"}, [("E377", "tokenizer")]),
         (
-            {"tokenizer": "TOKENIZER", "processing_class": "TOKENIZER"},
+            {"tokenizer": "OTHER", "processing_class": "OTHER"},
             [("E106", "tokenizer"), ("E377", "tokenizer")],
         ),
         ({"callbacks": [print], "args": object()}, [("E102", "callbacks"), ("E102", "args")]),
@@ -204,8 +206,22 @@ def test_an_adapter_of_another_kind(given: Any, typed: dict[str, Any], code: str
     ],
 )
 def test_refused(options: dict[str, Any], problems: list[tuple[str, str]], tokenizer: Any) -> None:
-    given = {name: tokenizer if value == "TOKENIZER" else value for name, value in options.items()}
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["<new>"])
+    objects = {"TOKENIZER": tokenizer, "OTHER": other}
+    given = {
+        name: objects.get(value, value) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
     assert refused(**given) == problems
+
+
+def test_the_tokenizer_of_a_named_model(tokenizer: Any) -> None:
+    """One that pads and looks otherwise, but cuts text as the model's own does, is no other one."""
+    same = copy.deepcopy(tokenizer)
+    same.pad_token, same.padding_side = same.eos_token, "left"
+    same(["a", "b c"], padding=True, truncation=True, max_length=4)
+    assert planned(tokenizer=same)["facts"]["num_trained"]
 
 
 def test_a_reward_model(tokenizer: Any) -> None:

@@ -123,10 +123,10 @@ def test_rows_with_messages(row: dict[str, Any], has_messages: bool) -> None:
 
 
 def test_nothing_foreign_is_imported() -> None:
-    """By all names and what they do; peft itself imports accelerate, so an adapter is made last."""
+    """By all names and what they do; peft, and transformers' own models, import accelerate, so an adapter and
+    the trainer come last."""
     code = """
 import sys
-from covey.trl import *
 from covey.trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 from covey.trl import get_kbit_device_map, get_peft_config, get_quantization_config
 FOREIGN = ("trl", "swift", "transformers.trainer", "transformers.training_args")
@@ -139,6 +139,7 @@ assert not get_peft_config(model)
 assert not found(*FOREIGN, "accelerate"), found(*FOREIGN, "accelerate")
 model.use_peft = True
 assert get_peft_config(model)
+from covey.trl import *
 assert not found(*FOREIGN), found(*FOREIGN)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
