@@ -21,8 +21,10 @@ from covey.trl.models import (
     is_peft_model,
     named_model,
     named_tokenizer,
+    save_start,
     take_adapter,
     trained_model,
+    without_adapter,
     write_model,
 )
 from covey.trl.state import TrainerControl, TrainerState, TrainOutput
@@ -109,11 +111,12 @@ class GRPOTrainer:
         self.state, self.control = TrainerState(), TrainerControl()
         self._set_state()
         self.outcome = None
-        with options_of_trainer(self.args, self.given, self) as options:
-            if resume:
-                options["resume_from_checkpoint"] = "latest" if resume is True else str(resume)
-            else:
-                options["overwrite_output_dir"] = "aside"
+        with options_of_trainer(self, resume=resume) as options:
+            if is_peft_model(self.given.model):
+                options["model"] = without_adapter(self.given.model)
+                rank = self.args.process_index
+                start = save_start(self.given.model, self._output_dir, rank=rank, resumes=bool(resume))
+                options["adapters"] = str(start)
             try:
                 self.outcome = train_with(options, self._events)
             finally:
