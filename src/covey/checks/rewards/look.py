@@ -74,7 +74,8 @@ def with_rewards(
         facts = with_judge(facts, config)
         refused |= set() if is_judge_usable(config, facts.data, facts.rewards, facts.machine) else {JUDGE}
     faults = list(rewards.faults)
-    if not faults and facts.data.columns is not None:
+    # What a rollout function adds to the columns is known only when it has been called.
+    if not faults and facts.data.columns is not None and config.rollout_func is None:
         faults = rewards.missing(_given_columns(columns, sees_images=facts.data.sees_images))
         if facts.data.missing_columns:
             # The columns of built-in rewards are among them already.
@@ -160,7 +161,8 @@ def _with_form(
 
 def _is_tried(config: Config) -> bool:
     """Return whether rewards are tried here: one process does it for all."""
-    return config.reward_trial and os.environ.get("RANK", "0") == "0"
+    has_columns = config.rollout_func is None
+    return config.reward_trial and has_columns and os.environ.get("RANK", "0") == "0"
 
 
 def _reads_steps(rewards: RewardSet, of_steps: Sequence[str] | None) -> bool | None:
