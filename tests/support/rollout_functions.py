@@ -19,8 +19,12 @@ def numbered(prompts, trainer):
 
 
 def by_place(completions, place, of, **others):
-    assert of == "a rollout" and "solution" in others
+    assert set(of) == {"a rollout"} and "solution" in others
     return [float(number % 3 == 0) for number in place]
+
+
+def alternating(completions, **others):
+    return [float(number % 2) for number in range(len(completions))]
 
 
 def shifted(prompts, trainer):
@@ -41,7 +45,7 @@ def negated(prompts, trainer):
 def turns(prompts, trainer):
     """Two turns, and what follows the first from a tokenizer of transformers."""
     said = trainer.processing_class.encode(" Again: ", add_special_tokens=False)
-    first = trainer.generate(prompts, max_tokens=4)
+    first = trainer.generate(prompts, max_tokens=10)
     second = trainer.generate([[*row["prompt_ids"], *row["completion_ids"], *said] for row in first])
     found = {name: [] for name in (*NAMES, "env_mask")}
     for a, b in zip(first, second):

@@ -114,23 +114,25 @@ def test_prompts_of_a_group_that_differ_stop_the_run_unless_they_may(
 
 @pytest.mark.parametrize("name", ["shifted", "of_zeros", "inverted", "unmasked", "encoded_again"])
 def test_wrong_logprobs_stop_the_run_at_its_first_step(
-    name: str, opts: Callable[..., dict[str, Any]]
+    name: str, opts: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
+    # Rows without signal are not computed.
+    reward = f"{functions_file(tmp_path)}:alternating"
     with pytest.raises(GuardStop) as caught:
-        train_and_watch(opts(name))
+        train_and_watch(opts(name, reward_funcs=[reward], environment_starts="differ"))
     finding = caught.value.finding
     assert (finding.code, finding.step) == ("F115", 1)
     assert "return from rollout_func what generate() gave" in finding.fixes[0].text
 
 
 def test_positive_logprobs_are_not_trained(opts: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(RunFailed, match="F145: what rollout_func returned cannot be trained: row 0: "):
+    with pytest.raises(RunFailed, match="F145 at step 0: what rollout_func returned cannot be trained: row 0: "):
         train_and_watch(opts("negated"))
 
 
 def test_an_error_of_a_function_ends_the_run(opts: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(RunFailed, match="F131: the run failed in rollout") as caught:
-        train(**opts("raises"))
+    with pytest.raises(RunFailed, match="F131 at step 0: the run failed in rollout") as caught:
+        train(**opts("raises", save_steps=100))
     assert isinstance(caught.value.__cause__, ConnectionError)
 
 
@@ -147,7 +149,7 @@ def test_what_is_no_rollout_function_is_refused(
     name: str, words: str, opts: Callable[..., dict[str, Any]]
 ) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
-        train(**opts(name))
+        train(**opts(name, save_steps=100))
     assert [(p.code, p.option) for p in caught.value.problems] == [("E390", "rollout_func")]
 
 
@@ -165,7 +167,11 @@ def test_a_function_of_a_program(tmp_path: Path) -> None:
     given = small("quickstart#32", tmp_path / "run", **EVALUATED)
     outcome = train(**given, rollout_func=play)
     assert outcome.exit_code == 0
-    assert seen == [(8, 0, False), (16, 1, True), (8, 1, False), (16, 2, True)]
+    rollout, evaluation = (8, False), (16, True)
+    assert [(num, is_eval) for num, _, is_eval in seen] == [
+        *(evaluation, rollout, evaluation, rollout, evaluation)
+    ]
+    assert [step for _, step, _ in seen] == [0, 0, 1, 1, 2]
     done = covey(
         "train", "--config", str(tmp_path / "run" / "config.yaml"), "--output_dir", str(tmp_path / "b")
     )
