@@ -126,7 +126,9 @@ def test_wrong_logprobs_stop_the_run_at_its_first_step(
 
 
 def test_positive_logprobs_are_not_trained(opts: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(RunFailed, match="F145 at step 0: what rollout_func returned cannot be trained: row 0: "):
+    with pytest.raises(
+        RunFailed, match="F145 at step 0: what rollout_func returned cannot be trained: row 0: "
+    ):
         train_and_watch(opts("negated"))
 
 
