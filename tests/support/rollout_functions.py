@@ -32,6 +32,12 @@ def shifted(prompts, trainer):
     return {**found, "logprobs": [[*row[1:], row[0]] for row in found["logprobs"]]}
 
 
+def cut_and_shifted(prompts, trainer):
+    """No whole completions, so that only the model can say what is right."""
+    found = {name: [row[:-1] for row in rows] for name, rows in once(prompts, trainer).items()}
+    return {**found, "logprobs": [[*row[1:], row[0]] for row in found["logprobs"]]}
+
+
 def of_zeros(prompts, trainer):
     found = once(prompts, trainer)
     return {**found, "logprobs": [[0.0] * len(row) for row in found["logprobs"]]}

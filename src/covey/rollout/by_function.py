@@ -12,7 +12,7 @@ from covey.data.text import TextCodec
 from covey.errors import RunFailed
 from covey.rollout.engine import Engine
 from covey.rollout.function_context import RolloutContext, RolloutFunction, given
-from covey.rollout.function_rows import FunctionRow, UnusableRows, rows_of
+from covey.rollout.function_rows import ROUNDING, FunctionRow, UnusableRows, rows_of
 from covey.rollout.running import lost_episode
 from covey.rollout.slots import Slot
 from covey.texts import tr
@@ -72,6 +72,7 @@ class FunctionEpisodes:
         slot = self._slots[number]
         prompt, sampling = slot.prompt, slot.plan.sampling
         drawn = context.drawn(row)
+        _check_logprobs(number, row, drawn)
         kept = None
         if sampling.has_filters and slot.plan.split == "train":
             kept = _kept(number, drawn)
@@ -123,6 +124,23 @@ def _outcome(row: FunctionRow, drawn: Sequence[Completion] | None, ends: Sequenc
     last = max(n for n, is_trained in enumerate(row.is_trained) if is_trained)
     is_ended = row.completion_ids[last] in ends or bool(drawn and drawn[-1].finish is Finish.STOP)
     return Outcome.SCORED if is_ended else Outcome.TRUNCATED
+
+
+def _check_logprobs(number: int, row: FunctionRow, drawn: Sequence[Completion] | None) -> None:
+    """Raise UnusableRows where tokens that `generate` sampled have other log-probabilities than it gave."""
+    values = [value for completion in drawn or () for value in completion.logprobs.tolist()]
+    for place, (own, value) in enumerate(zip(row.logprobs, values, strict=False)):
+        if abs(own - value) > ROUNDING:
+            raise UnusableRows(
+                tr(
+                    "row {number}: the log-probability of token {place} of the model is {own:.4g}, but "
+                    "generate() gave {value:.4g}",
+                    number=number,
+                    place=place,
+                    own=own,
+                    value=value,
+                )
+            )
 
 
 def _kept(number: int, drawn: Sequence[Completion] | None) -> KeptSets:

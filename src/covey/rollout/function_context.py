@@ -205,7 +205,7 @@ class RolloutContext:
 
     def _tokens(self, prompt: Any, next_one: Prompt) -> tuple[tuple[int, ...], tuple[Medium, ...]]:
         """Return the tokens of a prompt; one that the function was given has those of the data."""
-        if isinstance(prompt, str | list):
+        if isinstance(prompt, str) or _is_chat(prompt):
             for shown, own in ((given(next_one), next_one), *self._own):
                 if prompt == shown:
                     return tuple(own.token_ids), own.media

@@ -14,8 +14,8 @@ from covey.texts import joined, tr
 
 REQUIRED = ("prompt_ids", "completion_ids", "logprobs")
 MASK, LOGPROB_IDS = "env_mask", "logprob_token_ids"
-# Above 0 by more than rounding.
-_ROUNDING = 1e-3
+ROUNDING = 1e-3
+"""How far a log-probability may be from what it should be."""
 
 
 class UnusableRows(CoveyError):
@@ -182,7 +182,7 @@ class _Row:
             values = [self._own(n, values[n], None if others is None else others[n]) for n in places]
         found = self._numbers("logprobs", values, float)
         for place, value in enumerate(found):
-            if not math.isfinite(value) or value > _ROUNDING:
+            if not math.isfinite(value) or value > ROUNDING:
                 self.refuse(
                     tr(
                         "the log-probability of token {place} of the model is {value:g}; it has to be "

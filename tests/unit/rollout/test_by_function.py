@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -216,6 +217,19 @@ def test_each_request_has_noise_of_its_own(
     assert [(t.prompt_id, t.sibling, t.turn) for t in ids] == [
         *((0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (0, 0, 1), (0, 1, 1)),
     ]
+
+
+def test_threads_of_a_function_take_turns(play: Callable[..., list[Episode]]) -> None:
+    def function(prompts: list[Any], trainer: RolloutContext) -> dict[str, Any]:
+        with ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(lambda prompt: trainer.generate([prompt]), prompts))
+        return gathered([row for rows in found for row in rows])
+
+    episodes, alone = play(function), play(None)
+    assert [e.tokens[0].prompt_ids.tolist() for e in episodes] == [
+        e.tokens[0].prompt_ids.tolist() for e in alone
+    ]
+    assert all(e.outcome is Outcome.SCORED for e in episodes)
 
 
 def test_what_the_context_says(play: Callable[..., list[Episode]], quickstart_policy: Policy) -> None:

@@ -112,7 +112,7 @@ def test_prompts_of_a_group_that_differ_stop_the_run_unless_they_may(
 # -- faults
 
 
-@pytest.mark.parametrize("name", ["shifted", "of_zeros", "inverted", "unmasked", "encoded_again"])
+@pytest.mark.parametrize("name", ["cut_and_shifted", "inverted", "unmasked", "encoded_again"])
 def test_wrong_logprobs_stop_the_run_at_its_first_step(
     name: str, opts: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -125,11 +125,20 @@ def test_wrong_logprobs_stop_the_run_at_its_first_step(
     assert "return from rollout_func what generate() gave" in finding.fixes[0].text
 
 
-def test_positive_logprobs_are_not_trained(opts: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(
-        RunFailed, match="F145 at step 0: what rollout_func returned cannot be trained: row 0: "
-    ):
-        train_and_watch(opts("negated"))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("shifted", r"of token 1 of the model is -.*, but generate\(\) gave"),
+        ("of_zeros", r"of token 0 of the model is 0, but generate\(\) gave"),
+        ("negated", r"of token 0 of the model is .*; it has to be finite and not above 0"),
+    ],
+)
+def test_logprobs_that_are_none_of_generate_are_not_trained(
+    name: str, words: str, opts: Callable[..., dict[str, Any]]
+) -> None:
+    said = f"F145 at step 0: what rollout_func returned cannot be trained: row 0: the log-probability {words}"
+    with pytest.raises(RunFailed, match=said):
+        train_and_watch(opts(name))
 
 
 def test_an_error_of_a_function_ends_the_run(opts: Callable[..., dict[str, Any]]) -> None:
