@@ -68,6 +68,11 @@ def test_one_vllm_over_several_gpus_calls_it_once() -> None:
     assert "E398" not in {p.code for p in found(facts(layout=alone), **FUNCTION, use_vllm=True)}
 
 
+def test_a_function_may_apply_the_template_itself() -> None:
+    text = facts(prompts={"are_text": True})
+    assert [p.code for p in found(text)] == ["W109"] and found(text, **FUNCTION) == []
+
+
 @pytest.mark.parametrize("options", [{"max_turns": 3}, {"tool_timeout_s": 5.0}])
 def test_options_of_turns_have_no_effect_beside_it(options: dict[str, Any]) -> None:
     typed = {**BASE, **FUNCTION, **options, "environment_starts": "differ"}
