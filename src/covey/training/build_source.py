@@ -106,14 +106,16 @@ def function_for(config: Config, found: Survey, policy: Policy) -> RolloutFuncti
         call=found.rollout_func,
         args=config,
         policy=policy,
-        load_tokenizer=partial(_tokenizer, origin, found.codec.template_text),
+        load_tokenizer=partial(
+            _tokenizer, origin, found.codec.template_text, trust_remote_code=config.trust_remote_code
+        ),
         model_context=found.facts.model.context,
     )
 
 
-def _tokenizer(origin: Path, template: str | None) -> PreTrainedTokenizerBase:
+def _tokenizer(origin: Path, template: str | None, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model as transformers has it, with the chat template of the run."""
-    tokenizer = AutoTokenizer.from_pretrained(origin)
+    tokenizer = AutoTokenizer.from_pretrained(origin, trust_remote_code=trust_remote_code)
     tokenizer.chat_template = template
     return tokenizer
 

@@ -40,7 +40,7 @@ def _found(name: str, functions: Mapping[str, Any]) -> tuple[Callable[..., Any] 
         try:
             function = Loader((), {}).attribute(target)
         except Unloadable as error:
-            return None, ToolFault(entry=name, kind="import", words=str(error))
+            return None, ToolFault(entry=name, kind=error.kind, words=str(error))
     if words := _unfit(function):
         return None, ToolFault(entry=name, kind="signature", words=words)
     return function, None

@@ -8,7 +8,8 @@ CODES = (
     Code(
         code="E390",
         title="Tool, environment or rollout function that cannot be loaded",
-        why="covey imports all of them before the run starts, and this one failed.",
+        why="covey imports every tool, environment and rollout function before the run starts, and this one "
+        "failed.",
     ),
     Code(
         code="E391",
