@@ -23,6 +23,7 @@ from covey.rollout.function_context import RolloutContext, RolloutFunction
 from covey.rollout.native.engine import NativeEngine
 from covey.rollout.single_turns import SingleTurns
 from covey.rollout.slots import CollectPlan, Slot, slots_of
+from covey.training.scoring import step_tokens
 from covey.trl.experimental.openenv import generate_rollout_completions
 from covey.types import (
     Completion,
@@ -249,6 +250,28 @@ def test_what_the_context_says(play: Callable[..., list[Episode]], quickstart_po
     stream = quickstart_policy.stream
     assert play(function) == play(None) and play(function, split="eval/held") == play(None, split="eval/held")
     assert seen == [(2, False, 0, 0), (2, True, 0, 0)] and quickstart_policy.stream == stream != "padded"
+
+
+def test_steps_end_behind_tokens_of_the_model(
+    prompts: list[Prompt], play: Callable[..., list[Episode]], quickstart_codec: TextCodec
+) -> None:
+    def function(given: list[Any], trainer: RolloutContext) -> dict[str, Any]:
+        (said,) = quickstart_codec.encode(["one\n\ntwo\n\nthree"])
+        masks = [[int(index % 2 == 0) for index in range(len(said))] for _ in given]
+        values = [[-1.0] * len(said)] * len(given)
+        ids = [[1]] * len(given)
+        return {
+            **{"prompt_ids": ids, "completion_ids": [list(said)] * len(given), "logprobs": values},
+            "env_mask": masks,
+        }
+
+    (episode, *_) = play(function)
+    ends = step_tokens(quickstart_codec, "\n\n")(Scored.of(prompts[0], episode))
+    num = quickstart_codec.tokens_until(
+        episode.completion_ids, episode.text, [len("one\n\n"), len("one\n\ntwo\n\n")]
+    )
+    assert ends == (*((count + 1) // 2 for count in num), episode.num_trained)
+    assert 0 < ends[0] < ends[1] < ends[2]
 
 
 # -- what generate takes
