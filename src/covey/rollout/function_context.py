@@ -232,6 +232,10 @@ class RolloutContext:
             if value is None:
                 continue
             if name in _LENGTHS:
+                if int(value) < 1:
+                    raise ValueError(
+                        tr("generate() was given {name} {value}; it is at least 1", name=name, value=value)
+                    )
                 sampling = replace(sampling, max_new_tokens=int(value))
             elif name == "stop":
                 texts = (value,) if isinstance(value, str) else tuple(value)

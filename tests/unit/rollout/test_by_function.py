@@ -284,6 +284,7 @@ def test_steps_end_behind_tokens_of_the_model(
         ({"top_k": 3}, "top_k 3, but the run samples with 0:"),
         ({"n": 4}, "n 4, but the run samples with 1:"),
         ({"seed": 1}, "does not take seed; it takes max_completion_length, max_tokens, max_new_tokens, stop"),
+        ({"max_tokens": 0}, "max_tokens 0; it is at least 1"),
         ({"as_chat": False}, "as_chat is False, but the prompts say otherwise"),
     ],
     ids=str,
