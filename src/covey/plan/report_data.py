@@ -139,6 +139,8 @@ def reward_lines(config: Config, facts: Facts) -> list[str]:
 
 def turn_lines(config: Config, facts: Facts) -> list[str]:
     """The tools and the environment of an episode, and how far it may go."""
+    if config.rollout_func is not None:
+        return [tr("rollout function {name} makes the episodes", name=config.rollout_func)]
     if not config.has_turns:
         return []
     lines, own = [], config.max_completion_length
