@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.checks.objects.look import named_directory
 from covey.data.errors import ModelError
+from covey.errors import ProgramError
 from covey.text_files import own_template
 from covey.texts import joined, tr
 from covey.texts.language import spoken
@@ -177,6 +178,8 @@ def _with_trainer(function: Callable[..., Any], trainer: GRPOTrainer) -> Callabl
         trainer.rollout = context
         try:
             return function(prompts, trainer)
+        except (Exception, SystemExit) as error:
+            raise ProgramError from error
         finally:
             trainer.rollout = None
 
