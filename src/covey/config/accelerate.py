@@ -135,7 +135,7 @@ def _precision(environment: Mapping[str, str]) -> Iterator[Problem]:
 def _compiler_and_tpus(environment: Mapping[str, str]) -> Iterator[Problem]:
     name = "ACCELERATE_DYNAMO_BACKEND"
     if backend := _asked(environment, name):
-        off = Fix(text=tr("`accelerate launch --dynamo_backend no ...`, and no dynamo_config in its file"))
+        off = Fix(text=tr("set the backend of dynamo to no in the file or the command of accelerate"))
         yield _refused("torch_compile", name, backend, tr("a compiled model"), off)
     for name in _OF_TPU:
         if value := _asked(environment, name):

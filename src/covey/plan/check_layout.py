@@ -69,7 +69,7 @@ def _only_cpu() -> Problem:
     """A machine with GPUs, of which accelerate was told to use the CPU."""
     seen = tr("The environment variable ACCELERATE_USE_CPU is true, but the run would use the GPUs.")
     on_cpu = Fix(text=tr("for a run on the CPU: CUDA_VISIBLE_DEVICES= in front of the same command"))
-    gpus = Fix(text=tr("for a run on the GPUs: leave out --cpu, and use_cpu of accelerate's file"))
+    gpus = Fix(text=tr("for a run on the GPUs: leave out cpu in the file and the command of accelerate"))
     return problem("E379", "nproc_per_node", seen, "", on_cpu, gpus)
 
 
