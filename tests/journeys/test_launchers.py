@@ -115,10 +115,21 @@ ZERO3 = {
 }
 
 
+# It first makes the arguments of another trainer, which set up a process group and ZeRO-3 of their own.
+PROGRAM = """
+from transformers import TrainingArguments
+
+from covey import train
+
+arguments = TrainingArguments("it", use_cpu=True)
+train(**{options!r})
+"""
+
+
 def test_a_file_of_accelerate_shards(tmp_path: Path) -> None:
     """A Python program, as most are that accelerate starts."""
     write_jsonl(tmp_path / "d.jsonl", rows(12))
-    (tmp_path / "program.py").write_text(f"from covey import train\n\ntrain(**{options('it')!r})\n")
+    (tmp_path / "program.py").write_text(PROGRAM.format(options=options("it")))
     run(tmp_path, [([*TORCHRUN, "--master_port", str(_free_port()), "program.py"], ZERO3)])
     lines = (tmp_path / "it" / "config.yaml").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("  deepspeed: "))
