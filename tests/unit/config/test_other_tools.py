@@ -121,6 +121,10 @@ def test_vllm_of_a_whole_config() -> None:
     assert not [name for name in typed if name.startswith("vllm_importance")]
     masked = whole(use_vllm=True, vllm_importance_sampling_mode="token_mask")
     assert take_mapping(masked, "argument").typed["vllm_importance_sampling_mode"].value == "token_mask"
+    # A bound has an older name.
+    for cap, bound in ((None, 3.0), (1.5, 1.5)):
+        resolved = from_dict({**RUN, **whole(use_vllm=True, vllm_importance_sampling_cap=cap)})
+        assert not resolved.problems and resolved.config.vllm_importance_sampling_clip_max == bound
     # Alone they mean what they say.
     assert take_mapping({"vllm_server_host": "0.0.0.0"}, "argument").typed
 
