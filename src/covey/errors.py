@@ -74,6 +74,11 @@ class RunFailed(CoveyError):
         return "\n".join(_found(self.finding))
 
 
+class ProgramError(Exception):
+    """Carries, as its cause, what code of the program has raised in a run; a run of one process raises that
+    again."""
+
+
 class EngineLost(RunFailed):
     """Says that no engine is left to sample: completions that it has not returned are lost."""
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey.activity import Activity, Stopped, ranks_word
-from covey.errors import CheckpointError, ConfigError, GuardStop, RunFailed
+from covey.errors import CheckpointError, ConfigError, GuardStop, ProgramError, RunFailed
 from covey.exits import AT_FAULT, GUARDED, RESTARTED, end_now, leave_code
 from covey.health.watchdog import flush_output
 from covey.meeting import RAISED, Meeting, meeting, remember_run
@@ -187,6 +187,10 @@ class Together:
             if self.output_dir is not None or self.place is not None:
                 self.fail(stop.finding, stop.exit_code)
             raise
+        except ProgramError as error:
+            assert error.__cause__ is not None
+            self._end_for(error.__cause__)
+            raise error.__cause__ from None
         except (Exception, SystemExit) as error:
             if self.output_dir is None and self.place is None:
                 raise

@@ -39,6 +39,8 @@ _NEVER_CALLED = (
     *("create_accelerator_and_postprocess", "floating_point_ops", "num_examples", "optimizer_step"),
 )
 
+_NEVER = 10**9
+
 
 def refuse_overrides(cls: type, base: type) -> None:
     """Raise TypeError where a subclass has a method that a trainer of TRL would call, and this one does
@@ -86,8 +88,8 @@ def options_of_trainer(args: Any, given: Given, trainer: GRPOTrainer) -> Iterato
     if args.eval_strategy == "no":
         options.pop("eval_dataset", None)
         if given.eval_dataset is not None and trainer.callbacks:
-            # A callback may ask for an evaluation at any step.
-            options |= {"eval_dataset": given.eval_dataset, "eval_strategy": "steps", "eval_steps": 0}
+            # A callback may ask for an evaluation at any step; none is due by itself.
+            options |= {"eval_dataset": given.eval_dataset, "eval_strategy": "steps", "eval_steps": _NEVER}
     template = _other_template(given)
     if template is not None:
         options["chat_template"] = str(_written(template, Path(args.output_dir)))

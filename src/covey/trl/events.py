@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from covey.errors import ProgramError
 from covey.telemetry.files import read_metrics
 from covey.texts import tr
 from covey.texts.language import spoken
@@ -53,7 +54,8 @@ class Events:
         """Return what the control says."""
         control, job = self._trainer.control, self._trainer.job
         if control.should_evaluate and job is not None and job.evaluations.evaluator is None:
-            raise ValueError(spoken(tr("A callback asks for an evaluation, but eval_dataset is not given.")))
+            words = tr("A callback asks for an evaluation, but eval_dataset is not given.")
+            raise ProgramError from ValueError(spoken(words))
         return Due(
             evaluate=control.should_evaluate, save=control.should_save, stop=control.should_training_stop
         )
@@ -65,22 +67,27 @@ class Events:
             function = getattr(callback, event, None)
             if function is None:
                 continue
-            found = function(
-                trainer.args,
-                trainer.state,
-                trainer.control,
-                model=trainer.job.backend.policy.model if trainer.job else None,
-                processing_class=trainer.processing_class if trainer.job else given.processing_class,
-                optimizer=None,
-                lr_scheduler=None,
-                train_dataloader=None,
-                eval_dataloader=None,
-                **extras,
-            )
+            try:
+                found = function(
+                    trainer.args,
+                    trainer.state,
+                    trainer.control,
+                    model=trainer.job.backend.policy.model if trainer.job else None,
+                    processing_class=trainer.processing_class if trainer.job else given.processing_class,
+                    optimizer=None,
+                    lr_scheduler=None,
+                    train_dataloader=None,
+                    eval_dataloader=None,
+                    **extras,
+                )
+            except (Exception, SystemExit) as error:
+                if trainer.job is None:
+                    raise
+                raise ProgramError from error
             trainer.control = trainer.control if found is None else found
         if trainer.control.should_epoch_stop:
             words = tr("A callback set should_epoch_stop, which covey cannot do: use should_training_stop.")
-            raise NotImplementedError(spoken(words))
+            raise ProgramError from NotImplementedError(spoken(words))
 
     def begin(self, job: Job) -> None:
         """Begin with the state of the job; a resumed run has the logs of its earlier steps."""
