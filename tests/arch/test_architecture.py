@@ -71,7 +71,7 @@ TORCH_FREE = (
         "cli",
     ),
     *("doctor", "modules", "algorithm.loss_types", "health.signs", "health.guards"),
-    *("checks", "training.together"),
+    *("checks", "training.together", "trl.trainer", "trl.rewards"),
     *("health.hang", "health.stacks", "health.watchdog", "health.rules"),
 )
 FOREIGN = ("trl", "swift", "accelerate", "transformers.trainer", "transformers.Trainer")

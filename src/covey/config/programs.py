@@ -46,14 +46,19 @@ def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_meant(values: dict[str, Any]) -> dict[str, Any]:
     """The fields with what some mean in TRL: a fraction of `warmup_steps` is a share of all steps; where they
-    are not set, evaluations sample as many completions as training, and both sides are clipped alike."""
+    are not set, evaluations sample as many completions as training, and both sides are clipped alike. The
+    older name of a bound is that bound."""
     changes: dict[str, Any] = {}
     if isinstance(values.get("warmup_steps"), float) and 0 < values["warmup_steps"] < 1:
         changes |= {"warmup_steps": 0, "warmup_ratio": values["warmup_steps"]}
+    if values.get("vllm_importance_sampling_cap") is not None:
+        changes["vllm_importance_sampling_clip_max"] = values["vllm_importance_sampling_cap"]
     for name, other in (("num_generations_eval", "num_generations"), ("epsilon_high", "epsilon")):
         if values.get(name) is None:
             changes[name] = values.get(other)
-    return {**values, **changes}
+    values = {**values, **changes}
+    values.pop("vllm_importance_sampling_cap", None)
+    return values
 
 
 def _of_model(given: Mapping[str, Any]) -> dict[str, Any]:

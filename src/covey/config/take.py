@@ -91,6 +91,9 @@ class Layer:
             self.problems.append(self._unknown(known, value, source))
 
     def _is_unset(self, known: Name, value: Any) -> bool:
+        if self.is_whole and known.option == "max_completion_length":
+            # In TRL completions then have no limit of their own, which is not the default here.
+            return False
         if known.option is not None:
             kind = self.kind_of(known.option)
             return value is None and not (kind.optional or kind.base == "json")

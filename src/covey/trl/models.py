@@ -8,12 +8,7 @@ import time
 from itertools import count
 from os.path import exists, getmtime, isfile
 from pathlib import Path
-from typing import Any
-
-import torch
-import transformers
-from safetensors.torch import load_file
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from covey.checkpoint.manifest import MANIFEST, TRAINER
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -21,7 +16,9 @@ from covey.media.families import FAMILIES, auto_class
 from covey.quickstart.built_in import BUILT_IN
 from covey.texts import tr
 from covey.texts.language import spoken
-from covey.training.job import Job
+
+if TYPE_CHECKING:
+    from covey.training.job import Job
 
 _START = "start-adapter-"
 # Processes of one run begin within so many seconds, by clocks that differ by less.
@@ -30,11 +27,13 @@ _BEGUN, _SKEW_S, _PATIENCE_S = time.time(), 60.0, 600.0
 
 def is_peft_model(model: Any) -> bool:
     """Whether an object is a model of transformers within one of peft."""
-    return isinstance(model, nn.Module) and hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def without_adapter(model: Any) -> Any:
     """Return the base of a model of peft as a model of its own, on the same weights."""
+    import torch
+
     base = model.get_base_model()
     with torch.device("meta"):
         bare = type(base)(copy.deepcopy(base.config))
@@ -44,7 +43,7 @@ def without_adapter(model: Any) -> Any:
         for name in module._parameters:
             tensor = held.get(prefix + name)
             if tensor is not None:
-                module._parameters[name] = nn.Parameter(tensor.data, requires_grad=True)
+                module._parameters[name] = torch.nn.Parameter(tensor.data, requires_grad=True)
         for name in module._buffers:
             module._buffers[name] = held.get(prefix + name, module._buffers[name])
     bare.tie_weights()
@@ -92,6 +91,7 @@ def _starts(output_dir: Path) -> list[Path]:
 def take_adapter(model: Any, checkpoint: Path) -> None:
     """Give a model of peft the adapter of a checkpoint."""
     from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
 
     set_peft_model_state_dict(model, load_file(checkpoint / ADAPTER_WEIGHTS))
 
@@ -107,6 +107,8 @@ def trained_model(checkpoint: Path, base: Any) -> Any:
 
 def named_model(name: str, revision: str | None = None) -> Any:
     """Return the model of a directory or of a hub, in the dtype of its files."""
+    import transformers
+
     place = _place(name)
     config = transformers.AutoConfig.from_pretrained(place, revision=revision)
     auto: Any = getattr(transformers, auto_class(config.model_type))
@@ -115,6 +117,8 @@ def named_model(name: str, revision: str | None = None) -> Any:
 
 def named_tokenizer(name: str, revision: str | None = None) -> Any:
     """Return the tokenizer of a model of text, and the processor of one that sees."""
+    import transformers
+
     place = _place(name)
     config = transformers.AutoConfig.from_pretrained(place, revision=revision)
     kind = "AutoProcessor" if config.model_type in FAMILIES else "AutoTokenizer"

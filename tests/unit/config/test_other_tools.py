@@ -103,6 +103,9 @@ def test_a_whole_config_of_trl() -> None:
     assert config.rollout_servers == [] and config.vllm_importance_sampling_mode is None
     assert not [name for name in resolved.typed_names if name.startswith("vllm_")]
     assert "eval_on_start" not in resolved.typed_names
+    # Completions without a limit are something that it asks for.
+    (problem,) = from_dict({**RUN, **whole(max_completion_length=None)}).problems
+    assert (problem.code, problem.option) == ("E103", "max_completion_length")
     # A field that asks for something is not lost.
     problems = from_dict({**RUN, **whole(num_beams=4, neftune_noise_alpha=5)}).problems
     assert [(p.code, p.option) for p in problems] == [
@@ -121,6 +124,10 @@ def test_vllm_of_a_whole_config() -> None:
     assert not [name for name in typed if name.startswith("vllm_importance")]
     masked = whole(use_vllm=True, vllm_importance_sampling_mode="token_mask")
     assert take_mapping(masked, "argument").typed["vllm_importance_sampling_mode"].value == "token_mask"
+    # A bound has an older name.
+    for cap, bound in ((None, 3.0), (1.5, 1.5)):
+        resolved = from_dict({**RUN, **whole(use_vllm=True, vllm_importance_sampling_cap=cap)})
+        assert not resolved.problems and resolved.config.vllm_importance_sampling_clip_max == bound
     # Alone they mean what they say.
     assert take_mapping({"vllm_server_host": "0.0.0.0"}, "argument").typed
 
