@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 def train(**options: Any) -> Outcome:
     """Train with the options of `covey train`, by the same names; returns where the run ended.
 
-    Objects may stand in the place of names: functions in `reward_funcs`; a model of transformers as `model`,
-    with its `tokenizer`; lists of dicts and data sets of `datasets` as `dataset` and `val_dataset`. Such a
-    model is trained itself: it holds the trained weights afterwards. Raises ConfigError with every problem of
-    the options before anything is written, and GuardStop where a guard or the watchdog ends the run. Ctrl-C
-    raises KeyboardInterrupt and SIGTERM raises SystemExit(143), both after a checkpoint is saved; the same
-    call with `resume_from_checkpoint=True` goes on from there. The process is never ended from here, unless
-    a launcher has started it as one of several.
+    Objects may stand in the place of names: functions in `reward_funcs` and as `rollout_func`; a model of
+    transformers as `model`, with its `tokenizer`; lists of dicts and data sets of `datasets` as `dataset`
+    and `val_dataset`. Such a model is trained itself: it holds the trained weights afterwards. Raises
+    ConfigError with every problem of the options before anything is written, and GuardStop where a guard or
+    the watchdog ends the run. Ctrl-C raises KeyboardInterrupt and SIGTERM raises SystemExit(143), both after
+    a checkpoint is saved; the same call with `resume_from_checkpoint=True` goes on from there. The process
+    is never ended from here, unless a launcher has started it as one of several.
     """
     return train_with(options)
 

@@ -47,6 +47,7 @@ OTHER_COMMANDS = (
 )
 # Those of torchrun, accelerate, deepspeed and Slurm, on the page about launchers.
 LAUNCHER_FLAGS = {
+    "config_file",
     *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_id", "rdzv_endpoint"),
     *("multi_gpu", "num_processes", "num_gpus", "module", "local_rank", "kill-on-bad-exit"),
     *("shutdown_timeout", "signal", "requeue", "open-mode", "cpus-per-task"),

@@ -66,12 +66,20 @@ def _old_gpu(patch: pytest.MonkeyPatch, here: Path) -> None:
     patch.setattr(run, "num_gpus", lambda: 1)
 
 
+def _accelerate(patch: pytest.MonkeyPatch, here: Path) -> None:
+    """What `accelerate launch` sets for a file with Megatron-LM, float16 and a compiler."""
+    patch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
+    patch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    patch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+
+
 _RUN = {"run/config.yaml": "seed: 1\n", "run/metrics.jsonl": "{}\n"}
 
 CASES = (
     Case(name="dtype_not_trained_in", words=words("--torch_dtype float16")),
     Case(name="dtype_that_the_gpu_lacks", words=words("--torch_dtype bfloat16"), edge=_old_gpu),
     Case(name="more_processes_than_gpus", words=words("--nproc_per_node 4"), edge=_gpus),
+    Case(name="settings_of_accelerate", words=words(), edge=_accelerate),
     Case(name="package_missing", words=words("--report_to wandb"), edge=_no_wandb),
     Case(
         name="memory_too_small",

@@ -116,6 +116,11 @@ _ADD = "--tools tools.py:add --chat_template chatml-tools"
 _TEXTS = jsonl([{"prompt": f"What is {n}+1? ", "solution": str(n + 1)} for n in range(64)])
 
 
+_ROLLOUTS = {
+    "rollouts.py": "def play(prompts, trainer):\n    ...\n\n\ndef of_three(prompts, args, tokenizer):\n    ...\n"
+}
+
+
 def _case(name: str, rest: str, *, files: dict[str, str] | None = None, **given: Any) -> Case:
     return Case(
         name=name,
@@ -181,5 +186,20 @@ CASES = (
     _case(
         "environment_with_a_method_without_types",
         "--environment_factory envs.py:NoHints --chat_template chatml-tools",
+    ),
+    # -- rollout functions
+    _case("rollout_function_that_does_not_exist", "--rollout_func rollouts.py:pla", files=_ROLLOUTS),
+    _case("rollout_function_by_a_word", "--rollout_func play", files=_ROLLOUTS),
+    _case("rollout_function_of_three_arguments", "--rollout_func rollouts.py:of_three", files=_ROLLOUTS),
+    _case(
+        "rollout_function_beside_other_turns",
+        "--rollout_func rollouts.py:play --tools tools.py:add --environment_factory envs.py:Sums "
+        "--chat_template chatml-tools",
+        files=_ROLLOUTS,
+    ),
+    _case(
+        "rollout_function_ahead",
+        "--rollout_func rollouts.py:play --max_turns 3 --max_staleness 1",
+        files=_ROLLOUTS,
     ),
 )

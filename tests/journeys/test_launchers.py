@@ -102,3 +102,35 @@ def test_every_launcher_starts_the_same_run(launcher: str, expected: Path, tmp_p
     ours, theirs = (tensors(path / "checkpoint-1") for path in (tmp_path / "it", expected))
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if not ours[name].equal(theirs[name])] == []
+
+
+# What `accelerate launch` sets for the file zero3.yaml of TRL.
+ZERO3 = {
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+    "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+}
+
+
+# It first makes the arguments of another trainer, which set up a process group and ZeRO-3 of their own.
+PROGRAM = """
+from transformers import TrainingArguments
+
+from covey import train
+
+arguments = TrainingArguments("it", use_cpu=True)
+train(**{options!r})
+"""
+
+
+def test_a_file_of_accelerate_shards(tmp_path: Path) -> None:
+    """A Python program, as most are that accelerate starts."""
+    write_jsonl(tmp_path / "d.jsonl", rows(12))
+    (tmp_path / "program.py").write_text(PROGRAM.format(options=options("it")))
+    run(tmp_path, [([*TORCHRUN, "--master_port", str(_free_port()), "program.py"], ZERO3)])
+    lines = (tmp_path / "it" / "config.yaml").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("  deepspeed: "))
+    assert line == ("  deepspeed: zero3  # environment of accelerate launch: ACCELERATE_DEEPSPEED_ZERO_STAGE")

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from covey.checks.accelerate import accelerate_problems
 from covey.plan.launchers import DEFAULT_PORT, is_of_slurm, whole_number
 from covey.plan.problem import problem
 from covey.texts import joined, plural, tr
@@ -127,11 +126,7 @@ def asked_machines(environment: Mapping[str, str]) -> tuple[Machines, list[Probl
 def command_problems(environment: Mapping[str, str], typed: Mapping[str, object]) -> list[Problem]:
     """Return what a launcher and the options of a command say against each other; `typed` holds the values
     of the options that were given."""
-    return [
-        *_tasks_that_start_more(environment, typed),
-        *_machines_of_ray(environment, typed),
-        *accelerate_problems(environment, typed),
-    ]
+    return [*_tasks_that_start_more(environment, typed), *_machines_of_ray(environment, typed)]
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from covey.checks.data.look import Data, with_data
 from covey.checks.model.look import fetch_model, model_dir, stand_in_codec, with_model
 from covey.checks.objects.look import NO_OBJECTS, Objects
 from covey.checks.rewards.golds import with_golds
 from covey.checks.rewards.look import with_rewards
+from covey.checks.rollout_function.look import with_rollout_function
 from covey.checks.run.look import run_facts, with_image_packages, with_layout
 from covey.checks.run.replay import with_replay
 from covey.checks.servers.look import with_servers
@@ -38,7 +40,8 @@ class Survey:
     """The facts, and what was read to learn them; a part is None where it could not be had.
 
     `live` is the model where a program has given the object. Prompts come as a table, or as a stream.
-    Rewards, tools and environments (`agents`) have processes of their own: `close` ends them. `images` are
+    Rewards, tools and environments (`agents`) have processes of their own: `close` ends them. `rollout_func`
+    makes the episodes of this process itself. `images` are
     the rows in which images lie that a checkpoint or a record names.
     """
 
@@ -50,6 +53,7 @@ class Survey:
     eval_sets: tuple[tuple[str, PromptTable], ...] = ()
     rewards: RewardSet | None = None
     agents: Agents | None = None
+    rollout_func: Callable[..., Any] | None = None
     images: ImageRows = NO_ROWS
 
     def close(self) -> None:
@@ -94,6 +98,7 @@ def survey(
         facts, images = with_replay(facts, config, num_processes, codec, objects.rows, offline=offline)
         return Survey(facts=facts, live=objects.model, codec=codec, images=images)
     facts, agents = with_tools(facts, config, codec, objects.functions)
+    facts, rollout_func = with_rollout_function(facts, config, objects.functions)
     tools = () if agents is None else agents.schemas
     if codec is None:
         facts, data = _with_data_alone(facts, config, objects, offline=offline)
@@ -118,6 +123,7 @@ def survey(
         eval_sets=data.eval_sets,
         rewards=rewards,
         agents=agents,
+        rollout_func=rollout_func,
         images=data.images,
     )
 

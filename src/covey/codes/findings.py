@@ -185,6 +185,12 @@ FINDINGS: tuple[tuple[str, str, str], ...] = (
         "several rows would have several scores and count more often than others in its group.",
     ),
     (
+        "F145",
+        "Rollout function returned what cannot be trained",
+        "Each row that rollout_func returns is trained as it is: the tokens of its prompt, those behind it, "
+        "and the log-probabilities that the model's own were sampled with.",
+    ),
+    (
         "F215",
         "Reward does not rise",
         "The run still takes time, but its last model is no better than an earlier one.",

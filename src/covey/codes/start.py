@@ -23,15 +23,21 @@ START: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "E379",
-        "Sharding that is set only in the launcher's file",
-        "covey reads the number of processes from accelerate's file, but not how the model is split; give "
-        "that as an option of the command. Without it every process would hold the whole model.",
+        "Setting of accelerate that covey does not have",
+        "`accelerate launch` hands on what its file says in environment variables. covey takes sharding from "
+        "there; what it does not do it refuses, since the run would not be the one that the file describes.",
     ),
     (
         "W192",
         "accelerate was asked for several processes and started one",
-        "On CPUs `accelerate launch` starts one process, whatever num_processes says. With one process "
-        "instead of N, each step has an Nth of the completions.",
+        "Where its file says MULTI_CPU or NO, `accelerate launch` starts one process, whatever num_processes "
+        "says. With one process instead of N, each step has an Nth of the completions.",
+    ),
+    (
+        "W193",
+        "Options taken from accelerate",
+        "`accelerate launch` hands on what its file says in environment variables. covey takes these as its "
+        "own options where the command does not set them.",
     ),
     (
         "E380",

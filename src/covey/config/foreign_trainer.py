@@ -22,7 +22,6 @@ _COMPUTED = tr("transformers computes this itself; it is not a setting.")
 _TEXT_ONLY = tr("This version trains on text only.")
 _OLD = tr("transformers no longer has this option.")
 _CPU = tr("covey uses the GPUs that CUDA_VISIBLE_DEVICES lists, and the CPU if there is none.")
-_NO_TURNS = tr("Each completion is a single answer that an engine of covey samples.")
 
 
 def _each(names: Iterable[str], words: str, *values: str) -> dict[str, Moot]:
@@ -124,7 +123,6 @@ OF_PROGRAMS: Mapping[str, str] = {
     "tokenizer": _TOKENIZER,
     "quantization_config": tr("Quantization is set by options, in the group Quantization of `--help`."),
     "peft_config": tr("Adapters are set by options, in the group Adapters of `--help`."),
-    "rollout_func": _NO_TURNS,
     "optim_args": _ADAM,
     "optim_target_modules": _ADAM,
     "torch_compile_backend": _COMPILE,

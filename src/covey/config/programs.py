@@ -31,6 +31,7 @@ def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
         values |= _of_model(values.pop("model_init_kwargs"))
     if not is_whole_config(options):
         return values
+    own = values.pop("covey_options", None) or {}
     values = _as_meant(values)
     unread: tuple[str, ...] = ()
     if values.get("eval_strategy") in ("no", None):
@@ -43,7 +44,7 @@ def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
         unread += ("vllm_server_", "vllm_group_port")
     if not values["vllm_importance_sampling_correction"]:
         unread += ("vllm_importance_sampling_",)
-    return {name: value for name, value in values.items() if not name.startswith(unread)}
+    return {**{name: value for name, value in values.items() if not name.startswith(unread)}, **own}
 
 
 def _as_meant(values: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from covey.config.accelerate import take_accelerate
 from covey.config.derive import (
     ACCUMULATION,
     GENERATION_BATCH,
@@ -61,7 +62,7 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     Raises ConfigError where no configuration can be built at all, with every problem so far.
     """
     told = _of_environment(typed)
-    typed, unreadable = without_unreadable({**told.typed, **typed})
+    typed, unreadable = without_unreadable({**typed, **told.typed})
     problems = [*problems, *told.problems, *unreadable]
     start = start_of(typed)
     all_problems = [*problems, *start.problems, *_missing(typed, faulty_options(problems, typed))]
@@ -107,12 +108,14 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     )
 
 
-def _of_environment(typed: Collection[str]) -> Layer:
-    """Return the options that ms-swift reads from the environment, where nobody has typed them."""
+def _of_environment(typed: Mapping[str, Typed]) -> Layer:
+    """Return the options that ms-swift reads from the environment and those that accelerate's launcher sets
+    there, where nobody has typed them."""
     layer = Layer()
     for variable, name in _VARIABLES.items():
         if name not in typed and os.environ.get(variable):
             layer.take(name, os.environ[variable], tr("environment variable {name}", name=variable))
+    take_accelerate(layer, os.environ, typed)
     return layer
 
 

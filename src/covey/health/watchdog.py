@@ -51,9 +51,12 @@ class Allowance:
 SELDOM = Allowance(first_s=4 * 3600.0, floor_s=30 * 60.0)
 
 
-def allowances(reward_timeout_s: float, server_timeout_s: float = 0.0) -> dict[str, Allowance]:
+def allowances(
+    reward_timeout_s: float, server_timeout_s: float = 0.0, *, by_function: bool = False
+) -> dict[str, Allowance]:
     """The phases that differ from the rest; a late reward has a time limit and a message of its own, and so
-    has a rollout server (0: there is none), which is given up when it has been silent for so long."""
+    has a rollout server (0: there is none), which is given up when it has been silent for so long. Where
+    rollouts are made `by_function`, what it waits for may take another time each time."""
     reward = Allowance(
         first_s=30 * 60.0 + 2 * reward_timeout_s,
         floor_s=60.0 + 2 * reward_timeout_s,
@@ -63,6 +66,8 @@ def allowances(reward_timeout_s: float, server_timeout_s: float = 0.0) -> dict[s
         floor_s = 60.0 + 3 * server_timeout_s
         sampling = Allowance(first_s=30 * 60.0 + floor_s, floor_s=floor_s)
         found |= {"rollout": sampling, "publish": sampling}
+    if by_function:
+        found["rollout"] = SELDOM
     return found
 
 

@@ -10,10 +10,10 @@ from covey.options.declare import Options, PathKind, only_with, option
 class EvaluationOptions(Options):
     """Evaluation."""
 
-    eval_strategy: Literal["no", "steps", "epoch"] = option(
+    eval_strategy: Literal["no", "steps", "epoch", "asked"] = option(
         ...,
-        "When to evaluate: never, every eval_steps optimizer steps, or after each epoch. The last step is "
-        "always evaluated, unless the value is no.",
+        "When to evaluate: never, every eval_steps optimizer steps, or after each epoch; the last step is "
+        "then evaluated too. asked: only where a callback of covey.trl asks for it.",
         rule="steps if there is data for evaluation, else no",
         trl="no",
         swift="save_strategy",

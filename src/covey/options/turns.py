@@ -25,11 +25,19 @@ class TurnOptions(Options):
         names=("environment",),
         path=PathKind("E390"),
     )
+    rollout_func: str | None = option(
+        None,
+        "Function that makes the completions of a rollout itself, as TRL has it: rollout_func(prompts, "
+        "trainer), FILE.py:NAME or package.module.name. Each training process loads and calls it, so that "
+        "it can sample with the engine of the run: trainer.generate(prompts).",
+        trl="none",
+        path=PathKind("E390"),
+    )
     environment_starts: Literal["alike", "differ"] = option(
         "alike",
-        "Whether the episodes of a group must begin with the same prompt. alike: the run stops where they do "
-        "not; differ: each may begin in its own way.",
-        read_if=only_if_set("environment_factory"),
+        "Whether the episodes of a group must begin with the same prompt, where an environment or "
+        "rollout_func makes it. alike: the run stops where they do not; differ: each may begin in its own "
+        "way.",
     )
     max_environments: int = option(
         256,
@@ -98,6 +106,11 @@ class TurnOptions(Options):
     def has_turns(self) -> bool:
         """Return whether an episode may have several turns."""
         return bool(self.tools) or self.environment_factory is not None
+
+    @property
+    def makes_prompts(self) -> bool:
+        """Return whether an environment or a function makes the prompt that an episode begins with."""
+        return self.environment_factory is not None or self.rollout_func is not None
 
     @property
     def is_limited_by_turn(self) -> bool:

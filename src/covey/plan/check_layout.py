@@ -20,6 +20,8 @@ def layout_problems(config: Config, facts: Facts) -> list[Problem]:
     layout = facts.layout
     if layout.is_here and not facts.machine.cuda and facts.machine.npu:
         return [_npu(facts.machine.npu)]
+    if layout.is_here and facts.machine.cuda and facts.machine.asks_for_cpu:
+        return [_only_cpu()]
     problems = [
         *_of_split(config, layout),
         *_two_dtypes(config, facts.machine, facts.layout),
@@ -61,6 +63,14 @@ def _npu(variable: str) -> Problem:
     )
     gpus = Fix(text=tr("start the same command on a machine with NVIDIA or AMD GPUs"))
     return problem("E117", "nproc_per_node", seen, "", on_cpu, gpus)
+
+
+def _only_cpu() -> Problem:
+    """A machine with GPUs, of which accelerate was told to use the CPU."""
+    seen = tr("The environment variable ACCELERATE_USE_CPU is true, but the run would use the GPUs.")
+    on_cpu = Fix(text=tr("for a run on the CPU: CUDA_VISIBLE_DEVICES= in front of the same command"))
+    gpus = Fix(text=tr("for a run on the GPUs: leave out cpu in the file and the command of accelerate"))
+    return problem("E379", "nproc_per_node", seen, "", on_cpu, gpus)
 
 
 def _two_dtypes(config: Config, machine: MachineFacts, layout: Layout) -> list[Problem]:

@@ -139,6 +139,8 @@ def reward_lines(config: Config, facts: Facts) -> list[str]:
 
 def turn_lines(config: Config, facts: Facts) -> list[str]:
     """The tools and the environment of an episode, and how far it may go."""
+    if config.rollout_func is not None:
+        return [tr("rollout function {name} makes the episodes", name=config.rollout_func)]
     if not config.has_turns:
         return []
     lines, own = [], config.max_completion_length
@@ -178,16 +180,15 @@ def evaluation_lines(config: Config, facts: Facts) -> list[str]:
     """When it evaluates, and on what."""
     if config.eval_strategy == "no" or not facts.data.eval_sets:
         return []
-    when = (
-        plural(
-            config.eval_steps,
-            "every {eval_steps} step",
-            "every {eval_steps} steps",
-            eval_steps=config.eval_steps,
-        )
-        if config.eval_strategy == "steps"
-        else tr("after each epoch")
+    steps = plural(
+        config.eval_steps,
+        "every {eval_steps} step",
+        "every {eval_steps} steps",
+        eval_steps=config.eval_steps,
     )
+    asked = tr("where a callback asks for it")
+    when = {"steps": steps, "epoch": tr("after each epoch")}.get(config.eval_strategy)
+    when = asked if when is None else tr("{when} and at the end", when=when)
     start = tr("before the first step, ") if config.eval_on_start else ""
     sets = joined(
         ", ",
@@ -201,7 +202,7 @@ def evaluation_lines(config: Config, facts: Facts) -> list[str]:
     heat = f"{config.eval_temperature:g}" + (f", {in_words(on)}" if on else "")
     return [
         tr(
-            "{sets}: {start}{when} and at the end; {each} a prompt at temperature {heat}",
+            "{sets}: {start}{when}; {each} a prompt at temperature {heat}",
             sets=sets,
             start=start,
             when=when,

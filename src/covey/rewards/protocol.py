@@ -22,9 +22,15 @@ class Scored:
 
     @classmethod
     def of(cls, prompt: Prompt, episode: Episode) -> Scored:
-        """Take the prompt of the data, or the one that an environment has made of it."""
+        """Take the prompt of the data, or the one that an environment has made of it, and the columns that a
+        rollout function has added."""
         if episode.prompt_messages is not None:
             prompt = replace(prompt, messages=episode.prompt_messages, text=episode.prompt_text)
+        elif episode.prompt_text and not episode.prompt_text.endswith(prompt.opened):
+            # A rollout function has written another prompt, which opens nothing.
+            prompt = replace(prompt, opened="")
+        if episode.columns:
+            prompt = replace(prompt, columns={**prompt.columns, **episode.columns})
         return cls(prompt=prompt, episode=episode)
 
     @property

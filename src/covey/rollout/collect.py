@@ -13,7 +13,9 @@ from covey.comm import Comm
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents
 from covey.rollout.assembly import RankShare, assemble
+from covey.rollout.by_function import FunctionEpisodes
 from covey.rollout.engine import Capabilities, Engine, nothing
+from covey.rollout.function_context import RolloutFunction
 from covey.rollout.shares import Scorer, Share
 from covey.rollout.single_turns import SingleTurns
 from covey.rollout.slots import CollectPlan, Slot, slots_of
@@ -69,10 +71,11 @@ def collect(
     plan: CollectPlan,
     comm: Comm,
     agents: Agents | None = None,
+    function: RolloutFunction | None = None,
 ) -> Collected:
     """Sample and score every completion of a rollout; engines take equal shares (`own_slots`). What is not a
     token or a text is known to all ranks then. `agents` are the tools and the environment between the turns
-    of an episode; None where each has one turn.
+    of an episode; None where each has one turn. A `function` makes the episodes itself.
 
     A completion depends on its noise key alone, so which rank samples it changes nothing. Where nothing is
     left that could sample, those that have not come back are infrastructure failures. Raises Stopped on
@@ -87,7 +90,12 @@ def collect(
     def sample() -> None:
         activity = comm.activity
         with activity.stoppable_between_steps() if spans else stoppable(plan, activity):
-            for number, episode in episode_loop(share.slots, engine, codec, agents, activity).episodes():
+            loop = (
+                episode_loop(share.slots, engine, codec, agents, activity)
+                if function is None
+                else FunctionEpisodes(share.slots, engine, codec, function, activity)
+            )
+            for number, episode in loop.episodes():
                 share.take(number, episode)
 
     return finish(slots, share, sample, codec, plan, comm)

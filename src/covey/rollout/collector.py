@@ -10,6 +10,7 @@ from covey.comm import Comm
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents
 from covey.rollout.collect import Collected, collect
+from covey.rollout.function_context import RolloutFunction
 from covey.rollout.publisher import Publisher
 from covey.rollout.shares import Scorer
 from covey.rollout.slots import CollectPlan
@@ -46,11 +47,13 @@ class CollectsInTurn:
     codec: TextCodec
     comm: Comm
     agents: Agents | None = None
+    function: RolloutFunction | None = None
 
     def collect(self, prompts: Sequence[Prompt], plan: CollectPlan) -> Collected:
         """Sample and score prompts with the weights of the steps taken. Collective."""
         with self.publisher.serve(self.comm.activity.step) as engine:
-            return collect(prompts, engine, self.score, self.codec, plan, self.comm, self.agents)
+            how = self.agents, self.function
+            return collect(prompts, engine, self.score, self.codec, plan, self.comm, *how)
 
     def close(self) -> None:
         """Nothing: when it returns, nothing runs."""

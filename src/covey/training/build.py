@@ -99,7 +99,7 @@ def build_job(
     progress = Progress(upcoming(supply), may_differ=is_reordered(config, facts.data, facts.output))
     best = Best(config.metric_for_best_model, greater_is_better=config.greater_is_better)
     scoring = _scoring(config, found, plan, progress)
-    collector = collector_for(config, found, publisher, scoring, comm)
+    collector = collector_for(config, found, publisher, scoring, comm, backend.sampler)
     source = source_for(config, found, supply, collector, scoring, plan)
     total_steps = scoring.total_steps = total_steps_of(plan, source)
     objective = objective_of(config, needs, total_steps)
@@ -236,7 +236,9 @@ def _frozen_unasked(config: Config, backend: Backend) -> tuple[str, ...]:
 
 
 def _engine_name(config: Config, engine: Engine) -> EngineName:
-    """Return the name of the engine that samples, which is not always the one that was asked for."""
+    """Return the name of what samples, which is not always the engine that was asked for."""
+    if config.rollout_func is not None:
+        return "rollout_func"
     if config.rollout_servers:
         return "servers"
     if config.use_vllm:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from covey.checks.survey import Survey
+from covey.checks.survey import Survey, model_dir
 from covey.comm import Comm
 from covey.data.images import PlacedImage
 from covey.data.order import Order
@@ -18,6 +20,7 @@ from covey.data.text import TextCodec
 from covey.learner.canary import Learner, learners_view
 from covey.media.source import sources_of
 from covey.models.lora import tied_names
+from covey.models.policy import Policy
 from covey.options.schema import Config
 from covey.plan.batch import BatchPlan
 from covey.rewards.registry import metric_names
@@ -25,6 +28,7 @@ from covey.rollout.ahead import CollectsAhead, Sampler
 from covey.rollout.canary import Bound, Canary, canary_requests
 from covey.rollout.collector import Collector, CollectsInTurn
 from covey.rollout.engine import Engine
+from covey.rollout.function_context import RolloutFunction
 from covey.rollout.publisher import Owner, Publisher
 from covey.rollout.sampling import eval_sampling, sampling
 from covey.rollout.server.client import ServerEngine
@@ -92,10 +96,35 @@ def _canary_images(codec: TextCodec) -> list[Medium]:
     return [codec.vision.medium(PlacedImage(source)) for pixels in noise for source in sources_of(pixels)]
 
 
+def function_for(config: Config, found: Survey, policy: Policy) -> RolloutFunction | None:
+    """Return the function that makes the episodes with this policy; None where an engine alone does."""
+    if found.rollout_func is None:
+        return None
+    assert found.codec is not None
+    origin = model_dir(config) if found.live is None else found.live.directory
+    return RolloutFunction(
+        call=found.rollout_func,
+        args=config,
+        policy=policy,
+        load_tokenizer=partial(
+            _tokenizer, origin, found.codec.template_text, trust_remote_code=config.trust_remote_code
+        ),
+        model_context=found.facts.model.context,
+    )
+
+
+def _tokenizer(origin: Path, template: str | None, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model as transformers has it, with the chat template of the run."""
+    tokenizer = AutoTokenizer.from_pretrained(origin, trust_remote_code=trust_remote_code)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 def collector_for(
-    config: Config, found: Survey, publisher: Publisher, scoring: Scoring, comm: Comm
+    config: Config, found: Survey, publisher: Publisher, scoring: Scoring, comm: Comm, policy: Policy
 ) -> Collector:
-    """Return the collector of a run: it samples while the model trains, or in turn with it."""
+    """Return the collector of a run: it samples while the model trains, or in turn with it, with this
+    policy."""
     assert found.codec is not None
     if config.is_ahead:
         engine = cast(ServerEngine, publisher.engine)
@@ -108,7 +137,12 @@ def collector_for(
             agents=found.agents,
         )
     return CollectsInTurn(
-        publisher=publisher, score=scoring, codec=found.codec, comm=comm, agents=found.agents
+        publisher=publisher,
+        score=scoring,
+        codec=found.codec,
+        comm=comm,
+        agents=found.agents,
+        function=function_for(config, found, policy),
     )
 
 

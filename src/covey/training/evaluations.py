@@ -38,7 +38,10 @@ class Evaluations:
         return None
 
     def is_due(self, step: int) -> bool:
-        """Whether an evaluation follows this step: the last one, and without epochs it alone."""
+        """Whether an evaluation follows this step: the last one, and without epochs it alone. None is due
+        where a program asks for them."""
+        if self.options.eval_strategy == "asked":
+            return False
         is_by_epoch = self.options.eval_strategy == "epoch"
         every = self.steps_per_epoch or 0 if is_by_epoch else self.options.eval_steps
         is_last = step >= self.limits.total_steps

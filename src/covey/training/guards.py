@@ -103,7 +103,7 @@ class Guards:
             rollout=rollout,
             max_age=self.max_age,
             stale=collected.stale,
-            has_environment=self.options.environment_factory is not None,
+            makes_prompts=self.options.makes_prompts,
             starts_differ=self.options.environment_starts == "differ",
         )
         seen = RolloutSeen(

@@ -100,6 +100,11 @@ def ranks(
     the other ones of a run over several, which have looked for each other since the process began.
     """
     activity = activity or Activity()
+    # Under a launcher transformers' TrainingArguments make a process group, and have transformers split each
+    # model that it makes for ZeRO-3. A program that trains here may have made them for its options.
+    zero = sys.modules.get("transformers.integrations.deepspeed")
+    if zero is not None:
+        zero.unset_hf_deepspeed_config()
     if world == 1:
         had_group = dist.is_initialized()
         try:
@@ -112,6 +117,8 @@ def ranks(
     if torch.cuda.is_available() and output_dir is not None:
         record_collectives(output_dir, os.environ)
     activity.wait("init_process_group")
+    if dist.is_initialized():
+        dist.destroy_process_group()
     # It lives as long as the group: rank 0 may keep the store.
     met = _make_process_group(world, machines)
     activity.leave_collective()

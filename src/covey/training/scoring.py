@@ -21,9 +21,12 @@ def step_tokens(codec: TextCodec, separator: str) -> Callable[[Scored], tuple[in
     def ends(row: Scored) -> tuple[int, ...]:
         if row.episode.turns:
             return row.episode.turn_ends
-        ids, text = row.episode.trained_ids, row.episode.text
+        ids, text = row.episode.completion_ids, row.episode.text
         characters = step_ends(text, separator)
-        return (*codec.tokens_until(ids, text, characters[:-1]), len(ids)) if characters else ()
+        ends = (*codec.tokens_until(ids, text, characters[:-1]), len(ids)) if characters else ()
+        # A rollout function may have written some of them.
+        is_trained = [own for s in row.episode.tokens for own in s.is_trained[s.prompt_length :].tolist()]
+        return tuple(sum(is_trained[:end]) for end in ends)
 
     return ends
 

@@ -44,7 +44,7 @@ from covey.rollout.sampling import eval_sampling
 from covey.rollout.slots import CollectPlan
 from covey.telemetry.jsonl import encode, write_text
 from covey.training.backend import engine_for
-from covey.training.build_source import publisher_for
+from covey.training.build_source import function_for, publisher_for
 from covey.training.evaluate import EvalPrompts, Evaluation, Evaluator
 from covey.training.process import compute_dtype, own_device
 from covey.training.scoring import Scoring
@@ -88,6 +88,7 @@ def evaluate(resolved: Resolved, found: Survey, directory: Path) -> Evaluated:
             codec=found.codec,
             comm=comm,
             agents=found.agents,
+            function=function_for(config, found, policy),
         ),
         plan=CollectPlan(
             num_generations=config.num_generations_eval,

@@ -59,7 +59,9 @@ def watched(
             rank=comm.rank,
             world=comm.world,
             allowances=allowances(
-                config.reward_timeout_s, config.rollout_timeout if config.rollout_servers else 0.0
+                config.reward_timeout_s,
+                config.rollout_timeout if config.rollout_servers else 0.0,
+                by_function=config.rollout_func is not None,
             ),
             report=report,
             leave=leave,

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from covey.checks.objects.look import named_directory
 from covey.data.errors import ModelError
+from covey.errors import ProgramError
 from covey.text_files import own_template
 from covey.texts import joined, tr
 from covey.texts.language import spoken
 from covey.trl.config import options_of
-from covey.trl.models import is_peft_model, merged_copy, save_start, without_adapter
+from covey.trl.models import is_peft_model, merged_copy
 
 if TYPE_CHECKING:
     from covey.trl.trainer import GRPOTrainer
@@ -38,8 +39,6 @@ _NEVER_CALLED = (
     *("_save_checkpoint", "_save", "_load_best_model", "_inner_training_loop", "_maybe_log_save_evaluate"),
     *("create_accelerator_and_postprocess", "floating_point_ops", "num_examples", "optimizer_step"),
 )
-
-_NEVER = 10**9
 
 
 def refuse_overrides(cls: type, base: type) -> None:
@@ -76,8 +75,9 @@ class Given:
 
 
 @contextmanager
-def options_of_trainer(args: Any, given: Given, trainer: GRPOTrainer) -> Iterator[dict[str, Any]]:
-    """The options of a run; within it files that they name exist."""
+def options_of_trainer(trainer: GRPOTrainer, *, resume: Any = None) -> Iterator[dict[str, Any]]:
+    """The options of a run, or of one that resumes from a checkpoint (True: the newest one)."""
+    args, given = trainer.args, trainer.given
     options = options_of(args)
     own = {one.name: getattr(given, one.name) for one in fields(given)}
     options |= {name: value for name, value in own.items() if value is not None}
@@ -91,14 +91,14 @@ def options_of_trainer(args: Any, given: Given, trainer: GRPOTrainer) -> Iterato
     if args.eval_strategy == "no":
         options.pop("eval_dataset", None)
         if given.eval_dataset is not None and trainer.callbacks:
-            # A callback may ask for an evaluation at any step; none is due by itself.
-            options |= {"eval_dataset": given.eval_dataset, "eval_strategy": "steps", "eval_steps": _NEVER}
+            options |= {"eval_dataset": given.eval_dataset, "eval_strategy": "asked"}
     template = _other_template(given)
     if template is not None:
-        options["chat_template"] = str(_written(template, Path(args.output_dir)))
-    if is_peft_model(given.model):
-        options["model"] = without_adapter(given.model)
-        options["adapters"] = str(save_start(given.model, Path(args.output_dir)))
+        options["chat_template"] = str(_written(template, Path(str(args.output_dir))))
+    if resume:
+        options["resume_from_checkpoint"] = "latest" if resume is True else str(resume)
+    else:
+        options["overwrite_output_dir"] = "aside"
     with _tracker_settings(options):
         yield options
 
@@ -168,8 +168,8 @@ def evaluation_of_trainer(trainer: GRPOTrainer, held_out: Any) -> Iterator[dict[
     """The options by which the model of a trainer is evaluated on a data set: the checkpoint that its run has
     left, or the model that it was given."""
     is_trained, given = trainer.outcome is not None, trainer.given.model
-    with options_of_trainer(trainer.args, trainer.given, trainer) as options:
-        for name in ("train_dataset", "eval_dataset", "adapters", "resume_from_checkpoint"):
+    with options_of_trainer(trainer) as options:
+        for name in ("train_dataset", "eval_dataset", "overwrite_output_dir"):
             options.pop(name, None)
         if trainer.outcome is not None and isinstance(given, str):
             options["model"] = trainer.outcome.checkpoint
@@ -190,6 +190,8 @@ def _with_trainer(function: Callable[..., Any], trainer: GRPOTrainer) -> Callabl
         trainer.rollout = context
         try:
             return function(prompts, trainer)
+        except (Exception, SystemExit) as error:
+            raise ProgramError from error
         finally:
             trainer.rollout = None
 

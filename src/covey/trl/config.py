@@ -22,7 +22,7 @@ _JSON = (
     *("accelerator_config", "fsdp_config", "deepspeed", "parallelism_config", "liger_kernel_config"),
     *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs"),
     *("model_init_kwargs", "generation_kwargs", "chat_template_kwargs"),
-    "transformers_continuous_batching_config",
+    *("transformers_continuous_batching_config", "covey_options"),
 )
 _WHOLE_NUMBERS = ("logging_steps", "eval_steps", "save_steps", "warmup_steps")
 _LEVELS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -32,8 +32,11 @@ _LEVELS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "c
 class GRPOConfig(Fields):
     """Hold what TRL's GRPOConfig holds, without TRL, accelerate or transformers.
 
-    A class of a script may add fields to it. Values are checked when a trainer is made, all of them at once.
+    `covey_options` are options of covey that TRL has no field for, by their names. A class of a script may
+    add fields. Values are checked when training begins, all of them at once.
     """
+
+    covey_options: dict | str | None = None
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

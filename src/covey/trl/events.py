@@ -129,7 +129,7 @@ class Events:
         self._take(record)
         self._count(record.step)
         control.should_log |= self._is_log_due(record.step)
-        control.should_evaluate |= due.evaluate and self._trainer.args.eval_strategy != "no"
+        control.should_evaluate |= due.evaluate
         control.should_save |= due.save
         self.call("on_step_end")
         self._log_if_asked()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import os
 import shutil
-from os.path import isdir, isfile
+import time
+from itertools import count
+from os.path import exists, getmtime, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,15 @@ from covey.checkpoint.manifest import MANIFEST, TRAINER
 from covey.config.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from covey.media.families import FAMILIES, auto_class
 from covey.quickstart.built_in import BUILT_IN
+from covey.texts import tr
+from covey.texts.language import spoken
 
 if TYPE_CHECKING:
     from covey.training.job import Job
+
+_START = "start-adapter-"
+# Processes of one run begin within so many seconds, by clocks that differ by less.
+_BEGUN, _SKEW_S, _PATIENCE_S = time.time(), 60.0, 600.0
 
 
 def is_peft_model(model: Any) -> bool:
@@ -56,22 +62,30 @@ def _plain(name: str) -> str:
     return name.replace(".base_layer.", ".").replace(".original_module.", ".")
 
 
-def save_start(model: Any, output_dir: Path) -> Path:
-    """Write the adapter of a model of peft to a directory in `output_dir` that is named by its weights, so
-    that every rank may do so at once."""
-    own = output_dir / f".start-{os.getpid()}"
-    model.save_pretrained(own)
-    digest = hashlib.blake2b((own / ADAPTER_WEIGHTS).read_bytes(), digest_size=4).hexdigest()
-    target = output_dir / f"start-adapter-{digest}"
-    if isdir(target):
-        shutil.rmtree(own)
-        return target
-    try:
-        own.rename(target)
-    except OSError:
-        # Another rank was faster with the same files.
-        shutil.rmtree(own)
-    return target
+def save_start(model: Any, output_dir: Path, *, rank: int, resumes: bool) -> Path:
+    """Return the directory in `output_dir` with the adapter that a run begins with: that of the first rank,
+    which writes it, as the others may have drawn other numbers. A resumed run has it already.
+
+    Raises TimeoutError where the first rank writes none.
+    """
+    if resumes and (found := _starts(output_dir)):
+        return found[-1]
+    if rank == 0:
+        target = next(p for n in count(1) if not exists(p := output_dir / f"{_START}{n}"))
+        model.save_pretrained(target.with_name(f".{target.name}"))
+        return target.with_name(f".{target.name}").rename(target)
+    end = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < end:
+        new = [p for p in _starts(output_dir) if getmtime(p) > _BEGUN - _SKEW_S]
+        if new:
+            return new[-1]
+        time.sleep(0.1)
+    raise TimeoutError(spoken(tr("Rank 0 has not written the adapter to {path}.", path=output_dir)))
+
+
+def _starts(output_dir: Path) -> list[Path]:
+    """The directories of adapters to begin with, in their order."""
+    return sorted(output_dir.glob(f"{_START}*"), key=lambda path: int(path.name.removeprefix(_START)))
 
 
 def take_adapter(model: Any, checkpoint: Path) -> None:

@@ -22,8 +22,10 @@ from covey.trl.models import (
     is_peft_model,
     named_model,
     named_tokenizer,
+    save_start,
     take_adapter,
     trained_model,
+    without_adapter,
     write_model,
 )
 from covey.trl.state import TrainerControl, TrainerState, TrainOutput
@@ -114,11 +116,12 @@ class GRPOTrainer:
         self.state, self.control = TrainerState(), TrainerControl()
         self._set_state()
         self.outcome = None
-        with options_of_trainer(self.args, self.given, self) as options:
-            if resume:
-                options["resume_from_checkpoint"] = "latest" if resume is True else str(resume)
-            else:
-                options["overwrite_output_dir"] = "aside"
+        with options_of_trainer(self, resume=resume) as options:
+            if is_peft_model(self.given.model):
+                options["model"] = without_adapter(self.given.model)
+                rank = self.args.process_index
+                start = save_start(self.given.model, self._output_dir, rank=rank, resumes=bool(resume))
+                options["adapters"] = str(start)
             try:
                 self.outcome = train_with(options, self._events)
             finally:
@@ -131,6 +134,8 @@ class GRPOTrainer:
     def model(self) -> Any:
         """Return the model: the one in training; behind it the trained one, which is loaded when it is first
         asked for; before it the one that was given, or that its name means, which is then trained itself."""
+        if self.rollout is not None:
+            return self.rollout.model
         if self.job is not None:
             return self.job.backend.policy.model
         given = self.given.model
@@ -151,6 +156,30 @@ class GRPOTrainer:
             name = given if isinstance(given, str) else given.config.name_or_path
             self._processing_class = named_tokenizer(name, self._revision)
         return self._processing_class
+
+    @property
+    def num_generations(self) -> int:
+        """Return how many completions a prompt has: of an evaluation in a rollout function of one."""
+        return int(self.args.num_generations or 0) if self.rollout is None else self.rollout.num_generations
+
+    def generate(self, prompts: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
+        """Sample a completion behind each prompt with the engine of the run; only a rollout function may.
+
+        Returns dicts of `prompt_ids`, `completion_ids`, `logprobs` and `text`
+        (covey.rollout.function_context.RolloutContext.generate).
+        """
+        if self.rollout is None:
+            raise RuntimeError(spoken(tr("trainer.generate samples only within a rollout function.")))
+        return list(self.rollout.generate(prompts, **options))
+
+    @property
+    def vllm_generation(self) -> Any:
+        """Refuse: engines are behind `generate`."""
+        words = tr(
+            "covey.trl has no vllm_generation: sample with trainer.generate(prompts, max_tokens=N), or with "
+            "covey.trl.experimental.openenv.generate_rollout_completions."
+        )
+        raise NotImplementedError(spoken(words))
 
     def save_model(self, output_dir: str | Path | None = None, _internal_call: bool = False) -> None:
         """Write the model, or the adapter, and the tokenizer to a directory. During training every rank calls

@@ -272,7 +272,8 @@ class Episode:
     With tools or an environment `turns` holds what each turn did, on the owner alone; every rank knows their
     `counts`. `environment` is the key of one that lives until the episode is scored, `environment_reward`
     what it gave (None: nothing). `prompt_text` and `prompt_messages` are the prompt that an environment has
-    made ("" and None: that of the data).
+    made ("" and None: that of the data). `columns` are what a rollout function gave beside the tokens, for
+    the rewards; the owner alone has them.
     """
 
     id: EpisodeId
@@ -289,6 +290,7 @@ class Episode:
     environment_reward: float | None = None
     prompt_text: str = ""
     prompt_messages: tuple[Mapping[str, Any], ...] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> tuple[TokenSequence, ...]:

@@ -16,7 +16,6 @@ from covey.checks.launch import (
     num_ranks,
     processes_here,
 )
-from covey.types import Severity
 from support.verbs import rank_variables
 
 MACHINES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node1"}
@@ -129,43 +128,3 @@ def test_tasks_of_srun_start_nobody() -> None:
     assert found.code == "E370" and "--ntasks-per-node=8" in found.fixes[0].text
     assert command_problems(tasks, {"nproc_per_node": 1}) == command_problems(tasks, {}) == []
     assert command_problems(rank_variables(0, 2), {"nproc_per_node": 8}) == []
-
-
-@pytest.mark.parametrize(
-    ("asks", "option", "value"),
-    [
-        ({"ACCELERATE_USE_FSDP": "true"}, "fsdp", "full_shard"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, "deepspeed", "zero3"),
-        (
-            {
-                "ACCELERATE_USE_DEEPSPEED": "true",
-                "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2",
-                "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
-            },
-            "deepspeed",
-            "zero2_offload",
-        ),
-        (
-            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "ds.json"},
-            "deepspeed",
-            "ds.json",
-        ),
-    ],
-)
-def test_sharding_that_only_accelerate_s_file_has(asks: dict[str, str], option: str, value: str) -> None:
-    (found,) = command_problems(asks, {})
-    assert found.code == "E379" and found.fixes[0].edits == {option: value}
-    # Whatever the command says of it, it has been thought of.
-    assert command_problems(asks, {option: value}) == command_problems(asks, {"fsdp": "off"}) == []
-
-
-def test_one_process_where_accelerate_was_asked_for_several() -> None:
-    """As its launcher of a single process leaves the variables, of which one for each process lacks."""
-    said = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    (found,) = command_problems(said, {})
-    assert found.code == "W192" and found.severity is Severity.WARNING
-    assert "--nproc_per_node N" in found.fixes[0].text
-    one = {"ACCELERATE_MIXED_PRECISION": "no"}
-    for alike in (one, {**said, **rank_variables(0, 2)}, {**said, "NNODES": "2"}, {"MASTER_ADDR": "node1"}):
-        assert command_problems(alike, {}) == []
-    assert command_problems(said, {"nproc_per_node": 2}) == []

@@ -124,6 +124,7 @@ def test_what_comes_seldom_has_hours(phase: str, tmp_path: Path) -> None:
 def test_a_reward_may_use_up_its_own_time_limit() -> None:
     assert allowances(600.0)["reward"].seconds(3, 1.0) > 2 * 600.0
     assert allowances(600.0).get("update", Allowance()).seconds(3, 1.0) == 60.0
+    assert allowances(600.0, by_function=True)["rollout"].seconds(3, 1.0) == 30 * 60.0
 
 
 def test_completions_and_micro_batches_are_progress(tmp_path: Path) -> None:

@@ -97,3 +97,14 @@ def test_a_machine_of_ascend_npus_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert one.code == "E117" and npus in one.seen and f"unset {npus}" in one.fixes[0].text
     assert layout_problems(config(), facts(machine={"npu": npus, "cuda": True})) == []
     assert layout_problems(config(), changed(elsewhere(SHARDED), machine={"npu": npus})) == []
+
+
+def test_a_run_that_was_to_be_on_the_cpu_takes_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not run_facts(config(), 1).machine.asks_for_cpu
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    asks = {"asks_for_cpu": run_facts(config(), 1).machine.asks_for_cpu}
+    (one,) = layout_problems(config(), facts(machine={**asks, "cuda": True}))
+    assert one.code == "E379" and "ACCELERATE_USE_CPU" in one.seen
+    assert "CUDA_VISIBLE_DEVICES=" in one.fixes[0].text
+    assert layout_problems(config(), facts(machine={**asks, "cuda": False})) == []
+    assert layout_problems(config(), changed(elsewhere(SHARDED), machine=asks)) == []

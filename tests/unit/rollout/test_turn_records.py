@@ -54,7 +54,7 @@ FACTS = RolloutFacts(
     scaled_by=None,
     is_over_rollout=False,
     version=0,
-    has_environment=True,
+    makes_prompts=True,
 )
 
 

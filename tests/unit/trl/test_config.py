@@ -149,7 +149,7 @@ def test_a_subclass_adds_fields() -> None:
     config = WithBenchmarks("a", benchmarks=["gsm8k"], num_generations=4)
     assert config.to_dict()["benchmarks"] == ["gsm8k"] and config.steps_per_generation == 1
     assert "benchmarks" not in options_of(config) and options_of(config)["num_generations"] == 4
-    assert options_of(config).keys() == TRL.keys()
+    assert options_of(config).keys() == TRL.keys() | {"covey_options"}
     assert parsed("--benchmarks", "a", "b", "--beta", "0.04", kind=WithBenchmarks).benchmarks == ["a", "b"]
 
 
@@ -184,3 +184,11 @@ def test_importing_it_imports_no_torch() -> None:
     assert done.returncode == 0, done.stderr
     with pytest.raises(ImportError):
         from covey.trl import SFTConfig  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_options_of_covey_without_a_field() -> None:
+    given = {"covey_options": {"environment_starts": "differ", "kernels": "torch"}}
+    config = from_dict({**RUN, **vars(GRPOConfig("a", **given))}).config
+    assert (config.environment_starts, config.kernels) == ("differ", "torch")
+    (problem,) = from_dict({**RUN, **vars(GRPOConfig("a", covey_options={"kernel": "torch"}))}).problems
+    assert (problem.code, problem.option) == ("E101", "kernel")

@@ -23,6 +23,9 @@ def template_problems(config: Config, template: TemplateFacts, prompts: PromptFa
 def _plain_prompts(config: Config, template: TemplateFacts, prompts: PromptFacts) -> list[Problem]:
     if not (prompts.are_text and template.is_there) or config.apply_chat_template:
         return []
+    if config.rollout_func is not None:
+        # It may apply the template itself.
+        return []
     return [
         warning(
             "W109",

@@ -76,7 +76,7 @@ def named_objects(options: Mapping[str, Any], *, offline: bool) -> Iterator[tupl
                 values[name] = taking.rewards(value)
             case "tools":
                 values[name] = taking.tools(value)
-            case "environment_factory":
+            case "environment_factory" | "rollout_func":
                 values[name] = taking.environment(value)
             case "dataset" | "val_dataset" as option:
                 values[name] = taking.sources(option, value)

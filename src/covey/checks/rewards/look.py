@@ -74,7 +74,7 @@ def with_rewards(
         facts = with_judge(facts, config)
         refused |= set() if is_judge_usable(config, facts.data, facts.rewards, facts.machine) else {JUDGE}
     faults = list(rewards.faults)
-    if not faults and facts.data.columns is not None:
+    if not faults and facts.data.columns is not None and _has_all_columns(config):
         faults = rewards.missing(_given_columns(columns, sees_images=facts.data.sees_images))
         if facts.data.missing_columns:
             # The columns of built-in rewards are among them already.
@@ -160,7 +160,13 @@ def _with_form(
 
 def _is_tried(config: Config) -> bool:
     """Return whether rewards are tried here: one process does it for all."""
-    return config.reward_trial and os.environ.get("RANK", "0") == "0"
+    return config.reward_trial and _has_all_columns(config) and os.environ.get("RANK", "0") == "0"
+
+
+def _has_all_columns(config: Config) -> bool:
+    """Return whether rewards are given the columns of the data alone: those that a rollout function adds are
+    known only once it has been called."""
+    return config.rollout_func is None
 
 
 def _reads_steps(rewards: RewardSet, of_steps: Sequence[str] | None) -> bool | None:

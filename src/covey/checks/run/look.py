@@ -86,6 +86,7 @@ def run_facts(config: Config, num_processes: int) -> Facts:
             free_memory_bytes=free_memory(cuda=gpus > 0),
             cuda=gpus > 0,
             npu=_npu(),
+            asks_for_cpu=os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true",
             nproc_available=None if ray is not None and ray.address else gpus or os.cpu_count(),
             versions=_versions(),
             has_bfloat16=_has_bfloat16(gpus) if _asks_for_bfloat16(config) else None,

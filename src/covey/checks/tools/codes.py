@@ -7,8 +7,9 @@ from covey.codes import Code
 CODES = (
     Code(
         code="E390",
-        title="Tool or environment that cannot be loaded",
-        why="covey imports every tool and environment before the run starts, and this one failed.",
+        title="Tool, environment or rollout function that cannot be loaded",
+        why="covey imports every tool, environment and rollout function before the run starts, and this one "
+        "failed.",
     ),
     Code(
         code="E391",

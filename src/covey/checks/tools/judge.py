@@ -36,9 +36,17 @@ def tool_problems(config: Config, facts: Facts, typed: Collection[str] | None) -
 def _idle(config: Config, typed: Collection[str]) -> list[Problem]:
     """Return a warning for options of turns where every episode has one."""
     values = config.model_dump()
-    names = [n for n in TurnOptions.model_fields if n in typed and not is_usual(n, values)]
+    of_function = ("rollout_func", "environment_starts") if config.rollout_func is not None else ()
+    own = [n for n in TurnOptions.model_fields if n not in of_function]
+    names = [n for n in own if n in typed and not is_usual(n, values)]
     if not names:
         return []
+    if of_function:
+        seen = tr(
+            "{names} is set, but rollout_func itself makes the turns of an episode.",
+            names=joined(", ", names),
+        )
+        return [warning("W108", names[0], seen, "", Fix(text=tr("leave it out")))]
     seen = tr(
         "{names} is set, but there are no tools and no environment, so every completion is one turn.",
         names=joined(", ", names),

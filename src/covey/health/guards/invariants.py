@@ -24,8 +24,9 @@ _FULL = 0.5
 _NEAR = 0.02
 
 
-EngineName = Literal["native", "generate", "vllm", "servers"]
-"""What samples: the built-in engine, `generate` of transformers, vLLM in the processes, or servers."""
+EngineName = Literal["native", "generate", "vllm", "servers", "rollout_func"]
+"""What samples: the built-in engine, `generate` of transformers, vLLM in the processes, servers, or a
+function of the user, whatever it samples with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +210,13 @@ def _another_engine(engine: EngineName) -> tuple[Fix, ...]:
             return (Fix(text=text, edits={"use_vllm": False}),)
         case "servers":
             text = tr("leave out --rollout_servers, to see whether the servers or the run are wrong")
+            return (Fix(text=text),)
+        case "rollout_func":
+            text = tr(
+                "return from rollout_func what generate() gave, without encoding it again: the tokens "
+                "behind the very prompt_ids, their log-probabilities in the same order, and env_mask 0 for "
+                "all tokens that the model did not write"
+            )
             return (Fix(text=text),)
     return ()
 

@@ -39,8 +39,8 @@ class RolloutFacts:
     The step that it is for, siblings of a prompt, episodes in all, whether advantages are in units of the
     spread of their group or of the rollout, whether they are compared over the whole rollout, the policy
     version that learns (None: replayed), how many versions before it may have sampled a token, the number of
-    the rollout, and the numbers of the groups that were sampled for an earlier one. An environment makes
-    the prompt of an episode, and may begin each episode of a group in its own way.
+    the rollout, and the numbers of the groups that were sampled for an earlier one. An environment or a
+    function `makes_prompts` of its own, and may begin each episode of a group in its own way.
     """
 
     step: int
@@ -52,7 +52,7 @@ class RolloutFacts:
     rollout: int = 0
     max_age: int = 0
     stale: frozenset[int] = frozenset()
-    has_environment: bool = False
+    makes_prompts: bool = False
     starts_differ: bool = False
 
 
@@ -142,8 +142,8 @@ def _check_groups(groups: Sequence[ScoredGroup], facts: RolloutFacts) -> None:
 
 
 def _may_differ(group: Group, facts: RolloutFacts) -> bool:
-    """Return whether an environment has made the prompts, in this run or in the one that is replayed."""
-    return facts.has_environment or (facts.version is None and any(e.turns for e in group.episodes))
+    """Return whether the prompts are not those of the data, in this run or in the one that is replayed."""
+    return facts.makes_prompts or (facts.version is None and any(e.turns for e in group.episodes))
 
 
 def _check_row(row: TrainSample, episode: Episode, facts: RolloutFacts) -> None:

@@ -21,7 +21,7 @@ def check_turns(groups: Sequence[ScoredGroup], rows: Sequence[TrainSample], fact
     the episodes of a group began differently. F144: two turns of an episode were drawn with the same noise.
     """
     for number, scored in enumerate(groups):
-        if facts.has_environment and not facts.starts_differ:
+        if facts.makes_prompts and not facts.starts_differ:
             _check_starts(number, scored, facts.step)
         for episode in scored.group.episodes:
             if episode.turns:
@@ -73,7 +73,8 @@ def _check_starts(number: int, scored: ScoredGroup, step: int) -> None:
     )
     cause = tr(
         "reset() of the environment draws random numbers that are not seeded, such as those of a service. "
-        "covey seeds random, numpy and torch, and passes the argument seed to a reset() that has one."
+        "covey seeds random, numpy and torch, and passes the argument seed to a reset() that has one. Or "
+        "rollout_func has returned other prompt_ids for some of them."
     )
     raise broken(
         "F143",

@@ -96,6 +96,7 @@ class MachineFacts:
 
     cuda               whether training uses CUDA
     npu                environment variable that picks Ascend NPUs
+    asks_for_cpu       whether accelerate was told to use the CPU
     nproc_available    GPUs with CUDA, else cores of this machine
     has_bfloat16       whether the training device computes in bfloat16
     free_memory_bytes  memory that is free: of the smallest GPU, else of the machine for all processes
@@ -105,6 +106,7 @@ class MachineFacts:
 
     cuda: bool | None = None
     npu: str = ""
+    asks_for_cpu: bool = False
     nproc_available: int | None = None
     has_bfloat16: bool | None = None
     free_memory_bytes: int | None = None

@@ -55,6 +55,7 @@ class ToolFacts:
     may_be_chatml whether `chatml-tools` fits the tokenizer
     gives_reward  whether the environment may give rewards
     rehearsal     what scripted policies showed; None where nothing was played
+    rollout_func  what stands against the rollout function
     """
 
     faults: tuple[ToolFault, ...] = ()
@@ -65,3 +66,4 @@ class ToolFacts:
     may_be_chatml: bool = False
     gives_reward: bool | None = None
     rehearsal: Rehearsal | None = None
+    rollout_func: ToolFault | None = None

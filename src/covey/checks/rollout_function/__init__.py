@@ -1,0 +1,1 @@
+"""A function of the user that makes the completions of a rollout."""

@@ -1,0 +1,1 @@
+"""TRL's experimental names that covey has."""
