@@ -24,7 +24,8 @@ def is_whole_config(options: Mapping[str, Any]) -> bool:
 def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with plain values in the place of enumerations. Of a whole GRPOConfig without the fields
     that TRL does not read: those of vLLM where it is not used, those of a server where there is none, those
-    of a correction that is off, and those of evaluations where nothing is evaluated."""
+    of a correction that is off, those of evaluations where nothing is evaluated, and those of uploads where
+    nothing is uploaded."""
     values = {name: value.value if isinstance(value, Enum) else value for name, value in options.items()}
     if isinstance(values.get("model_init_kwargs"), Mapping):
         values |= _of_model(values.pop("model_init_kwargs"))
@@ -35,6 +36,8 @@ def of_program(options: Mapping[str, Any]) -> dict[str, Any]:
     unread: tuple[str, ...] = ()
     if values.get("eval_strategy") in ("no", None):
         unread = _OF_EVALUATIONS
+    if not values.get("push_to_hub"):
+        unread += ("hub_",)
     if not values["use_vllm"]:
         unread += ("vllm_",)
     elif values["vllm_mode"] != "server":

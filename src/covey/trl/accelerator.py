@@ -7,15 +7,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from covey.trl.config import GRPOConfig
+    from covey.trl.trainer import GRPOTrainer
+
+
+def wait_for_all(num_processes: int) -> None:
+    """Wait until every process calls this, before or behind a run."""
+    if num_processes > 1:
+        from covey.training.process import ranks
+
+        # A run makes a process group of its own; this one lasts as long as the wait.
+        with ranks(num_processes) as comm:
+            comm.max([0.0])
 
 
 class Accelerator:
     """Says which of the processes this is; covey uses no accelerate, and this object moves and wraps
     nothing."""
 
-    def __init__(self, args: GRPOConfig) -> None:
-        self._args = args
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self._trainer, self._args = trainer, trainer.args
 
     @property
     def num_processes(self) -> int:
@@ -51,6 +61,13 @@ class Accelerator:
         """Print in the first process of each machine."""
         if self.is_local_main_process:
             print(*values, **kwargs)  # noqa: T201 (a script asks for it)
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every process calls this."""
+        if self._trainer.job is not None:
+            self._trainer.job.comm.max([0.0])
+        else:
+            wait_for_all(self.num_processes)
 
     def unwrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the model as it is: nothing is wrapped around it."""

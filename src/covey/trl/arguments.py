@@ -65,6 +65,7 @@ class Given:
     train_dataset: Any
     eval_dataset: Any
     processing_class: Any
+    reward_processing_classes: Any
     optimizers: Any
     quantization_config: Any
     peft_config: Any
@@ -81,6 +82,8 @@ def options_of_trainer(trainer: GRPOTrainer, *, resume: Any = None) -> Iterator[
     own = {one.name: getattr(given, one.name) for one in fields(given)}
     options |= {name: value for name, value in own.items() if value is not None}
     options |= _nested_quantization(options)
+    if given.train_dataset is None and callable(given.environment_factory):
+        options["train_dataset"] = _empty_prompts(args)
     if all(one is None for one in given.optimizers or ()):
         options.pop("optimizers", None)
     if given.rollout_func is not None:
@@ -98,6 +101,15 @@ def options_of_trainer(trainer: GRPOTrainer, *, resume: Any = None) -> Iterator[
         options["overwrite_output_dir"] = "aside"
     with _tracker_settings(options):
         yield options
+
+
+def _empty_prompts(args: Any) -> list[dict[str, Any]]:
+    """The rows of a run whose environment says what to do: those of one rollout, again and again."""
+    if args.max_steps <= 0:
+        words = tr("Without a train_dataset max_steps says how long to train; it is not set.")
+        raise ValueError(spoken(words))
+    message = {"role": "user", "content": ""}
+    return [{"prompt": [message]}] * max(1, args.generation_batch_size // (args.num_generations or 1))
 
 
 def _other_template(given: Given) -> str | None:

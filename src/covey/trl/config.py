@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from covey.checks.launch import num_ranks
-from covey.texts import tr
+from covey.trl.accelerator import wait_for_all
 from covey.trl.fields import Fields
 
 if TYPE_CHECKING:
@@ -145,17 +145,15 @@ class GRPOConfig(Fields):
 
     @contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Run the body; an error where there are several processes, since none waits for another before the
-        run begins."""
-        if self.world_size > 1:
-            raise RuntimeError(
-                tr(
-                    "main_process_first cannot make {num_processes} processes wait for each other before a "
-                    "run begins. Let each process do the work, or do it before the launcher starts them.",
-                    num_processes=self.world_size,
-                )
-            )
-        yield
+        """Run the body in the first process, of each machine with `local`, and then in the others."""
+        is_first = (self.local_process_index if local else self.process_index) == 0
+        if not is_first:
+            wait_for_all(self.world_size)
+        try:
+            yield
+        finally:
+            if is_first:
+                wait_for_all(self.world_size)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, those of a subclass too; tokens are replaced by their names."""

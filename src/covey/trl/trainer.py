@@ -14,6 +14,7 @@ from covey.texts import tr
 from covey.texts.language import spoken
 from covey.trl.accelerator import Accelerator
 from covey.trl.arguments import Given, evaluation_of_trainer, options_of_trainer, refuse_overrides
+from covey.trl.card import write_card
 from covey.trl.config import GRPOConfig
 from covey.trl.events import Events
 from covey.trl.models import (
@@ -42,6 +43,9 @@ class GRPOTrainer:
     are given. A model that is an object is trained itself.
     """
 
+    # A script asks before it gathers the weights of ranks; checkpoints have the whole model in any case.
+    is_fsdp_enabled = is_deepspeed_enabled = False
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_overrides(cls, GRPOTrainer)
@@ -63,10 +67,10 @@ class GRPOTrainer:
         rollout_func: Callable[..., Mapping[str, Any]] | None = None,
         environment_factory: Any = None,
     ) -> None:
+        self.base_name = str(model if isinstance(model, str) else getattr(model.config, "name_or_path", ""))
         if args is None:
-            name = model if isinstance(model, str) else getattr(model.config, "name_or_path", "")
-            args = GRPOConfig(f"{str(name).rstrip('/').split('/')[-1] or 'model'}-GRPO")
-        self.args = args
+            args = GRPOConfig(f"{self.base_name.rstrip('/').split('/')[-1] or 'model'}-GRPO")
+        self.args, self.hub_model_id = args, args.hub_model_id
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.given = Given(
             model=model,
@@ -74,6 +78,7 @@ class GRPOTrainer:
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
             optimizers=optimizers,
             quantization_config=quantization_config,
             peft_config=peft_config,
@@ -85,7 +90,7 @@ class GRPOTrainer:
         self.callbacks: list[Any] = []
         for callback in callbacks or ():
             self.add_callback(callback)
-        self.accelerator = Accelerator(args)
+        self.accelerator = Accelerator(self)
         self.train_metrics: dict[str, float] = {}
         self.job: Job | None = None
         self.outcome: Outcome | None = None
@@ -266,6 +271,16 @@ class GRPOTrainer:
         """Write the state to trainer_state.json."""
         if self.accelerator.is_main_process:
             self.state.save_to_json(self._output_dir / "trainer_state.json")
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | Sequence[str] | None = None,
+    ) -> None:
+        """Write README.md to the output directory: the base model, the data set and the tags."""
+        if self.accelerator.is_main_process:
+            write_card(self, model_name, dataset_name, tags)
 
     def predict(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: there are no labels to predict."""

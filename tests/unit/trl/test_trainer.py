@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
@@ -331,3 +332,55 @@ def test_a_template_of_the_script(tmp_path: Path) -> None:
     trainer(tmp_path, processing_class=tokenizer, max_steps=1).train()
     record = json.loads(next((tmp_path / "rollouts").glob("*.jsonl")).read_text().splitlines()[0])
     assert record["prompt"].startswith("Q: What is") and record["prompt"].endswith("A:")
+
+
+def test_a_model_card(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "out")
+    made.base_name = "Qwen/Qwen3-0.6B"
+    made.train()
+    made.create_model_card(model_name="mine", dataset_name="me/sums", tags=["sums", "grpo"])
+    card = (tmp_path / "out" / "README.md").read_text()
+    facts, text = yaml.safe_load(card.split("---")[1]), card.split("---")[2]
+    assert facts == {
+        "base_model": "Qwen/Qwen3-0.6B",
+        "datasets": "me/sums",
+        "library_name": "transformers",
+        "model_name": "mine",
+        "tags": ["covey", "grpo", "sums"],
+    }
+    assert "# mine" in text and "for 3 steps" in text and "me/sums" in text
+    # A directory is no model of a hub.
+    made.base_name = MODEL
+    made.create_model_card()
+    facts = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---")[1])
+    assert "base_model" not in facts and "datasets" not in facts and facts["model_name"] == "out"
+
+
+class Guess:
+    """An environment that has the task and the reward; its tool raises a number."""
+
+    def reset(self, **columns: Any) -> str:
+        self.number = 0
+        return "Raise the number."
+
+    def get_reward(self) -> float:
+        return float(self.number)
+
+    def raise_by(self, step: int) -> int:
+        """Raise the number.
+
+        Args:
+            step: How much to add.
+        """
+        self.number += step
+        return self.number
+
+
+def test_an_environment_needs_no_data_set(tmp_path: Path) -> None:
+    args = config(tmp_path, num_generations=4, max_steps=1)
+    GRPOTrainer("quickstart-tools", args=args, environment_factory=Guess).train()
+    records = [json.loads(line) for line in next((tmp_path / "rollouts").glob("*.jsonl")).open()]
+    assert len(records) == 16 and all("Raise the number." in record["prompt"] for record in records)
+    args = config(tmp_path, max_steps=-1)
+    with pytest.raises(ValueError, match="max_steps"):
+        GRPOTrainer("quickstart-tools", args=args, environment_factory=Guess).train()
