@@ -34,6 +34,7 @@ _WHOLE = (
     "journeys/test_ahead.py::test_a_run_without_servers",
     *("mutants/test_ranks.py", "journeys/test_disk.py", "journeys/test_engine_memory.py"),
     *("journeys/test_launchers.py", "journeys/test_live_objects.py", "journeys/test_memory.py"),
+    "journeys/test_trl_scripts.py",
     *(
         "journeys/test_notebook.py",
         "journeys/test_processes.py",

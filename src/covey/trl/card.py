@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from os.path import isdir
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,15 +27,15 @@ def write_card(
     from huggingface_hub import ModelCard, ModelCardData
 
     directory, base = Path(str(trainer.args.output_dir)), trainer.base_name
-    is_adapter = (directory / ADAPTER_CONFIG).is_file()
+    is_adapter, name = isfile(directory / ADAPTER_CONFIG), model_name or directory.resolve().name
     facts = ModelCardData(
         base_model=None if not base or isdir(base) else base,
         datasets=dataset_name,
         library_name="peft" if is_adapter else "transformers",
-        model_name=model_name or directory.resolve().name,
+        model_name=name,
         tags=sorted({"covey", "grpo", *([tags] if isinstance(tags, str) else tags or ())}),
     )
-    text = _text(facts.model_name, base, dataset_name, trainer.state.global_step)
+    text = _text(name, base, dataset_name, trainer.state.global_step)
     directory.mkdir(parents=True, exist_ok=True)
     ModelCard(f"---\n{facts.to_yaml()}\n---\n\n{text}").save(directory / "README.md")
 

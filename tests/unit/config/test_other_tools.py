@@ -106,7 +106,9 @@ def test_a_whole_config_of_trl() -> None:
     # Where nothing is uploaded, nobody reads where to.
     hub = {"hub_model_id": "me/it", "hub_private_repo": True, "hub_always_push": True}
     assert from_dict({**RUN, **whole(**hub)}).problems == ()
-    assert {p.option for p in from_dict({**RUN, **whole(**hub, push_to_hub=True)}).problems} >= {"push_to_hub"}
+    assert {p.option for p in from_dict({**RUN, **whole(**hub, push_to_hub=True)}).problems} >= {
+        "push_to_hub"
+    }
     # Completions without a limit are something that it asks for.
     (problem,) = from_dict({**RUN, **whole(max_completion_length=None)}).problems
     assert (problem.code, problem.option) == ("E103", "max_completion_length")
