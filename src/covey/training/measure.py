@@ -111,6 +111,8 @@ def length_metrics(episodes: Sequence[Episode]) -> dict[str, Metric]:
         "completions/min_length": Metric(value=min(lengths, default=None), count=len(lengths)),
         "completions/max_length": Metric(value=max(lengths, default=None), count=len(lengths)),
         "completions/mean_terminated_length": _mean(ended),
+        "completions/min_terminated_length": Metric(value=min(ended, default=None), count=len(ended)),
+        "completions/max_terminated_length": Metric(value=max(ended, default=None), count=len(ended)),
         "completions/clipped_ratio": _mean([float(e.outcome is Outcome.TRUNCATED) for e in present]),
     }
 

@@ -27,15 +27,15 @@ def write_card(
     from huggingface_hub import ModelCard, ModelCardData
 
     directory, base = Path(str(trainer.args.output_dir)), trainer.base_name
-    is_adapter, name = isfile(directory / ADAPTER_CONFIG), model_name or directory.resolve().name
+    is_adapter = isfile(directory / ADAPTER_CONFIG)
     facts = ModelCardData(
         base_model=None if not base or isdir(base) else base,
         datasets=dataset_name,
         library_name="peft" if is_adapter else "transformers",
-        model_name=name,
+        model_name=model_name or directory.resolve().name,
         tags=sorted({"covey", "grpo", *([tags] if isinstance(tags, str) else tags or ())}),
     )
-    text = _text(name, base, dataset_name, trainer.state.global_step)
+    text = _text(str(facts.model_name), base, dataset_name, trainer.state.global_step)
     directory.mkdir(parents=True, exist_ok=True)
     ModelCard(f"---\n{facts.to_yaml()}\n---\n\n{text}").save(directory / "README.md")
 

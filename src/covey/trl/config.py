@@ -170,7 +170,7 @@ def options_of(config: GRPOConfig) -> dict[str, Any]:
 
     A `local_rank` that repeats what the launcher says in LOCAL_RANK is left out.
     """
-    options = {one.name: getattr(config, one.name) for one in fields(GRPOConfig)}
+    options = {one.name: getattr(config, one.name) for one in fields(GRPOConfig) if hasattr(config, one.name)}
     if str(options["local_rank"]) == os.environ.get("LOCAL_RANK"):
         del options["local_rank"]
     return options

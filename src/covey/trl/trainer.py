@@ -126,9 +126,17 @@ class GRPOTrainer:
                 self.outcome = train_with(options, self._events)
             finally:
                 self.job = None
-        if is_peft_model(self.given.model):
-            take_adapter(self.given.model, self.outcome.checkpoint)
+        self._take_best(self.outcome)
         return TrainOutput(self.outcome.step, self.train_metrics["train_loss"], dict(self.train_metrics))
+
+    def _take_best(self, outcome: Outcome) -> None:
+        """Have the model that was given hold what the run has left: its adapter, or the weights of its best
+        checkpoint where that is not the last one, whose weights the model has."""
+        model, is_last = self.given.model, outcome.checkpoint.name == f"checkpoint-{outcome.step}"
+        if is_peft_model(model):
+            take_adapter(model, outcome.checkpoint)
+        elif not isinstance(model, str) and not is_last and not _is_adapter(outcome.checkpoint):
+            model.load_state_dict(named_model(str(outcome.checkpoint)).state_dict())
 
     @property
     def model(self) -> Any:
@@ -143,8 +151,7 @@ class GRPOTrainer:
             if isinstance(given, str):
                 self.given.model = named_model(given, self._revision)
             return self.given.model
-        is_adapter = isfile(self.outcome.checkpoint / ADAPTER_CONFIG)
-        if isinstance(given, str) or (is_adapter and not is_peft_model(given)):
+        if isinstance(given, str) or (_is_adapter(self.outcome.checkpoint) and not is_peft_model(given)):
             self.given.model = trained_model(self.outcome.checkpoint, given)
         return self.given.model
 
@@ -311,3 +318,7 @@ class GRPOTrainer:
         self.state.train_batch_size = self.args.per_device_train_batch_size
         self.state.is_world_process_zero = self.accelerator.is_main_process
         self.state.is_local_process_zero = self.accelerator.is_local_main_process
+
+
+def _is_adapter(checkpoint: Path) -> bool:
+    return isfile(checkpoint / ADAPTER_CONFIG)

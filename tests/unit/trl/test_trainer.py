@@ -262,6 +262,20 @@ def test_a_model_that_is_an_object_is_trained_itself(tmp_path: Path) -> None:
     assert same(dict(model.state_dict()), dict(loaded_from(tmp_path / "checkpoint-3").state_dict()))
 
 
+def test_an_object_holds_the_best_weights_where_they_are_asked_for(tmp_path: Path) -> None:
+    """Rewards fall with the steps, so the first one is the best."""
+    model = loaded()
+
+    def falling(completions: list[Any], trainer_state: Any, **kwargs: Any) -> list[float]:
+        return [len(c[0]["content"]) / 100 - trainer_state.global_step for c in completions]
+
+    args = config(tmp_path, eval_strategy="steps", eval_steps=1, load_best_model_at_end=True)
+    made = GRPOTrainer(model, falling, args, DATA, eval_dataset=DATA.select(range(2)))
+    made.train()
+    assert made.state.best_global_step == 1 and made.state.global_step == 3
+    assert same(dict(model.state_dict()), dict(loaded_from(tmp_path / "checkpoint-1").state_dict()))
+
+
 def loaded_from(directory: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 

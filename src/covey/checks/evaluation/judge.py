@@ -16,6 +16,8 @@ _PER_SET = (
     "completions/min_length",
     "completions/max_length",
     "completions/mean_terminated_length",
+    "completions/min_terminated_length",
+    "completions/max_terminated_length",
     "completions/clipped_ratio",
     "completions/unknown_ids_ratio",
 )
