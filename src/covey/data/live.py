@@ -25,9 +25,14 @@ class LiveRows:
     read: Callable[[], Iterator[dict[str, Any]]]
 
 
+def is_stream(value: Any) -> bool:
+    """Return whether the rows of an object are read as they are needed."""
+    return _is_of("datasets", "IterableDataset", value)
+
+
 def live_rows(value: Any) -> LiveRows:
     """The rows of an object; DataError says why it holds none."""
-    if _is_of("datasets", "IterableDataset", value):
+    if is_stream(value):
         name = object_name(type(value).__name__, STREAM)
         return LiveRows(name=name, rows=None, read=lambda: tables.stream_live(tables.plain(value)))
     rows = _all_rows(value)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.checks.objects.look import named_directory
 from covey.data.errors import ModelError
+from covey.data.live import is_stream
 from covey.errors import ProgramError
 from covey.text_files import own_template
 from covey.texts import joined, tr
@@ -84,6 +85,8 @@ def options_of_trainer(trainer: GRPOTrainer, *, resume: Any = None) -> Iterator[
     options |= _nested_quantization(options)
     if given.train_dataset is None and callable(given.environment_factory):
         options["train_dataset"] = _empty_prompts(args)
+    if is_stream(given.train_dataset):
+        options["streaming"] = True
     if all(one is None for one in given.optimizers or ()):
         options.pop("optimizers", None)
     if given.rollout_func is not None:
