@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey.config.adapters import ADAPTER_CONFIG
-from covey.texts import joined, tr
-from covey.texts.language import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,12 +39,11 @@ def write_card(
 
 
 def _text(name: str, base: str, dataset: str | None, num_steps: int) -> str:
-    trained = tr(
-        "covey {version} trained {base} for {num_steps} steps with GRPO (https://arxiv.org/abs/2402.03300).",
-        version=version("covey"),
-        base=base or tr("a model"),
-        num_steps=num_steps,
+    """The text of the card, in English whatever the language of the terminal is."""
+    trained = (
+        f"covey {version('covey')} trained {base or 'a model'} for {num_steps} steps with GRPO "
+        "(https://arxiv.org/abs/2402.03300)."
     )
-    on = tr("Its prompts come from the data set {dataset}.", dataset=dataset) if dataset else ""
-    how = tr("config.yaml has the options of the run, metrics.jsonl the metrics of each step.")
-    return f"# {name}\n\n{spoken(joined(' ', [one for one in (trained, on, how) if one]))}\n"
+    on = f" Its prompts come from the data set {dataset}." if dataset else ""
+    how = " config.yaml has the options of the run, metrics.jsonl the metrics of each step."
+    return f"# {name}\n\n{trained}{on}{how}\n"
