@@ -37,6 +37,10 @@ class GRPOConfig(Fields):
     """
 
     covey_options: dict | str | None = None
+    # Fields of older versions, which scripts still set.
+    max_prompt_length: int | None = None
+    warmup_ratio: float | None = None
+    evaluation_strategy: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -47,6 +51,8 @@ class GRPOConfig(Fields):
                 setattr(self, name, int(value))
             elif name in _JSON and isinstance(value, str) and value.startswith("{"):
                 setattr(self, name, _typed_words(json.loads(value)))
+        if self.evaluation_strategy is not None:
+            self.eval_strategy, self.evaluation_strategy = self.evaluation_strategy, None
         self._mirror_checkpointing()
         self._complete_batch()
         self.output_dir = os.path.expanduser(self.output_dir or "trainer_output")

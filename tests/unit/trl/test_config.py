@@ -149,7 +149,8 @@ def test_a_subclass_adds_fields() -> None:
     config = WithBenchmarks("a", benchmarks=["gsm8k"], num_generations=4)
     assert config.to_dict()["benchmarks"] == ["gsm8k"] and config.steps_per_generation == 1
     assert "benchmarks" not in options_of(config) and options_of(config)["num_generations"] == 4
-    assert options_of(config).keys() == TRL.keys() | {"covey_options"}
+    beside = {"covey_options", "max_prompt_length", "warmup_ratio", "evaluation_strategy"}
+    assert options_of(config).keys() == TRL.keys() | beside
     assert parsed("--benchmarks", "a", "b", "--beta", "0.04", kind=WithBenchmarks).benchmarks == ["a", "b"]
 
 
@@ -192,3 +193,12 @@ def test_options_of_covey_without_a_field() -> None:
     assert (config.environment_starts, config.kernels) == ("differ", "torch")
     (problem,) = from_dict({**RUN, **vars(GRPOConfig("a", covey_options={"kernel": "torch"}))}).problems
     assert (problem.code, problem.option) == ("E101", "kernel")
+
+
+def test_fields_of_older_versions() -> None:
+    given = GRPOConfig("a", max_prompt_length=256, warmup_ratio=0.1, evaluation_strategy="steps")
+    assert given.eval_strategy == "steps" and given.do_eval
+    resolved = from_dict({**RUN, "val_dataset": "e.jsonl", **vars(given)})
+    config = resolved.config
+    assert resolved.problems == ()
+    assert (config.max_length, config.warmup_ratio, config.eval_strategy) == (256, 0.1, "steps")
