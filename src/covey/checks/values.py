@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from covey.checks.check import Check
@@ -27,7 +28,14 @@ def value_problems(config: Config) -> list[Problem]:
         # What follows from a wrong value is no fault of its own.
         and all(values[other] != values[name] for other in _followed(name))
     ]
-    return [*_temperature(config), *problems, *_warmup(config), *_warnings(config), *_sources(config)]
+    return [
+        *_temperature(config),
+        *problems,
+        *_warmup(config),
+        *_lowest_rate(config),
+        *_warnings(config),
+        *_sources(config),
+    ]
 
 
 def _followed(name: str) -> frozenset[str]:
@@ -127,6 +135,24 @@ def _warmup(config: Config) -> list[Problem]:
             )
         )
     return problems
+
+
+def _lowest_rate(config: Config) -> list[Problem]:
+    """Return what is wrong with the end of a schedule that does not end at 0."""
+    if config.lr_scheduler_type != "cosine_with_min_lr":
+        return []
+    given = config.lr_scheduler_kwargs or {}
+    limits = {"min_lr": config.learning_rate, "min_lr_rate": 1.0}
+    is_one = len(given) == 1 and given.keys() <= limits.keys()
+    if is_one and all(isinstance(v, int | float) and 0 <= v <= limits[name] for name, v in given.items()):
+        return []
+    seen = tr(
+        "lr_scheduler_type cosine_with_min_lr ends at min_lr, at most learning_rate, or at min_lr_rate, a "
+        "share of it from 0 to 1; lr_scheduler_kwargs is {given}.",
+        given=json.dumps(given, default=str),
+    )
+    usual = Fix(text=tr("end at a tenth of it"), edits={"lr_scheduler_kwargs": {"min_lr_rate": 0.1}})
+    return [problem("E109", "lr_scheduler_kwargs", seen, "", usual)]
 
 
 def _contradiction(option: str, seen: str, why: str, cause: str, fixes: tuple[Fix, ...]) -> Problem:

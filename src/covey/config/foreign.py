@@ -207,9 +207,6 @@ REFUSED: Mapping[str, str] = {
     "use_gym_env": _MULTI,
     "gym_env": _MULTI,
     "ref_model": _REF,
-    "lr_scheduler_kwargs": (
-        tr("Only --lr_scheduler_type, --warmup_steps and --warmup_ratio configure the schedule.")
-    ),
     "ignore_args_error": tr("An option without effect is always refused."),
     "stopping_strategy": tr(
         "Mixing stops when the first source is used up; without --interleave_prob all sources are used up."
@@ -272,7 +269,6 @@ INSTEAD: Mapping[str, str] = {
     "template": "--chat_template FILE",
     "reward_adapters": "--reward_model DIR",
     "ref_model": tr("--sync_ref_model true"),
-    "lr_scheduler_kwargs": tr("--lr_scheduler_type, --warmup_steps or --warmup_ratio"),
     "auto_find_batch_size": "--per_device_train_batch_size N",
     "gradient_checkpointing_kwargs": tr("--gradient_checkpointing true"),
     "plan_zero_stage": "--deepspeed zero3",

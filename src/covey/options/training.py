@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from covey.options.declare import Options, option
+from covey.options.declare import Options, only_with, option
 
 
 class OptimizerOptions(Options):
@@ -37,13 +37,23 @@ class OptimizerOptions(Options):
         why="With aligner_lr 0 the aligner does not learn. freeze_aligner does the same with less memory.",
         swift="learning_rate",
     )
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = option(
+    lr_scheduler_type: Literal[
+        "constant", "linear", "cosine", "constant_with_warmup", "cosine_with_min_lr"
+    ] = option(
         "constant",
         "Learning rate schedule. Only with a constant learning rate can a finished run be extended "
         "without changing what its earlier steps would have been.",
         trl="linear",
         swift="cosine",
         rlhf="cosine",
+    )
+    lr_scheduler_kwargs: dict[str, Any] | None = option(
+        None,
+        "Where the schedule cosine_with_min_lr ends, as JSON: min_lr, a learning rate, or min_lr_rate, a "
+        "share of learning_rate.",
+        trl="not set",
+        swift="not set",
+        read_if=only_with("lr_scheduler_type", "cosine_with_min_lr"),
     )
     warmup_steps: int = option(
         0,

@@ -73,3 +73,20 @@ def test_every_problem_says_all_four_parts() -> None:
     ):
         assert problem.why and problem.cause and problem.fixes
         assert problem.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize(
+    ("given", "is_wrong"),
+    [
+        ({"min_lr_rate": 0.1}, False),
+        ({"min_lr": 1e-7}, False),
+        (None, True),
+        ({"min_lr": 1.0}, True),
+        ({"min_lr": 1e-7, "min_lr_rate": 0.1}, True),
+        ({"num_cycles": 1}, True),
+        ({"min_lr_rate": "a"}, True),
+    ],
+)
+def test_where_a_cosine_ends(given: dict[str, object] | None, is_wrong: bool) -> None:
+    problems = found(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs=given)
+    assert [(p.code, p.option) for p in problems] == [("E109", "lr_scheduler_kwargs")] * is_wrong

@@ -45,6 +45,25 @@ def test_transformers_gives_the_same(kind, warmup):
         theirs.step()
 
 
+@pytest.mark.parametrize("ends", [{"min_lr": 2e-7}, {"min_lr_rate": 0.25}])
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_a_cosine_that_ends_above_zero(ends, warmup):
+    kind = "cosine_with_min_lr"
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    theirs = get_scheduler(
+        kind, optimizer, num_warmup_steps=warmup, num_training_steps=17, scheduler_specific_kwargs=ends
+    )
+    options = learner(
+        learning_rate=PEAK, lr_scheduler_type=kind, lr_scheduler_kwargs=ends, warmup_steps=warmup
+    )
+    ours = Schedule(options, 17)
+    for step in range(17):
+        assert ours.at(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12), step
+        optimizer.step()
+        theirs.step()
+    assert ours.at(17) == pytest.approx(ends.get("min_lr", 0.25 * PEAK))
+
+
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 def test_without_warmup_the_first_step_has_the_peak(kind):
     assert schedule_of(kind, warmup=0, total=3).at(0) == PEAK
