@@ -86,7 +86,7 @@ def test_two_tasks_and_a_resume(tmp_path: Path) -> None:
         )
     lines = metrics(tmp_path / "whole")
     names = [{n for n in line if n.startswith("tasks/")} for line in lines]
-    assert len(names[0]) == 19 and names == [names[0]] * 4
+    assert len(names[0]) == 23 and names == [names[0]] * 4
     assert lines[0]["tasks/chat/reward"] is None and lines[0]["n"]["tasks/chat/reward"] == 0
     assert lines[1]["tasks/math/reward"] is None and lines[1]["tasks/chat/reward"] > 0
     assert lines[0]["tasks/math/reward"] == lines[0]["reward"]

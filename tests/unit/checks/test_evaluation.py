@@ -52,6 +52,8 @@ def test_names_of_metrics() -> None:
         "eval_completions/min_length",
         "eval_completions/max_length",
         "eval_completions/mean_terminated_length",
+        "eval_completions/min_terminated_length",
+        "eval_completions/max_terminated_length",
         "eval_completions/clipped_ratio",
         "eval_completions/unknown_ids_ratio",
         "eval_rewards/accuracy/mean",

@@ -57,7 +57,7 @@ def test_the_names_do_not_depend_on_the_rollout():
     alone = task_metrics([MATH], TASKS)
     assert list(whole) == list(alone)
     absent = {n: (m.value, m.count) for n, m in alone.items() if n.startswith("tasks/chat/")}
-    assert len(absent) == 9 and set(absent.values()) == {(None, 0)}
+    assert len(absent) == 11 and set(absent.values()) == {(None, 0)}
 
 
 def test_tasks_without_rewards_of_their_own_have_all_of_them():
