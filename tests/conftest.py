@@ -35,6 +35,7 @@ _WHOLE = (
     *("mutants/test_ranks.py", "journeys/test_disk.py", "journeys/test_engine_memory.py"),
     *("journeys/test_launchers.py", "journeys/test_live_objects.py", "journeys/test_memory.py"),
     *("journeys/test_notebook.py", "journeys/test_trl_ranks.py", "journeys/test_reward_models.py"),
+    *("unit/trl/test_trainer.py::test_logs", "unit/trl/test_trainer.py::test_events"),
     *("journeys/test_processes.py", "journeys/test_ray.py", "journeys/test_trl_scripts.py"),
     *("journeys/test_trackers.py", "learning/", "faults/test_endings.py", "faults/test_failures.py"),
     *("faults/test_exchange.py", "faults/test_hangs.py", "faults/test_machines.py"),

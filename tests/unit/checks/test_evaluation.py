@@ -60,10 +60,10 @@ def test_names_of_metrics() -> None:
         "eval_rewards/accuracy/std",
     ]
     several = metric_names(config(), SETS)
-    assert several[:9] == alone
-    assert several[9] == "eval_gsm8k_reward"
+    assert several[:11] == alone
+    assert several[11] == "eval_gsm8k_reward"
     assert several[-1] == "eval_math_rewards/accuracy/std"
-    assert len(several) == 27
+    assert len(several) == 33
     # Several completions of a prompt have a spread, and a choice.
     groups = metric_names(config(num_generations_eval=6), ONE)
     names = ("reward_std", "frac_reward_zero_std", "pass@1", "pass@2", "pass@4", "pass@6")
