@@ -16,7 +16,6 @@ from covey.comm import Comm
 from covey.data.text import TextCodec
 from covey.errors import GuardStop
 from covey.learner.backends.base import Backend
-from covey.learner.update import update
 from covey.rollout.collect import Collected
 from covey.rollout.publisher import Publisher
 from covey.rollout.records import records_of
@@ -117,26 +116,11 @@ class Job:
         self.health.guards.check_batches(batches, self.buffer.rows, self.buffer.plan, self.progress.step)
         return batches
 
-    def update(self, batch: Batch) -> StepResult:
-        """Take the optimizer step of a batch."""
-        self.hooks.begin_step()
-        step = self.progress.step
-        result = update(
-            batch,
-            self.backend,
-            self.objective.loss_at(step),
-            self.objective.rate_at(step),
-            self.comm,
-            compare=self.health.guards.is_second_gradient_due(batch, is_fresh=self.buffer.done == 0),
-            before_step=self.hooks.before_optimizer,
-        )
-        if result.skipped is None:
-            self.hooks.after_optimizer()
-        return result
-
     def finish_step(self, batch: Batch, result: StepResult) -> None:
         """Everything that follows an optimizer step, in this order."""
         self.cost.end("update")
+        if result.skipped is None:
+            self.hooks.after_optimizer()
         is_fresh = self.buffer.done == 0
         scheduled = self._scheduled_values()
         self._count(batch, result)

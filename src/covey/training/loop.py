@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covey.learner.annotate import annotate_and_credit
+from covey.learner.update import update
 from covey.training.job import Job
 
 
@@ -29,7 +30,12 @@ def run(job: Job) -> None:
             )
             job.start_rollout(collected, rows)
         for batch in job.remaining_batches():
-            job.finish_step(batch, job.update(batch))
+            job.hooks.begin_step()
+            loss, rate = job.objective.loss_at(job.progress.step), job.objective.rate_at(job.progress.step)
+            compare = job.health.guards.is_second_gradient_due(batch, is_fresh=job.buffer.done == 0)
+            told = job.hooks.before_optimizer
+            result = update(batch, job.backend, loss, rate, job.comm, compare=compare, before_step=told)
+            job.finish_step(batch, result)
             if job.is_done():
                 break
     job.end()
