@@ -167,12 +167,13 @@ class Job:
         return metrics, is_best
 
     def _save_if_due(self, step: int, *, is_best: bool) -> None:
-        """End the run where that is asked for; save where that is, at the end of the run, and after the best
-        evaluation where it is kept. Collective."""
+        """End the run where that is asked for; save where that is, and after the best evaluation where it is
+        kept. A program that is told of it is told of the last checkpoint before the epoch ends. Collective."""
         if self._is_asked("stop"):
             self.limits.ended_by = self.limits.ended_by or tr("a callback")
         is_kept = is_best and self.saver.options.load_best_model_at_end
-        if (self._is_asked("save") or is_kept or self.is_done()) and self.saver.save(step):
+        is_last = self.hooks.may_ask and self.is_done()
+        if (self._is_asked("save") or is_kept or is_last) and self.saver.save(step):
             self.hooks.saved()
 
     def _end_epoch(self, step: int) -> None:
