@@ -168,7 +168,7 @@ class Job:
 
     def _save_if_due(self, step: int, *, is_best: bool) -> None:
         """End the run where that is asked for; save where that is, and after the best evaluation where it is
-        kept. A program that is told of it is told of the last checkpoint before the epoch ends. Collective."""
+        kept. A program learns of the last checkpoint before it does of the epoch's end. Collective."""
         if self._is_asked("stop"):
             self.limits.ended_by = self.limits.ended_by or tr("a callback")
         is_kept = is_best and self.saver.options.load_best_model_at_end
