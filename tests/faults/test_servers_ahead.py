@@ -275,7 +275,8 @@ def test_a_rank_that_is_killed_is_started_again(
     assert_whole(tmp_path / "it" / "run", undisturbed(2))
 
 
-@pytest.mark.parametrize("world", [pytest.param(1, marks=SLOW), 2])
+@SLOW
+@pytest.mark.parametrize("world", [1, 2])
 def test_a_signal_in_the_middle_of_a_rollout(
     world: int, slow: list[Process], undisturbed: Callable[..., Path], tmp_path: Path
 ) -> None:
