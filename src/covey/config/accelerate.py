@@ -1,4 +1,4 @@
-"""What `accelerate launch` asks of a process, as options of covey.
+"""Turns what `accelerate launch` asks of a process into options of covey.
 
 A process that accelerate starts knows the configuration file only by environment variables (utils/launch.py
 of accelerate 1.15). What they say of sharding becomes `deepspeed` or `fsdp`; either of these, typed, takes

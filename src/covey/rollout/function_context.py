@@ -1,4 +1,4 @@
-"""What a rollout function is given beside its prompts: it samples with the engine of the run."""
+"""Gives a rollout function what it samples with: the engine of the run."""
 
 from __future__ import annotations
 

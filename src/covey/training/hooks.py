@@ -1,4 +1,4 @@
-"""What a program is told of a run while it trains, and what it asks of it."""
+"""Declares how a run tells a program of its steps, and how the program asks for more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """What follows a step."""
+    """Says which of these follow a step: an evaluation, a checkpoint, the end of the run."""
 
     evaluate: bool = False
     save: bool = False
@@ -78,7 +78,7 @@ class Hooks(Protocol):
 
 
 class NoHooks:
-    """The hooks of a command: nobody is told."""
+    """Does nothing: a command has no program to tell."""
 
     may_ask = False
     adds_adapter = True

@@ -1,4 +1,4 @@
-"""What scripts ask an accelerator for: which process this is."""
+"""Tells scripts which process this is, as the accelerator of TRL's trainer does."""
 
 from __future__ import annotations
 

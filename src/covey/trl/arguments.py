@@ -1,4 +1,4 @@
-"""What the arguments of `GRPOTrainer` mean as options of `covey.train`."""
+"""Turns the arguments of `GRPOTrainer` into options of `covey.train`."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class GRPOConfig(Fields):
 
     @property
     def eval_batch_size(self) -> int:
-        """What per_device_eval_batch_size says."""
+        """Return per_device_eval_batch_size, a number of completions."""
         return self.per_device_eval_batch_size
 
     def get_process_log_level(self) -> int:

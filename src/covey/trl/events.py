@@ -115,11 +115,11 @@ class Events:
         self.call("on_step_begin")
 
     def before_optimizer(self) -> None:
-        """The gradient is whole and not clipped."""
+        """Call on_pre_optimizer_step: the gradient is whole and not clipped."""
         self.call("on_pre_optimizer_step")
 
     def after_optimizer(self) -> None:
-        """The optimizer has stepped."""
+        """Call on_optimizer_step."""
         self.call("on_optimizer_step")
 
     def end_step(self, record: StepRecord, due: Due) -> None:
@@ -192,7 +192,7 @@ class Events:
         return bool(args.logging_strategy == "steps" and is_due)
 
     def _earlier_logs(self, output_dir: Path) -> Iterable[dict[str, float]]:
-        """What the logs of a resumed run say of its earlier steps, by its metrics.jsonl."""
+        """Yield the logs of the earlier steps of a resumed run, made from its metrics.jsonl."""
         path, last = output_dir / "metrics.jsonl", self._first_step
         for record in read_metrics(path) if last else ():
             if record.step > last:

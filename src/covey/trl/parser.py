@@ -111,7 +111,7 @@ def _has(kinds: list[type], base: type) -> bool:
 
 
 def _help_of(name: str) -> str:
-    """What covey does with a field."""
+    """Return what covey does with a field, in words."""
     known = look_up(name)
     words = doc_of(known.option) if known.option else known.moot.words if known.moot else known.refused
     return spoken(words or "").replace("%", "%%")

@@ -45,7 +45,7 @@ def _row(one: Field[Any]) -> str:
 
 
 def _answer(name: str) -> tuple[str, str]:
-    """What covey does with a field, and why."""
+    """Return what covey does with a field, and why."""
     known = look_up(name)
     if known.option is not None:
         renamed = "" if known.option == name else f"`{known.option}`"

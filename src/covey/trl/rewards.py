@@ -140,6 +140,6 @@ def _texts(completions: Completions) -> list[str]:
 
 
 def _behind(text: str, delimiters: Sequence[str]) -> str:
-    """What follows the last of the first delimiter that a text has; nothing where it has none."""
+    """Return the text behind the last place of the first delimiter that it has; "" without one."""
     there = next((delimiter for delimiter in delimiters if delimiter in text), None)
     return "" if there is None else text.rpartition(there)[2]

@@ -1,4 +1,4 @@
-"""What TRL's training scripts take beside GRPOConfig, and the data sets that it names."""
+"""Declares the arguments of TRL's scripts beside GRPOConfig, and loads the data sets that they name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ScriptArguments:
 
 @dataclass
 class DatasetConfig:
-    """One data set of a mixture, as `datasets.load_dataset` takes it; `fraction` is its share of the rows."""
+    """Names one data set of a mixture for `datasets.load_dataset`; `fraction` is its share of the rows."""
 
     path: str
     name: str | None = None

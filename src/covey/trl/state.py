@@ -1,4 +1,4 @@
-"""What callbacks see of a run and may set, under the names of transformers."""
+"""Holds the state that callbacks read and the control that they set, under the names of transformers."""
 
 from __future__ import annotations
 

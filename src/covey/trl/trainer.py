@@ -301,7 +301,7 @@ class GRPOTrainer:
         raise NotImplementedError(spoken(words))
 
     def end(self) -> None:
-        """Nothing is left to end behind `train`."""
+        """Do nothing: `train` ends all that it began."""
 
     @property
     def _revision(self) -> str | None:

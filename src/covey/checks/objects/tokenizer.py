@@ -24,7 +24,7 @@ def differences(given: Any, directory: Path) -> tuple[str, ...]:
 
 
 def _tokens(given: Any) -> Any:
-    """What a tokenizer does to text."""
+    """Return the settings by which a tokenizer turns text into tokens."""
     tokenizer = getattr(given, "tokenizer", given)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -76,8 +76,7 @@ CODES = (
     Code(
         code="E398",
         title="Option that a rollout function leaves no place for",
-        why="rollout_func makes whole episodes: each training process calls it once with the prompts of a "
-        "rollout, and it returns their tokens.",
+        why="rollout_func returns finished completions, so this option would have no effect on them.",
     ),
 )
 

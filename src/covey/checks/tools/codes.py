@@ -8,8 +8,7 @@ CODES = (
     Code(
         code="E390",
         title="Tool, environment or rollout function that cannot be loaded",
-        why="covey imports every tool, environment and rollout function before the run starts, and this one "
-        "failed.",
+        why="The run needs this function or class, and Python could not import it.",
     ),
     Code(
         code="E391",

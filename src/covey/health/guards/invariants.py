@@ -25,8 +25,8 @@ _NEAR = 0.02
 
 
 EngineName = Literal["native", "generate", "vllm", "servers", "rollout_func"]
-"""What samples: the built-in engine, `generate` of transformers, vLLM in the processes, servers, or a
-function of the user, whatever it samples with."""
+"""Names what samples: the built-in engine, transformers' `generate`, vLLM in the processes, servers, or a
+rollout function of the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
