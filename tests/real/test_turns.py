@@ -45,6 +45,7 @@ class AsksAgain:
     """An environment that asks until a turn."""
 
     name, has_step, has_reward = "asks", True, False
+    keeps_history = False
 
     def __init__(self, turns: int) -> None:
         self._turns = turns

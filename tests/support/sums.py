@@ -102,6 +102,7 @@ class SumsHost:
     """The same environment in this process. With a `delay` answers come from threads of their own."""
 
     name, has_step, has_reward = "sums", True, False
+    keeps_history = False
 
     def __init__(self, delay: Delay | None = None) -> None:
         self._delay = delay

@@ -50,6 +50,8 @@ class Environments:
     released: list[int] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
 
+    keeps_history = False
+
     @property
     def has_step(self) -> bool:
         return self.step_ is not None

@@ -19,7 +19,8 @@ class TurnLimits:
 
     `max_turns` counts turns of the model, `max_tool_rounds` those whose calls are answered; None is no limit.
     `max_tokens` is the most tokens behind the prompt, or with `is_per_turn` of one turn; results of tools are
-    cut to `max_result_tokens` each. `context` is what the model can hold.
+    cut to `max_result_tokens` each. `context` is what the model can hold. `trains_last`: of several turns the
+    last one alone is trained.
     """
 
     max_tokens: int
@@ -28,6 +29,7 @@ class TurnLimits:
     max_tool_rounds: int | None = None
     max_result_tokens: int | None = None
     context: int | None = None
+    trains_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +65,12 @@ class Agents:
 def spoken_turn(
     completion: Completion, before: Sequence[int], opened: str, codec: TextCodec, agents: Agents
 ) -> Spoken:
-    """Read a turn of the model behind the tokens `before`, of which the template had `opened` a part."""
+    """Read a turn of the model, of which `opened` stood there; `before` are the tokens in front of it where
+    the turn goes on with them."""
     ids = completion.token_ids.tolist()
     is_ended = bool(ids) and ids[-1] in codec.stop_token_ids
     written = ids[:-1] if is_ended else ids
-    raw = codec.decode_behind(before if opened else (), written, marks=True)
+    raw = codec.decode_behind(before, written, marks=True)
     whole = opened + raw
     parsed = Parsed(content=whole, calls=()) if agents.format is None else agents.format.parse(whole)
     added = codec.tokenizer.get_added_tokens_decoder()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,16 +10,25 @@ from covey.environments.rendering import Conversation, Renderer, Rendering, Spok
 from covey.types import Completion, KeptSets, Medium, Source, TokenSequence
 from covey.types.arrays import (
     Bools,
-    Floats,
     Ints,
-    Versions,
+    bools,
     constant_bools,
     ints,
     joined_bools,
     joined_floats,
     joined_ints,
     joined_runs,
+    selected_runs,
 )
+
+
+@dataclass(slots=True)
+class SaidTurn:
+    """A turn of the model within the parts of its sequence, and which of its tokens are trained."""
+
+    place: int
+    completion: Completion
+    mask: Bools
 
 
 @dataclass(slots=True)
@@ -28,18 +37,37 @@ class SequenceDraft:
 
     segments: list[str]
     ids: list[Ints] = field(default_factory=list)
-    is_trained: list[Bools] = field(default_factory=list)
     sources: list[tuple[Source, int]] = field(default_factory=list)
-    logprobs: list[Floats] = field(default_factory=list)
-    versions: list[Versions] = field(default_factory=list)
-    kept: list[KeptSets] = field(default_factory=list)
+    said: list[SaidTurn] = field(default_factory=list)
     media: list[Medium] = field(default_factory=list)
 
     def add(self, token_ids: Sequence[int] | Ints, source: Source) -> None:
-        """Add tokens; those of the model are trained."""
+        """Add tokens."""
         self.ids.append(ints(token_ids))
-        self.is_trained.append(constant_bools(source is Source.MODEL, len(token_ids)))
         self.sources.append((source, len(token_ids)))
+
+    def say(self, completion: Completion) -> SaidTurn:
+        """Add a turn of the model, which is trained."""
+        said = SaidTurn(len(self.ids), completion, constant_bools(True, len(completion.token_ids)))
+        self.add(completion.token_ids, Source.MODEL)
+        self.said.append(said)
+        return said
+
+    def cut(self, length: int) -> None:
+        """Leave out the tokens of the last turn from `length` on."""
+        said = self.said[-1]
+        whole = said.completion
+        mask = bools(n < length for n in range(len(whole.token_ids)))
+        said.completion = replace(
+            whole,
+            token_ids=whole.token_ids[:length],
+            logprobs=whole.logprobs[:length],
+            versions=selected_runs(whole.versions, mask),
+            kept=None if whole.kept is None else whole.kept.part(0, length),
+        )
+        said.mask = said.mask[:length]
+        self.ids[said.place] = said.completion.token_ids
+        self.sources[said.place] = (Source.MODEL, length)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -53,13 +81,17 @@ class SequenceDraft:
 
     def sequence(self) -> TokenSequence:
         """Return the sequence as it is now."""
+        masks = [constant_bools(False, count) for _, count in self.sources]
+        for said in self.said:
+            masks[said.place] = said.mask
+        kept = [s.completion.kept.selected(s.mask) for s in self.said if s.completion.kept is not None]
         return TokenSequence(
             token_ids=joined_ints(self.ids),
-            is_trained=joined_bools(self.is_trained),
-            logprobs=joined_floats(self.logprobs),
-            versions=joined_runs(self.versions),
+            is_trained=joined_bools(masks),
+            logprobs=joined_floats([s.completion.logprobs[s.mask] for s in self.said]),
+            versions=joined_runs(selected_runs(s.completion.versions, s.mask) for s in self.said),
             sources=tuple(self.sources),
-            kept=KeptSets.joined(self.kept) if self.kept else None,
+            kept=KeptSets.joined(kept) if kept else None,
             media=tuple(self.media),
         )
 
@@ -76,6 +108,9 @@ class EpisodeDraft:
         self._renderer, self.conversation = renderer, conversation
         self._next = renderer.start(conversation) if first is None else first
         self._sequences: list[SequenceDraft] = []
+        self._said: list[SaidTurn] = []
+        # Where somebody else has begun the next turn: the marks that the model has sampled of it.
+        self._begun: frozenset[str] | None = None
         self.rewritten: list[str] = []
         self._begin()
 
@@ -102,17 +137,76 @@ class EpisodeDraft:
     @property
     def is_extended(self) -> bool:
         """Return whether the next turn goes on from the tokens of the former one."""
-        return len(self._sequences[-1].segments) > 1
+        return bool(self._sequences[-1].said)
+
+    @property
+    def is_begun(self) -> bool:
+        """Return whether the next turn goes on with a text of its own: of the template, or of a scheduler."""
+        return self._begun is not None or bool(self.opened)
+
+    @property
+    def opened_by_template(self) -> str:
+        """Return what the template, and nobody else, has opened of the next turn."""
+        return self.opened if self._begun is None else ""
 
     def say(self, completion: Completion, spoken: Spoken) -> None:
         """Add a turn of the model."""
-        last = self._sequences[-1]
-        last.add(completion.token_ids, Source.MODEL)
-        last.logprobs.append(completion.logprobs)
-        last.versions.append(completion.versions)
-        if completion.kept is not None:
-            last.kept.append(completion.kept)
+        self._said.append(self._sequences[-1].say(completion))
+        if self._begun:
+            spoken = replace(spoken, marks=spoken.marks | self._begun)
+        self._begun = None
         self._grow(spoken)
+
+    @property
+    def last_ids(self) -> list[int]:
+        """Return the tokens of the last turn."""
+        ids: list[int] = self._said[-1].completion.token_ids.tolist()
+        return ids
+
+    def go_on(self, length: int, begun: str, token_ids: Sequence[int]) -> None:
+        """Go on with the last turn: its first `length` tokens stay, `token_ids` follow, which are not
+        trained, and what the model wrote of it has become the text `begun`."""
+        *items, former = self.conversation.items
+        assert isinstance(former, Spoken)
+        last = self._sequences[-1]
+        last.cut(length)
+        if token_ids:
+            last.add(token_ids, Source.ENVIRONMENT)
+        last.segments[-1] += begun
+        self.conversation = replace(self.conversation, items=tuple(items))
+        self._next, self._begun = Rendering(text="", token_ids=(), opened=former.opened + begun), former.marks
+
+    def restart(self, conversation: Conversation, why: str) -> Rendering:
+        """Return the beginning of a new sequence with another conversation; nothing is added."""
+        return self._renderer.start(conversation, why)
+
+    def begin_again(self, conversation: Conversation, rendering: Rendering) -> None:
+        """Begin a new sequence with another conversation, which may end with the beginning of a turn."""
+        self.conversation, self._next, self._begun = conversation, rendering, None
+        last = conversation.items[-1]
+        if isinstance(last, Spoken) or last["role"] == "assistant":
+            begun = last.written if isinstance(last, Spoken) else last["content"]
+            self.conversation = replace(conversation, items=conversation.items[:-1])
+            self._next = replace(rendering, opened=begun)
+            self._begun = last.marks if isinstance(last, Spoken) else frozenset()
+        self.rewritten.append(rendering.rewritten)
+        self._begin()
+
+    @property
+    def num_turns(self) -> int:
+        """Return how many turns of the model there are."""
+        return len(self._said)
+
+    def leave_out(self, masks: Mapping[int, Sequence[bool]]) -> None:
+        """Train no more those tokens of turns, by their numbers, of which a mask is False; what was cut of a
+        turn is not there."""
+        for number, mask in masks.items():
+            said = self._said[number]
+            said.mask = said.mask & bools(mask[: len(said.mask)])
+
+    def leave_out_turns(self, but: Collection[int]) -> None:
+        """Train no turn but these."""
+        self.leave_out({n: [n in but] * len(said.mask) for n, said in enumerate(self._said)})
 
     def answered(self, messages: Sequence[Mapping[str, Any]], media: Sequence[Medium] = ()) -> Rendering:
         """Return what would stand in front of the next turn behind these messages, which have the images
@@ -146,8 +240,10 @@ class EpisodeDraft:
         self._sequences[-1].media += rendering.media
 
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """Return the sequences of the episode, each up to its last turn."""
-        return tuple(draft.sequence() for draft in self._sequences)
+        """Return the sequences of the episode, each up to its last turn: the first one, and of the others
+        those of which something is trained."""
+        first, *others = [draft.sequence() for draft in self._sequences if draft.said]
+        return (first, *(s for s in others if s.num_trained))
 
     def _grow(self, *items: Mapping[str, Any] | Spoken) -> None:
         self.conversation = replace(self.conversation, items=(*self.conversation.items, *items))

@@ -35,6 +35,7 @@ class HostedEnvironments:
     def __init__(self, room: Room | RemoteRoom, shapes: Sequence[Shape], name: str, places: int) -> None:
         self.name = name
         self.has_step = any(shape.has_step for shape in shapes)
+        self.keeps_history = any(shape.keeps_history for shape in shapes)
         self.has_reward = any(shape.has_reward for shape in shapes)
         self.has_tools = any(shape.tools for shape in shapes)
         self.takes_seed = any(shape.seeds for shape in shapes)

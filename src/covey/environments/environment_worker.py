@@ -61,7 +61,7 @@ class EnvironmentWorker:
         room, key = self._room, request.get("key", 0)
 
         def tell(answer: Any) -> None:
-            send(_packed(answer))
+            send(packed_answer(answer))
 
         match request["do"]:
             case "load":
@@ -87,7 +87,7 @@ class EnvironmentWorker:
                 )
 
 
-def _packed(answer: Opened | Stepped | ToolResult | Lost | float | None) -> dict[str, Any]:
+def packed_answer(answer: Opened | Stepped | ToolResult | Lost | float | None) -> dict[str, Any]:
     """Return an answer as JSON holds it; one that it cannot hold is lost."""
     match answer:
         case Lost():

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from covey.environments.channel import Answer, Channel
-from covey.environments.protocol import Lost, Opened, Stepped, ToolFault
+from covey.environments.protocol import Ended, History, Lost, Opened, Stepped, ToolFault
+from covey.environments.scheduler_room import SchedulerSettings
 from covey.environments.shape import Shape
 from covey.environments.tool import failed, faults_of, unpacked_result
 from covey.rewards.callee import Reply, Wants, unpacked_reply
@@ -21,6 +22,8 @@ from covey.rewards.targets import Target, callable_name, target_of_callable
 from covey.rewards.workers import Workers, load_request
 from covey.texts import tr, unpacked
 from covey.types import CallFailure, RewardFault, Status, ToolCall, ToolResult
+
+_TUPLES = ("masks", "last_turns", "messages", "outputs", "notes")
 
 
 class RemoteRoom:
@@ -42,16 +45,23 @@ class RemoteRoom:
 
     def add(self, name: str, target: Any) -> Shape | list[ToolFault]:
         """Import a class of environments and try it once, before any of them is opened."""
+        what = load_request(target, **{"as": "environment", "name": name})
+        return self._add(target.entry, {**what, "shape": None})
+
+    def add_scheduler(self, settings: SchedulerSettings) -> Shape | list[ToolFault]:
+        """Run plugin files and make a scheduler of ms-swift, before any trajectory begins."""
+        return self._add(settings.name, {"do": "load", "scheduler": asdict(settings)})
+
+    def _add(self, entry: str, what: Mapping[str, Any]) -> Shape | list[ToolFault]:
         try:
             worker = self._workers.take()
-            what = load_request(target, **{"as": "environment", "name": name})
-            reply = self._workers.load(worker, {**what, "shape": None})
+            reply = self._workers.load(worker, what)
         except WorkerGone as gone:
-            words = tr("{what}: the import {gone}", what=target.entry, gone=gone)
-            return [ToolFault(entry=target.entry, kind="import", words=words)]
+            words = tr("{what}: the import {gone}", what=entry, gone=gone)
+            return [ToolFault(entry=entry, kind="import", words=words)]
         self._workers.give_back(worker)
         if "shape" not in reply:
-            return faults_of(target.entry, reply)
+            return faults_of(entry, reply)
         self._workers.loaded.append({**what, "shape": reply["shape"]})
         return Shape(**reply["shape"])
 
@@ -206,11 +216,14 @@ def _opened(answer: Answer) -> Opened | Lost:
     if lost := _lost(answer):
         return lost
     opened = _content(answer)["opened"]
-    messages = opened["messages"]
+    messages, stop = opened["messages"], opened["stop"]
     return Opened(
-        messages=None if messages is None else tuple(messages),
-        added=opened["added"],
-        tools=tuple(opened["tools"]),
+        **{
+            **opened,
+            "messages": None if messages is None else tuple(messages),
+            "tools": tuple(opened["tools"]),
+            "stop": None if stop is None else tuple(stop),
+        }
     )
 
 
@@ -218,7 +231,16 @@ def _stepped(answer: Answer) -> Stepped | Lost:
     if lost := _lost(answer):
         return lost
     stepped = _content(answer)["stepped"]
-    return Stepped(**{**stepped, "messages": tuple(stepped["messages"])})
+    history, ended, stop = stepped["history"], stepped["ended"], stepped["stop"]
+    return Stepped(
+        **{
+            **stepped,
+            "messages": tuple(stepped["messages"]),
+            "history": history and History(**{**history, "messages": tuple(history["messages"])}),
+            "ended": ended and Ended(**{**ended, **{name: tuple(ended[name]) for name in _TUPLES}}),
+            "stop": None if stop is None else tuple(stop),
+        }
+    )
 
 
 def _called(name: str, answer: Answer) -> ToolResult | Lost:

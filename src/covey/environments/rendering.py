@@ -22,6 +22,8 @@ from covey.texts import tr
 from covey.types import Medium, ToolCall, Turn
 
 _THOUGHT = re.compile(r"\A(\s*<think>\s*)(.*?)(\s*</think>\s*)(.*)\Z", re.DOTALL)
+# Behind the turn that the model goes on with.
+_GOES_ON = "covey goes on here"
 _CANONICAL = "<think>\n", "\n</think>\n\n"
 
 
@@ -140,9 +142,16 @@ class Renderer:
         self.lead = _lead(codec)
 
     def start(self, conversation: Conversation, rewritten: str = "") -> Rendering:
-        """Render a whole conversation as the prompt of a new sequence."""
-        text = self._render(conversation, self._messages(conversation))
+        """Render a whole conversation as the prompt of a new sequence, which goes on with the last message
+        where that is the assistant's. Raises TemplateError where the template does not write that."""
+        messages = self._messages(conversation)
+        is_begun = bool(messages) and messages[-1]["role"] == "assistant"
+        text = self._begun(conversation, messages) if is_begun else self._render(conversation, messages)
         return self._rendering(conversation, text, text, rewritten, is_whole=True)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text that is written behind a turn; its marks are characters."""
+        return self._untrusted.encode(self._untrusted.hide(text))
 
     def hide(self, text: str) -> str:
         """Return a text that is written into a message of the data set with its marks hidden."""
@@ -218,6 +227,18 @@ class Renderer:
 
     def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
         return self._codec.render(messages, tools=conversation.tools, kwargs=conversation.arguments)
+
+    def _begun(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Render up to the end of the last message, which no mark closes."""
+        *before, last = messages
+        marked = [*before, {**last, "content": f"{last['content']}{_GOES_ON}"}]
+        text = self._codec.render(
+            marked, tools=conversation.tools, kwargs=conversation.arguments, add_generation_prompt=False
+        )
+        begun, found, _ = text.rpartition(_GOES_ON)
+        if not found:
+            raise TemplateError(tr("the chat template does not write the last turn of the assistant"))
+        return begun
 
     def _rendering(
         self, conversation: Conversation, text: str, new: str, rewritten: str = "", *, is_whole: bool = False

@@ -21,12 +21,14 @@ class Shape:
     """Says what covey calls of an environment, and what `reset` and `step` are passed.
 
     With `has_step` it is covey's: `reset(row, seed)`, `step(turn)`. Otherwise it is TRL's:
-    `reset(**columns)`, and its public methods are `tools`. `seeds`: `reset` takes the seed, too.
+    `reset(**columns)`, and its public methods are `tools`. `seeds`: `reset` takes the seed, too. A scheduler
+    of ms-swift `keeps_history`: it is given each turn, and says how the whole conversation goes on.
     """
 
     has_step: bool
     has_reward: bool
     seeds: bool
+    keeps_history: bool = False
     columns: tuple[str, ...] = ()
     takes_all: bool = False
     tools: Mapping[str, Schema] = field(default_factory=dict)

@@ -27,6 +27,7 @@ from typing import Any
 
 from covey.environments.calls import Call, Late, Loop, Outcome, Raised, Returned
 from covey.environments.environment_worker import EnvironmentWorker
+from covey.environments.scheduler_worker import SchedulerWorker
 from covey.environments.schema import BadArguments, Unusable, schema_of
 from covey.environments.tool import (
     Limits,
@@ -114,12 +115,20 @@ class ToolWorker:
         return {"result": packed_result(failed(tool.name, CallFailure.ARGUMENTS, str(error)))}
 
 
+_Worker = ToolWorker | EnvironmentWorker | SchedulerWorker
+_KINDS: Mapping[str, type[_Worker]] = {
+    "tools": ToolWorker,
+    "environments": EnvironmentWorker,
+    "schedulers": SchedulerWorker,
+}
+
+
 def main() -> None:
     """Answer requests until the parent closes the pipe or is gone."""
     pipes = Pipes.take()
     requests = pipes.requests()
     opening = next(requests)
-    made: list[ToolWorker | EnvironmentWorker] = []
+    made: list[_Worker] = []
     pipes.answer(opening, lambda request: _open(request, pipes, made))
     (worker,) = made
     is_watched = False
@@ -137,15 +146,13 @@ def main() -> None:
             send({"failed": packed(describe(error, None))})
 
 
-def _open(
-    request: Mapping[str, Any], pipes: Pipes, made: list[ToolWorker | EnvironmentWorker]
-) -> dict[str, Any]:
+def _open(request: Mapping[str, Any], pipes: Pipes, made: list[_Worker]) -> dict[str, Any]:
     if request["memory_gb"] is not None:
         most = int(request["memory_gb"] * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     loader = Loader(request["path"], {})
     loader.open()
-    kind = ToolWorker if request["holds"] == "tools" else EnvironmentWorker
+    kind = _KINDS[request["holds"]]
     made.append(kind(loader, Limits(**request["limits"]), partial(_end, pipes)))
     return {"faults": []}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from os.path import isdir
 from pathlib import Path
@@ -43,6 +43,13 @@ def is_orm(reward: Any) -> bool:
 def install() -> None:
     """Let `import swift` and everything below it find the stand-ins."""
     sys.meta_path.insert(0, _Finder())
+
+
+def offer(names: Mapping[str, Any]) -> None:
+    """Have the stand-ins, where they are installed, offer more by name."""
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder):
+            finder.offers.update(names)
 
 
 class ORM:
@@ -95,6 +102,13 @@ _CLASSES = {
 }
 _ORMS = {built_in: _orm_of(name, BUILT_IN[built_in]) for name, built_in in _CLASSES.items()}
 
+
+
+def orm(name: str) -> type[ORM]:
+    """Return the class of a built-in reward: `orm("accuracy")` is MathAccuracy."""
+    return _ORMS[name]
+
+
 for _class in (ORM, AsyncORM, *_ORMS.values()):
     _class.__module__ = "swift.rewards"
 
@@ -115,9 +129,9 @@ class _Finder:
     """Makes a stand-in for every module of `swift`; the modules share one set of registries."""
 
     def __init__(self) -> None:
-        self._offers: dict[str, Any] = {name: {} for name in _REGISTRIES}
-        self._offers["orms"] = dict(_ORMS)
-        self._offers.update(ORM=ORM, AsyncORM=AsyncORM, **{c.__name__: c for c in _ORMS.values()})
+        self.offers: dict[str, Any] = {name: {} for name in _REGISTRIES}
+        self.offers["orms"] = dict(_ORMS)
+        self.offers.update(ORM=ORM, AsyncORM=AsyncORM, **{c.__name__: c for c in _ORMS.values()})
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         parent, _, last = name.rpartition(".")
@@ -129,10 +143,9 @@ class _Finder:
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = _StandIn(spec.name)
+        vars(module).update(self.offers)
         if spec.name == "swift.utils":
             vars(module)["get_logger"] = _get_logger
-        else:
-            vars(module).update(self._offers)
         return module
 
     def exec_module(self, module: ModuleType) -> None:

@@ -8,6 +8,8 @@ from hashlib import blake2b
 from typing import Any
 
 from covey.environments.draft import EpisodeDraft
+from covey.environments.histories import SaidText
+from covey.environments.protocol import Ended
 from covey.environments.rendering import Item, Spoken
 from covey.rewards.images import told as image_told
 from covey.rollout.slots import Slot
@@ -36,7 +38,11 @@ class EndReward:
 @dataclass(slots=True)
 class Running:
     """An episode in progress. `missing` are the calls of the present turn that have no result yet, `begun` is
-    the prompt as text and as messages where an environment has made it."""
+    the prompt as text and as messages where an environment has made it.
+
+    Of a scheduler: `max_tokens` and `stop` are those of its next request, `said` is the last turn as it was
+    told, `is_full` says that it was told of a turn for which there was no room, and `ended` how it ended.
+    """
 
     slot: Slot
     key: int
@@ -55,6 +61,11 @@ class Running:
     asked: int = 0
     begun: tuple[str, tuple[Mapping[str, Any], ...]] | None = None
     reward: float | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    said: SaidText = field(default_factory=SaidText)
+    is_full: bool = False
+    ended: Ended | None = None
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:

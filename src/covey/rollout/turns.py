@@ -9,32 +9,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from covey.activity import Activity
+from covey.data.errors import TemplateError
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents, spoken_turn
-from covey.environments.draft import EpisodeDraft
+from covey.environments.histories import SaidText, following
 from covey.environments.images import answer_of, with_media, without_images
 from covey.environments.protocol import Lost, Opened, Stepped
-from covey.environments.rendering import Conversation, Rendering, Spoken
 from covey.errors import EngineLost
 from covey.media.errors import MediaError
 from covey.rollout.engine import Engine, nothing
+from covey.rollout.opening import open_draft
 from covey.rollout.running import (
     EndReward,
     Running,
-    added_to,
     ended_episode,
     group_seed,
     lost_episode,
     no_room,
-    refused,
     row_of,
     told,
 )
+from covey.rollout.scheduled import no_turn, told_scheduler, trained_as_asked, with_ended
 from covey.rollout.slots import Slot
+from covey.rollout.tool_calls import results_of, start_calls
 from covey.types import (
     Completion,
     Episode,
@@ -49,8 +51,6 @@ from covey.types import (
 from covey.types.episode import digest_of
 
 _LOOK_S = 0.2
-# Calls of one turn that are answered; the text of a turn may hold thousands.
-_MOST_CALLS = 64
 
 
 class TurnLoop:
@@ -128,7 +128,7 @@ class TurnLoop:
             self._activity.advance()
             try:
                 self._take(*event)
-            except MediaError as error:
+            except (MediaError, TemplateError) as error:
                 self._lose(event[0], str(error))
 
     def _await(self, number: int, index: int = 0) -> Any:
@@ -174,48 +174,9 @@ class TurnLoop:
 
     def _begin(self, number: int, opened: Opened) -> None:
         one = self._running[number]
-        prompt, given = one.slot.prompt, one.slot.prompt.rendered_with
-        own = tuple(given.get("tools", ()))
-        known = {tool["function"]["name"] for tool in own}
-        further = tuple(tool for tool in opened.tools if tool["function"]["name"] not in known)
-        one.of_environment = frozenset(tool["function"]["name"] for tool in opened.tools)
-        one.schemas = (*own, *further)
-        messages = prompt.messages or ()
-        if prompt.opened and messages and messages[-1]["role"] == "assistant":
-            messages = messages[:-1]
-        conversation = Conversation(
-            items=tuple(messages),
-            num_trusted=len(messages),
-            tools=one.schemas,
-            arguments=given.get("arguments", {}),
-            media=prompt.media,
-        )
-        first: Rendering | None = Rendering(
-            text=prompt.text, token_ids=tuple(prompt.token_ids), opened=prompt.opened, media=prompt.media
-        )
-        if opened.messages is not None:
-            items, media = with_media(opened.messages, self._codec)
-            conversation, first = replace(conversation, items=items, num_trusted=0, media=media), None
-        if opened.added:
-            (said,), media = with_media([{"content": opened.added}], self._codec)
-            grown = added_to(conversation.items, said["content"], self._agents.renderer.hide)
-            conversation = replace(conversation, items=grown, media=(*conversation.media, *media))
-            first = None
-        if further:
-            first = None
-        one.draft = EpisodeDraft(self._agents.renderer, conversation, first)
-        if first is None:
-            one.begun = self._codec.written_out(one.draft.prompt_ids), self._shown(conversation)
+        open_draft(one, opened, self._codec, self._agents)
+        one.max_tokens, one.stop = opened.max_tokens, opened.stop
         self._ask(number)
-
-    def _shown(self, conversation: Conversation) -> tuple[Mapping[str, Any], ...]:
-        """Return the messages of a prompt as they were written."""
-        shown = self._agents.renderer.shown
-        return tuple(
-            {**item, "content": shown(item["content"])} if isinstance(item.get("content"), str) else item
-            for item in conversation.items
-            if not isinstance(item, Spoken)
-        )
 
     # -- turns of the model
 
@@ -229,11 +190,12 @@ class TurnLoop:
             # Behind later turns there is room, or they are not answered.
             self._lose(number, no_room(len(prompt_ids), self._contexts()))
             return
-        episode, turn = one.slot.episode_id, len(one.turns)
+        episode, turn, sampling = one.slot.episode_id, len(one.turns), one.slot.plan.sampling
+        stop = sampling.stop_strings if one.stop is None else one.stop
         request = GenerationRequest(
             turn=episode.turn_id(turn),
             prompt_token_ids=prompt_ids,
-            sampling=replace(one.slot.plan.sampling, max_new_tokens=room),
+            sampling=replace(sampling, max_new_tokens=room, stop_strings=stop),
             extends=episode.turn_id(turn - 1) if one.draft.is_extended else None,
             may_go_on=True,
             media=one.draft.media,
@@ -248,7 +210,8 @@ class TurnLoop:
         room = limits.max_tokens
         if not limits.is_per_turn:
             room -= max(length - draft.prompt_length, one.num_sampled)
-        return min([room, *(context - length for context in self._contexts())])
+        own = () if one.max_tokens is None else (one.max_tokens,)
+        return min([room, *own, *(context - length for context in self._contexts())])
 
     def _contexts(self) -> list[int]:
         """Return how many tokens model and engine can hold, as far as they say so."""
@@ -259,12 +222,14 @@ class TurnLoop:
         one, agents = self._running[number], self._agents
         draft = one.draft
         assert draft is not None
-        before = draft.prompt_ids
-        spoken = spoken_turn(completion, before, draft.opened, self._codec, agents)
+        before, opened = draft.prompt_ids, draft.opened_by_template
+        front = before if draft.is_begun else ()
+        spoken = spoken_turn(completion, front, draft.opened, self._codec, agents)
         if one.slot.plan.split != "train" and completion.kept is not None:
             # Nothing is trained on it.
             completion = replace(completion, kept=None)
-        text = self._codec.decode_behind(before if draft.opened else (), completion.token_ids.tolist())
+        text = self._codec.decode_behind(front, completion.token_ids.tolist())
+        one.said = SaidText(opened=opened, sampled=text, front=front)
         draft.say(completion, spoken)
         one.turns.append(
             Turn(
@@ -279,10 +244,14 @@ class TurnLoop:
         one.spoken, one.since = spoken, time.perf_counter()
         one.sampled_s += completion.seconds
         one.num_sampled += len(completion.token_ids)
-        if completion.finish is not Finish.STOP:
+        environment = agents.environment
+        if environment is not None and environment.keeps_history:
+            one.outcome = Outcome(completion.finish)
+            environment.step(one.key, told_scheduler(one, completion, len(before)), self._await(number))
+        elif completion.finish is not Finish.STOP:
             self._finish(number, Outcome(completion.finish))
-        elif agents.environment is not None and agents.environment.has_step:
-            agents.environment.step(one.key, told(one, spoken, completion), self._await(number))
+        elif environment is not None and environment.has_step:
+            environment.step(one.key, told(one, spoken, completion), self._await(number))
         elif not spoken.calls:
             self._finish(number, Outcome.SCORED)
         elif self._may_not_call(one):
@@ -300,46 +269,22 @@ class TurnLoop:
     # -- tools
 
     def _call(self, number: int, calls: Sequence[ToolCall]) -> None:
-        """Start the calls of a turn side by side."""
-        one = self._running[number]
-        one.results, one.missing = {}, len(calls)
-        one.num_tool_rounds += 1
-        names = [schema["function"]["name"] for schema in one.schemas]
-        for index, call in enumerate(calls):
-            done = self._await(number, index)
-            if index >= _MOST_CALLS:
-                done(refused(replace(call, fault=f"a turn may make {_MOST_CALLS} calls"), names))
-            elif call.fault or call.name not in names:
-                done(refused(call, names))
-            elif call.name in one.of_environment and self._agents.environment is not None:
-                self._agents.environment.call(one.key, call, done)
-            elif self._agents.tools is not None:
-                self._agents.tools.call(call, done)
-            else:
-                done(refused(call, ()))
+        start_calls(self._running[number], calls, self._agents, partial(self._await, number))
 
     def _answer_calls(self, number: int) -> None:
         one = self._running[number]
-        given = [one.results[index] for index in sorted(one.results)]
-        results = tuple(replace(result, content=self._cut(result.content)) for result in given)
+        results = results_of(one, self._codec, self._agents.limits.max_result_tokens)
         shown = tuple(replace(result, content=without_images(result), images=()) for result in results)
         one.turns[-1] = replace(one.turns[-1], results=shown)
         self._answer(number, [*map(answer_of, results)], Source.TOOL)
-
-    def _cut(self, text: str) -> str:
-        """Return a result within its budget of tokens."""
-        most = self._agents.limits.max_result_tokens
-        if most is None:
-            return text
-        (ids,) = self._codec.encode([text])
-        if len(ids) <= most:
-            return text
-        return f"{self._codec.written_out(ids[:most])}\n[cut after {most} of {len(ids)} tokens]"
 
     # -- answers
 
     def _take_step(self, number: int, step: Stepped) -> None:
         one, limits = self._running[number], self._agents.limits
+        if step.history is not None or step.ended is not None:
+            self._take_history(number, step)
+            return
         one.turns[-1] = replace(one.turns[-1], reward=step.reward)
         if step.is_done:
             one.turns[-1] = replace(one.turns[-1], answer=tuple(step.messages))
@@ -348,6 +293,35 @@ class TurnLoop:
             self._finish(number, Outcome.POLICY_FAILURE)
         else:
             self._answer(number, step.messages, Source.ENVIRONMENT)
+
+    def _take_history(self, number: int, step: Stepped) -> None:
+        """Go on with the conversation of a scheduler, or end with it. One that asks for more than there is
+        room for is told once that its turn was cut."""
+        one, agents = self._running[number], self._agents
+        draft, environment = one.draft, agents.environment
+        assert draft is not None and environment is not None
+        if step.ended is not None or step.history is None:
+            one.ended = step.ended
+            self._finish(number, one.outcome)
+            return
+        one.turns[-1] = replace(one.turns[-1], seconds=time.perf_counter() - one.since)
+        one.max_tokens, one.stop = step.max_tokens, step.stop
+        most = agents.limits.max_turns
+        has_turn = most is None or len(one.turns) < most
+        if has_turn:
+            going_on = following(draft, step.history, one.said, self._codec, agents.renderer)
+            if self._room(one, going_on.length) >= 1:
+                one.turns[-1] = replace(one.turns[-1], answer=going_on.messages)
+                going_on.apply(draft)
+                self._ask(number)
+                return
+        outcome = Outcome.TRUNCATED if has_turn else Outcome.POLICY_FAILURE
+        if one.is_full:
+            # It goes on without end.
+            self._finish(number, outcome)
+            return
+        one.is_full, one.outcome = True, outcome
+        environment.step(one.key, no_turn(), self._await(number))
 
     def _answer(self, number: int, messages: Sequence[Mapping[str, Any]], source: Source) -> None:
         """Go on with what follows a turn."""
@@ -368,6 +342,10 @@ class TurnLoop:
         """End the turns of an episode, and ask for its reward where the environment gives one."""
         one, environment = self._running[number], self._agents.environment
         one.outcome = outcome
+        if one.ended is not None:
+            one.reward = one.ended.total_reward
+            self._end(number)
+            return
         if environment is not None and environment.has_reward:
             done = self._await(number)
             environment.reward(one.key, lambda value: done(EndReward(value)))
@@ -383,7 +361,8 @@ class TurnLoop:
         keeps = environment is not None and self._agents.keeps_environments
         if environment is not None and not keeps:
             environment.release([one.key])
-        self._ended.append((number, ended_episode(one, keeps_environment=keeps)))
+        trained_as_asked(one, trains_last=self._agents.limits.trains_last)
+        self._ended.append((number, with_ended(one, ended_episode(one, keeps_environment=keeps))))
 
     def _lose(self, number: int, words: str) -> None:
         one = self._running.pop(number)

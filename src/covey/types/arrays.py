@@ -122,6 +122,11 @@ def each(versions: Versions) -> Iterator[int]:
     return (version for version, count in versions for _ in range(count))
 
 
+def selected_runs(versions: Versions, mask: Bools) -> Versions:
+    """The versions of the tokens where a mask is True, as runs."""
+    return runs(v for v, is_in in zip(each(versions), mask.tolist(), strict=True) if is_in)
+
+
 class ByValue:
     """Carriers with arrays are equal where the arrays hold the same numbers."""
 

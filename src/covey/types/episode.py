@@ -9,7 +9,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from covey.types.arrays import ByValue, Versions, bools, floats, ints, joined_ints
+from covey.types.arrays import ByValue, Versions, bools, floats, ints, joined_ints, num_true
 from covey.types.kept import KeptSets
 from covey.types.media import Medium
 from covey.types.requests import EpisodeId, SamplingParams
@@ -228,8 +228,14 @@ class TokenSequence(ByValue):
     @property
     def turn_ends(self) -> tuple[int, ...]:
         """For each turn of the model the number of tokens up to its end."""
+        return tuple(end for end, _ in self.turn_runs)
+
+    @property
+    def turn_runs(self) -> tuple[tuple[int, int], ...]:
+        """For each turn of the model the number of tokens up to its end, and how many it has."""
         ends = accumulate(count for _, count in self.sources)
-        return tuple(e for e, (source, _) in zip(ends, self.sources, strict=True) if source is Source.MODEL)
+        pairs = zip(ends, self.sources, strict=True)
+        return tuple((end, count) for end, (source, count) in pairs if source is Source.MODEL)
 
 
 def digest_of(token_ids: Ints, media: Sequence[Medium] = ()) -> int:
@@ -272,8 +278,9 @@ class Episode:
     With tools or an environment `turns` holds what each turn did, on the owner alone; every rank knows their
     `counts`. `environment` is the key of one that lives until the episode is scored, `environment_reward`
     what it gave (None: nothing). `prompt_text` and `prompt_messages` are the prompt that an environment has
-    made ("" and None: that of the data). `columns` are what a rollout function gave beside the tokens, for
-    the rewards; the owner alone has them.
+    made ("" and None: that of the data). `columns` are what a rollout function or a scheduler gave beside
+    the tokens, for the rewards, and `messages` the conversation as a scheduler has written it; the owner
+    alone has them.
     """
 
     id: EpisodeId
@@ -291,6 +298,7 @@ class Episode:
     prompt_text: str = ""
     prompt_messages: tuple[Mapping[str, Any], ...] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] | None = None
 
     @property
     def tokens(self) -> tuple[TokenSequence, ...]:
@@ -315,8 +323,8 @@ class Episode:
     @property
     def turn_ends(self) -> tuple[int, ...]:
         """For each turn of the model the number of trained tokens up to its end."""
-        runs = [run for s in self.tokens for run in s.sources if run[0] is Source.MODEL]
-        return tuple(accumulate(count for _, count in runs))
+        parts = [s.is_trained[end - count : end] for s in self.tokens for end, count in s.turn_runs]
+        return tuple(accumulate(map(num_true, parts)))
 
     @property
     def versions(self) -> set[int]:

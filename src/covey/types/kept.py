@@ -127,6 +127,13 @@ class KeptSets(ByValue):
             for start, end, first, last in zip(ends, ends[1:], word_ends, word_ends[1:], strict=False)
         ]
 
+    def selected(self, mask: Bools) -> KeptSets:
+        """Return the sets of the tokens where a mask (n,) is True."""
+        import numpy as np
+
+        words = self.words[np.repeat(mask, self.widths)]
+        return KeptSets(vocab=self.vocab, counts=self.counts[mask], words=words)
+
     def part(self, start: int, end: int) -> KeptSets:
         """Return the sets of tokens [start, end)."""
         first, last = int(self.widths[:start].sum()), int(self.widths[:end].sum())

@@ -74,6 +74,7 @@ class Looks:
     """An environment of three turns, each of which begins with a picture; `seen` has the rows."""
 
     name, has_step, has_tools, has_reward, takes_seed = "Looks", True, False, False, True
+    keeps_history = False
     schemas = ()
 
     def __init__(self) -> None:
