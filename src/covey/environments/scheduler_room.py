@@ -1,0 +1,231 @@
+"""The trajectories of a scheduler of ms-swift in a worker: one object makes all, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import importlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.environments.calls import Loop
+from covey.environments.protocol import Lost, Opened, Stepped, ToolFault
+from covey.environments.seeding import seed_generators
+from covey.environments.shape import Shape
+from covey.environments.swift.outputs import WrongOutput, read_outputs
+from covey.environments.swift.trajectory import Trajectory, as_swift
+from covey.environments.tool import Limits
+from covey.rewards.callee import describe, file_of
+from covey.texts import joined, tr
+
+_LOOK_S = 0.2
+_ANSWERS_WITHIN_S = 1.0
+_now: contextvars.ContextVar[Trajectory] = contextvars.ContextVar("trajectory")
+Answer = Opened | Stepped | Lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """Names a scheduler and what it is made with. `model` is the directory of the model, `sampling` what
+    requests begin with, by ms-swift's names."""
+
+    name: str
+    plugins: Sequence[str] = ()
+    max_turns: int | None = None
+    gym_env: str | None = None
+    model: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+class InferEngine:
+    """Asks the model for turns; schedulers know it as `infer_engine`."""
+
+    def __init__(self, settings: SchedulerSettings, protocol: Any) -> None:
+        self.model_dir = settings.model
+        self._config = protocol.RequestConfig(**settings.sampling)
+        self._protocol = protocol
+        self._tokenizer: Any = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the tokenizer of the model as transformers loads it."""
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self.model_dir)
+        return self._tokenizer
+
+    async def infer_async(self, infer_request: Any, request_config: Any = None, **kwargs: Any) -> Any:
+        """Return the response of the model to a conversation."""
+        if isinstance(infer_request, Mapping):
+            infer_request = self._protocol.RolloutInferRequest(**infer_request)
+        return await _now.get().ask(infer_request, self._config if request_config is None else request_config)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A trajectory while it is made. `deadline` is when the scheduler has to come to its next request, None
+    while the model is asked."""
+
+    done: Callable[[Answer], None] | None
+    trajectory: Trajectory | None = None
+    deadline: float | None = None
+    task: asyncio.Task[None] | None = None
+    released: Callable[[], None] | None = None
+
+    def tell(self, answer: Answer) -> None:
+        done, self.done, self.deadline = self.done, None, None
+        if done is not None:
+            done(answer)
+
+
+class SchedulerRoom:
+    """Makes trajectories by key. A scheduler begins one at a time, as it draws from the generators of random,
+    numpy and torch, which are seeded right before and belong to the whole process."""
+
+    def __init__(self, limits: Limits, end: Callable[[str], None]) -> None:
+        self._limits, self._end = limits, end
+        self._loop = Loop()
+        self._places: dict[int, _Place] = {}
+        self._starts: asyncio.Lock | None = None
+        self._scheduler: Any = None
+        self._protocol: Any = None
+        self._settings: SchedulerSettings | None = None
+
+    def load(self, settings: SchedulerSettings) -> Shape | list[ToolFault]:
+        """Make the scheduler; plugin files have been run."""
+        registry = importlib.import_module("swift.rollout.multi_turn").multi_turns
+        if settings.name not in registry:
+            words = tr(
+                "no scheduler of this name is in multi_turns, which has: {names}",
+                names=joined(", ", sorted(registry)),
+            )
+            return [ToolFault(entry=settings.name, kind="missing", words=words)]
+        self._protocol = importlib.import_module("swift.infer_engine.protocol")
+        self._settings = settings
+        engine = InferEngine(settings, self._protocol)
+        gym = {} if settings.gym_env is None else {"gym_env": settings.gym_env}
+        kind = registry[settings.name]
+        try:
+            self._scheduler = kind(infer_engine=engine, max_turns=settings.max_turns, **gym)
+        except Exception as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result
+            words = tr("{name}() raised {words}", name=kind.__name__, words=describe(error, file_of(kind)))
+            return [ToolFault(entry=settings.name, kind="environment", words=words)]
+        threading.Thread(target=self._watch, daemon=True).start()
+        return Shape(has_step=True, keeps_history=True, has_reward=False, seeds=True)
+
+    def open(self, key: int, row: Mapping[str, Any], seed: int, done: Callable[[Answer], None]) -> None:
+        """Begin a trajectory; `done` is told its first request."""
+        place = self._places[key] = _Place(done)
+        self._loop.submit(self._play(key, place, row, seed))
+
+    def step(self, key: int, turn: Mapping[str, Any], done: Callable[[Answer], None]) -> None:
+        """Give a trajectory the turn that it asked for; `done` is told its next request, or its end."""
+        place = self._places.get(key)
+        if place is None or place.trajectory is None:
+            done(Lost(words=tr("the environment is not there any more")))
+            return
+        trajectory = place.trajectory
+        place.done, place.deadline = done, time.monotonic() + self._limits.timeout_s
+        self._loop.submit(_call(lambda: trajectory.answer(turn)))
+
+    def release(self, key: int, done: Callable[[], None]) -> None:
+        """Forget a trajectory; `done` is told when its scheduler has let go of it."""
+        place = self._places.pop(key, None)
+        if place is None:
+            done()
+            return
+
+        def end() -> None:
+            if place.task is None or place.task.done():
+                done()
+            else:
+                place.released = done
+                place.task.cancel()
+
+        self._loop.submit(_call(end))
+
+    async def _play(self, key: int, place: _Place, row: Mapping[str, Any], seed: int) -> None:
+        place.task = asyncio.current_task()
+        self._starts = self._starts or asyncio.Lock()
+        starts, is_starting = self._starts, True
+
+        def tell(asked: Answer) -> None:
+            nonlocal is_starting
+            place.tell(asked)
+            if is_starting:
+                is_starting = False
+                starts.release()
+
+        await starts.acquire()
+        try:
+            place.deadline = time.monotonic() + self._limits.timeout_s
+            tell(await self._run(key, place, row, seed, tell))
+        except WrongOutput as error:
+            tell(Lost(words=tr("{name} {words}", name=self._name, words=error)))
+        except Exception as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result
+            words = describe(error, file_of(type(self._scheduler)))
+            tell(Lost(words=tr("{name}: {words}", name=self._name, words=words)))
+        finally:
+            if is_starting:
+                starts.release()
+            if place.released is not None:
+                place.released()
+
+    async def _run(
+        self,
+        key: int,
+        place: _Place,
+        row: Mapping[str, Any],
+        seed: int,
+        tell: Callable[[Answer], None],
+    ) -> Answer:
+        assert self._settings is not None
+        columns = {name: value for name, value in row.items() if name not in ("prompt", "images")}
+        messages, images = as_swift(row.get("prompt", ()), row.get("images", ()))
+        if messages and messages[-1]["role"] == "assistant":
+            # The prompt has opened the turn with it.
+            messages.pop()
+        request = self._protocol.RolloutInferRequest(
+            messages=[dict(message) for message in messages],
+            images=images,
+            data_dict=dict(columns),
+            uuid=str(key),
+        )
+        config = self._protocol.RequestConfig(**self._settings.sampling)
+        began = self._protocol.RequestConfig(**self._settings.sampling)
+        place.trajectory = Trajectory(tell, self._protocol, began, messages)
+        _now.set(place.trajectory)
+        seed_generators(seed)
+        outputs = await self._scheduler.run(request, config)
+        if not place.trajectory.has_asked:
+            raise WrongOutput(tr("returned without asking the model for a turn"))
+        return Stepped(is_done=True, ended=read_outputs(outputs, place.trajectory.turns, columns))
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self._scheduler).__name__}.run()"
+
+    def _watch(self) -> None:
+        """End trajectories whose scheduler is late, and the process where it lets nothing else run."""
+        while True:
+            time.sleep(_LOOK_S)
+            late = [p for p in list(self._places.values()) if p.deadline and p.deadline < time.monotonic()]
+            for place in late:
+                n = self._limits.timeout_s
+                place.tell(Lost(words=tr("{where} returned nothing within {n:g} s", where=self._name, n=n)))
+                if place.task is not None:
+                    self._loop.submit(_call(place.task.cancel))
+            if late and self._loop.is_blocked(_ANSWERS_WITHIN_S):
+                self._end(
+                    tr("{name} kept the event loop busy, so that its process was ended", name=self._name)
+                )
+
+
+async def _call(function: Callable[[], Any]) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        function()

@@ -1,0 +1,46 @@
+"""Episodes of a scheduler: what it is told of a turn, and what becomes of an episode that it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from covey.rollout.running import Running
+from covey.types import Completion, Episode, Finish
+
+
+def told_scheduler(one: Running, completion: Completion, length: int) -> dict[str, Any]:
+    """Return a turn as a scheduler is given it; `length` tokens stood in front of it."""
+    return {
+        "text": one.said.opened + one.said.sampled,
+        "token_ids": completion.token_ids.tolist(),
+        "logprobs": completion.logprobs.tolist(),
+        "finish": str(completion.finish),
+        "length": length,
+    }
+
+
+def no_turn() -> dict[str, Any]:
+    """Return what a scheduler is given where there is no room for another turn: one that was cut at once."""
+    return {"text": "", "token_ids": [], "logprobs": [], "finish": str(Finish.LENGTH), "length": 0}
+
+
+def trained_as_asked(one: Running, *, trains_last: bool) -> None:
+    """Train what the scheduler has left to be trained; with `trains_last` the last turn alone, of each of its
+    outputs, unless it has masked tokens itself."""
+    draft, ended = one.draft, one.ended
+    assert draft is not None
+    if trains_last and not (ended is not None and ended.is_masked):
+        draft.leave_out_turns([draft.num_turns - 1] if ended is None else ended.last_turns)
+    if ended is not None:
+        draft.leave_out(dict(enumerate(ended.masks)))
+
+
+def with_ended(one: Running, episode: Episode) -> Episode:
+    """Return an episode with what its scheduler noted for rewards."""
+    ended = one.ended
+    if ended is None:
+        return episode
+    columns: Mapping[str, Any] = {"rollout_infos": dict(ended.infos), "trajectory": [*ended.outputs]}
+    return replace(episode, columns=columns, messages=ended.messages)
