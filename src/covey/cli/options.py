@@ -95,7 +95,7 @@ def read(verb: str, argv: Sequence[str], planned: Planned | None = None) -> tupl
 def _of_stopped_run(typed: Mapping[str, Typed], verb: str, argv: Sequence[str]) -> Problem | None:
     """Return the problem of a resume without the options of the run, where its config.yaml has them."""
     asked = typed["resume_from_checkpoint"].value if "resume_from_checkpoint" in typed else None
-    is_scored = "reward_model" in typed or "environment_factory" in typed
+    is_scored = any(n in typed for n in ("reward_model", "environment_factory", "multi_turn_scheduler"))
     lacking = [n for n in REQUIRED if n not in typed and not (n == "reward_funcs" and is_scored)]
     if asked is None or not lacking:
         return None

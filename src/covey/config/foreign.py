@@ -46,7 +46,6 @@ _REF = tr(
     "The reference model of the KL term is the initial model; with --sync_ref_model it follows the policy."
 )
 _QUANT = tr("The options for quantization are in the group Quantization of `covey train --help`.")
-_MULTI = tr("Type --tools and --environment_factory, with functions and classes of yours (docs/tools.md).")
 _SPLIT = tr("Subset and split are part of the data set's name: --dataset ID:SUBSET@SPLIT.")
 _OURS = tr(
     "Trackers read this setting from their own environment variables; covey has only --report_to and "
@@ -102,6 +101,7 @@ MOOT: Mapping[str, Moot] = {
     "use_liger_loss": Moot(tr("covey never computes the logits of a whole batch at once.")),
     "ddp_find_unused_parameters": Moot(tr("Every trained weight takes part in every forward pass.")),
     "ddp_backend": Moot(tr("covey uses NCCL on GPUs and gloo otherwise."), ("nccl", "gloo")),
+    "vllm_server_pass_dataset": Moot(tr("A scheduler is given every column of the data set.")),
     "use_ray": Moot(
         tr("torchrun starts the processes, unless --launcher ray is given."),
         ("false",),
@@ -203,9 +203,6 @@ REFUSED: Mapping[str, str] = {
         )
     ),
     "reward_template": tr("A reward model uses the chat template in its own directory."),
-    "multi_turn_scheduler": _MULTI,
-    "use_gym_env": _MULTI,
-    "gym_env": _MULTI,
     "ref_model": _REF,
     "ignore_args_error": tr("An option without effect is always refused."),
     "stopping_strategy": tr(

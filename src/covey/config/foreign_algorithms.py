@@ -72,7 +72,7 @@ OTHER_METHODS: Mapping[str, str] = {
          "add_non_thinking_prefix", "disable_ignore_empty_think"),
         _TEMPLATE,
     ),
-    **_each(("loss_scale", "is_binary_loss_scale"), _ONE_TURN),
+    "is_binary_loss_scale": _ONE_TURN,
     **_each(
         ("eval_metric", "eval_use_evalscope", "eval_dataset_args", "eval_limit", "eval_generation_config",
          "extra_eval_args"),

@@ -72,6 +72,7 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
         values[name], sources[name] = value, source
     if "environment_factory" in values and not (values.get("reward_funcs") or values.get("reward_model")):
         values["reward_funcs"], sources["reward_funcs"] = ["environment"], tr("default with an environment")
+    _fill_scheduler(values, sources)
     typed_values = dict(values)
 
     def fill(name: str, value: Any, source: str) -> None:
@@ -108,6 +109,27 @@ def resolve(typed: Mapping[str, Typed], world_size: int, problems: Sequence[Prob
     )
 
 
+def _fill_scheduler(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Fill in what a scheduler of ms-swift brings: its reward, and the limit of each turn."""
+    scheduler = values.get("multi_turn_scheduler")
+    if not scheduler:
+        return
+    rewards = values.get("reward_funcs") or []
+    if _counts_gym(values) and "environment" not in rewards:
+        values["reward_funcs"] = [*rewards, "environment"]
+        sources["reward_funcs"] = tr("with the reward of the scheduler")
+    if "completion_length_limit_scope" not in values and values.get("max_turns") is not None:
+        values["completion_length_limit_scope"] = "per_round"
+        sources["completion_length_limit_scope"] = tr("default with a scheduler")
+
+
+def _counts_gym(values: Mapping[str, Any]) -> bool:
+    """Return whether the total_reward of a scheduler is a reward of the run."""
+    is_gym = values.get("multi_turn_scheduler") in ("gym_scheduler", "openenv_scheduler")
+    counts = values.get("use_gym_env")
+    return (is_gym or values.get("gym_env") is not None) if counts is None else bool(counts)
+
+
 def _of_environment(typed: Mapping[str, Typed]) -> Layer:
     """Return the options that ms-swift reads from the environment and those that accelerate's launcher sets
     there, where nobody has typed them."""
@@ -142,7 +164,8 @@ def _missing(typed: Mapping[str, Typed], faulty: set[str]) -> list[Problem]:
         if (name in typed and typed[name].value) or name in faulty:
             continue
         others = ("reward_model", "environment_factory")
-        if name == "reward_funcs" and any(n in typed and typed[n].value for n in others):
+        counts = _counts_gym({n: t.value for n, t in typed.items()})
+        if name == "reward_funcs" and (counts or any(n in typed and typed[n].value for n in others)):
             continue
         example, words = _EXAMPLES[name]
         problems.append(

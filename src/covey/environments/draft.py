@@ -18,6 +18,7 @@ from covey.types.arrays import (
     joined_floats,
     joined_ints,
     joined_runs,
+    num_true,
     selected_runs,
 )
 
@@ -240,10 +241,12 @@ class EpisodeDraft:
         self._sequences[-1].media += rendering.media
 
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """Return the sequences of the episode, each up to its last turn: the first one, and of the others
-        those of which something is trained."""
-        first, *others = [draft.sequence() for draft in self._sequences if draft.said]
-        return (first, *(s for s in others if s.num_trained))
+        """Return the sequences of the episode, each up to its last turn."""
+        return tuple(draft.sequence() for draft in self._sequences)
+
+    def nums_left_out(self) -> list[int]:
+        """Return for each turn of the model how many of its tokens are not trained."""
+        return [len(said.mask) - num_true(said.mask) for said in self._said]
 
     def _grow(self, *items: Mapping[str, Any] | Spoken) -> None:
         self.conversation = replace(self.conversation, items=(*self.conversation.items, *items))

@@ -31,7 +31,8 @@ class Following:
     """Holds how an episode goes on, before it is done: `length` tokens stand in front of the next turn.
 
     Either `messages` with their `media` follow the last turn, or a new sequence begins with `conversation`,
-    or the last turn goes on: its first `kept` tokens stay, and `rendering` has what is written behind them.
+    or the last turn goes on: its first `kept` tokens stay, which are the text `written`, and `rendering` has
+    what is written behind them.
     """
 
     length: int
@@ -40,6 +41,7 @@ class Following:
     media: tuple[Medium, ...] = ()
     conversation: Conversation | None = None
     kept: int | None = None
+    written: str = ""
 
     def apply(self, draft: EpisodeDraft) -> None:
         """Go on."""
@@ -106,6 +108,7 @@ def _going_on(
         length=len(draft.prompt_ids) - (len(draft.last_ids) - kept) + len(added),
         rendering=Rendering(text=begun, token_ids=added, opened=""),
         kept=kept,
+        written=written,
     )
 
 

@@ -33,6 +33,33 @@ class TurnOptions(Options):
         trl="none",
         path=PathKind("E390"),
     )
+    multi_turn_scheduler: str | None = option(
+        None,
+        "Scheduler of ms-swift that makes the episodes: math_tip_trick, thinking_tips_scheduler, "
+        "gym_scheduler, openenv_scheduler, or a name that a file of --external_plugins puts into "
+        "multi_turns.",
+        swift="not set",
+    )
+    gym_env: str | None = option(
+        None,
+        "Gym environment of gym_scheduler: math_env, or a name that a file of --external_plugins puts into "
+        "envs. A row may name its own in env_config.",
+        swift="not set",
+        read_if=only_if_set("multi_turn_scheduler"),
+    )
+    use_gym_env: bool | None = option(
+        None,
+        "Count the total_reward of the scheduler as the reward environment, behind those of reward_funcs. "
+        "Not set: where gym_env is given, and with gym_scheduler and openenv_scheduler.",
+        swift="where gym_env is set",
+        read_if=only_if_set("multi_turn_scheduler"),
+    )
+    loss_scale: Literal["default", "last_round"] = option(
+        "default",
+        "Turns of an episode that are trained: default: all of them; last_round: the last one. What a "
+        "scheduler masks itself counts instead.",
+        swift="default, last_round without a scheduler",
+    )
     environment_starts: Literal["alike", "differ"] = option(
         "alike",
         "Whether the episodes of a group must begin with the same prompt, where an environment or "
@@ -105,12 +132,15 @@ class TurnOptions(Options):
     @property
     def has_turns(self) -> bool:
         """Return whether an episode may have several turns."""
-        return bool(self.tools) or self.environment_factory is not None
+        others = (self.environment_factory, self.multi_turn_scheduler)
+        return bool(self.tools) or any(name is not None for name in others)
 
     @property
     def makes_prompts(self) -> bool:
-        """Return whether an environment or a function makes the prompt that an episode begins with."""
-        return self.environment_factory is not None or self.rollout_func is not None
+        """Return whether an environment, a scheduler or a function makes the prompt that an episode begins
+        with."""
+        makers = (self.environment_factory, self.multi_turn_scheduler, self.rollout_func)
+        return any(name is not None for name in makers)
 
     @property
     def is_limited_by_turn(self) -> bool:

@@ -149,6 +149,8 @@ def turn_lines(config: Config, facts: Facts) -> list[str]:
         lines.append(tr("tools {names}; the model calls them in the format {form}", names=names, form=form))
     if config.environment_factory is not None:
         lines.append(tr("environment {name}, one for each episode", name=config.environment_factory))
+    if config.multi_turn_scheduler is not None:
+        lines.append(tr("scheduler {name} makes the episodes", name=config.multi_turn_scheduler))
     most = config.max_turns
     turns = tr("any number of turns") if most is None else counted(most, "turn")
     if config.is_limited_by_turn:

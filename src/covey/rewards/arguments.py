@@ -62,7 +62,7 @@ def arguments_of(
         "completions": lambda r: r.spoken if form == "messages" else r.text,
         "completion_steps": lambda r: r.steps(step_separator),
         "completion_ids": lambda r: r.episode.completion_ids,
-        "messages": lambda r: [*_messages(r, r.before), *r.spoken],
+        "messages": lambda r: r.conversation,
         "response_token_ids": lambda r: r.episode.completion_ids,
         "finish_reason": lambda r: r.episode.outcome.value,
         "is_truncated": lambda r: r.episode.outcome is Outcome.TRUNCATED,
@@ -80,7 +80,8 @@ def arguments_of(
     if not any(r.episode.turns for r in rows):
         readers = {name: read for name, read in readers.items() if name not in _OF_TURNS.keys() & own}
     columns = sorted(own - {*STANDARD, *readers} | (own & _OF_TURNS.keys() - readers.keys()))
-    names = [n for n in readers if n in wants.names or (wants.takes_all and n not in _ONLY_NAMED)]
+    hidden = {*_ONLY_NAMED} - ({"num_turns"} if any(r.episode.turns for r in rows) else set())
+    names = [n for n in readers if n in wants.names or (wants.takes_all and n not in hidden)]
     values = {name: [readers[name](r) for r in rows] for name in names}
     values.update({n: [r.prompt.columns.get(n) for r in rows] for n in columns if wants.includes(n)})
     return values

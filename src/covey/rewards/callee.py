@@ -24,6 +24,7 @@ from covey.types import RewardCause, Status
 # `{"raised": words}` for a call that raised, or `{"failed": words, "status": "timeout", "cause": ""}` for one
 # with no end.
 Reply = dict[str, Any]
+_TRAJECTORIES = "trajectory_inputs"
 _OWN_FILES = (str(Path(__file__).parents[1]), importlib.__file__)
 
 
@@ -67,6 +68,8 @@ class Callee:
         accepted = {k: v for k, v in {**arguments, **extras}.items() if self.wants.includes(k)}
         try:
             accepted.update({name: opened(accepted[name]) for name in NAMES if name in accepted})
+            if _TRAJECTORIES in accepted:
+                accepted[_TRAJECTORIES] = _trajectories(accepted[_TRAJECTORIES])
             values = self._finished(self._function(**accepted))
             if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
                 values = list(values)
@@ -85,6 +88,14 @@ class Callee:
             self._loop = (ThreadPoolExecutor(1, "reward-loop"), asyncio.Runner())
         thread, runner = self._loop
         return thread.submit(runner.run, _awaited(result)).result()
+
+
+def _trajectories(values: Sequence[Any]) -> Any:
+    """Return what schedulers have made of each trajectory by its id, as ms-swift passes it; a column of the
+    data with this name as it is."""
+    if not all(isinstance(value, Mapping) and value.keys() == {"request_id", "outputs"} for value in values):
+        return values
+    return {value["request_id"]: value["outputs"] for value in values}
 
 
 def packed_reply(reply: Reply) -> Reply:

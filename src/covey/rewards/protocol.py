@@ -52,8 +52,22 @@ class Scored:
 
     @property
     def spoken(self) -> list[dict[str, Any]]:
-        """All that follows the prompt as messages: turns of the assistant, their calls, and the results."""
+        """All that follows the prompt as messages: turns of the assistant, their calls, and the results. Of a
+        conversation that a scheduler has rewritten it is the last turn."""
+        written = self.episode.messages
+        if written is not None:
+            prompt = self.prompt.messages or ()
+            is_behind = tuple(written[: len(prompt)]) == tuple(prompt)
+            return [dict(message) for message in (written[len(prompt) :] if is_behind else written[-1:])]
         return [message for turn in self.turns for message in turn.messages()]
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """The prompt as messages, and all that follows."""
+        if self.episode.messages is not None:
+            return [dict(message) for message in self.episode.messages]
+        asked = ({"role": "user", "content": self.prompt.text},) if self.before is None else self.before
+        return [*map(dict, asked), *self.spoken]
 
     @property
     def before(self) -> tuple[Mapping[str, Any], ...] | None:

@@ -103,7 +103,6 @@ _CLASSES = {
 _ORMS = {built_in: _orm_of(name, BUILT_IN[built_in]) for name, built_in in _CLASSES.items()}
 
 
-
 def orm(name: str) -> type[ORM]:
     """Return the class of a built-in reward: `orm("accuracy")` is MathAccuracy."""
     return _ORMS[name]

@@ -77,6 +77,7 @@ def to_record(prompt: Prompt, episode: Episode, score: Score, *, group: int) -> 
         "opened": prompt.opened,
         "text": episode.text,
         **({"turns": [_turn_record(turn) for turn in episode.turns]} if episode.turns else {}),
+        **({} if (infos := episode.columns.get("rollout_infos")) is None else {"rollout_infos": infos}),
         "finish": str(episode.outcome),
         "reward": score.total,
         "parts": [_part_record(p) for p in score.parts],
@@ -108,6 +109,7 @@ def _turn_record(turn: Turn) -> Record:
         "seconds": turn.seconds,
         "number": turn.number,
         "digest": turn.digest,
+        **({"num_left_out": turn.num_left_out} if turn.num_left_out else {}),
     }
 
 
@@ -125,6 +127,7 @@ def _turn_of(record: Mapping[str, Any]) -> Turn:
         calls=tuple(ToolCall(**call) for call in record["calls"]),
         results=tuple(ToolResult(**result) for result in results),
         answer=tuple(record["answer"]),
+        num_left_out=record.get("num_left_out", 0),
     )
 
 
@@ -181,13 +184,14 @@ def _sets_of(record: Mapping[str, Any]) -> KeptSets | None:
 
 
 def _source_runs(sequence: TokenSequence) -> Iterator[tuple[str, int, int, int]]:
-    """Of each run of tokens behind the prompt: who wrote it, its tokens, whether it is trained, and how many
-    logprobs it has."""
+    """Of each run of tokens behind the prompt that are trained alike: who wrote it, its tokens, whether it is
+    trained, and how many logprobs it has."""
     start = 0
     for source, count in sequence.sources:
-        is_trained = bool(sequence.is_trained[start : start + count].any())
-        if source is not Source.PROMPT:
-            yield str(source), count, int(is_trained), count if is_trained else 0
+        masks = groupby(sequence.is_trained[start : start + count].tolist())
+        for is_trained, run in () if source is Source.PROMPT else masks:
+            num = sum(1 for _ in run)
+            yield str(source), num, int(is_trained), num if is_trained else 0
         start += count
 
 
@@ -288,11 +292,25 @@ def _sequence_of(record: Mapping[str, Any], rows: ImageRows) -> TokenSequence:
         versions=runs(versions),
         sources=(
             (Source.PROMPT, len(record["prompt_ids"])),
-            *((Source(source), length) for source, length, _, _ in record["sources"]),
+            *_joined_sources(record["sources"]),
         ),
         media=media_of(record.get("media", ()), rows),
         kept=_sets_of(record),
     )
+
+
+def _joined_sources(found: Sequence[Sequence[Any]]) -> Iterator[tuple[Source, int]]:
+    """Give the runs of who wrote tokens; parts of a turn that are trained and not trained are one run."""
+    last: tuple[Source, int, int] | None = None
+    for source, length, is_trained, _ in found:
+        if last is not None and last[0] == source == Source.MODEL and last[2] != is_trained:
+            last = last[0], last[1] + length, is_trained
+            continue
+        if last is not None:
+            yield last[:2]
+        last = Source(source), length, is_trained
+    if last is not None:
+        yield last[:2]
 
 
 def score_of(record: Mapping[str, Any]) -> Score:

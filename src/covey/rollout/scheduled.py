@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from covey.environments.draft import EpisodeDraft
+from covey.environments.histories import Following
 from covey.rollout.running import Running
-from covey.types import Completion, Episode, Finish
+from covey.types import Completion, Episode, Finish, Turn
+from covey.types.arrays import ints
+from covey.types.episode import digest_of
 
 
 def told_scheduler(one: Running, completion: Completion, length: int) -> dict[str, Any]:
@@ -26,6 +30,13 @@ def no_turn() -> dict[str, Any]:
     return {"text": "", "token_ids": [], "logprobs": [], "finish": str(Finish.LENGTH), "length": 0}
 
 
+def as_gone_on(turn: Turn, going_on: Following, draft: EpisodeDraft) -> Turn:
+    """Return the last turn with what followed it, or with what is left of it where it goes on."""
+    if going_on.kept is None:
+        return replace(turn, answer=going_on.messages)
+    return replace(turn, text=going_on.written, digest=digest_of(ints(draft.last_ids)))
+
+
 def trained_as_asked(one: Running, *, trains_last: bool) -> None:
     """Train what the scheduler has left to be trained; with `trains_last` the last turn alone, of each of its
     outputs, unless it has masked tokens itself."""
@@ -35,6 +46,8 @@ def trained_as_asked(one: Running, *, trains_last: bool) -> None:
         draft.leave_out_turns([draft.num_turns - 1] if ended is None else ended.last_turns)
     if ended is not None:
         draft.leave_out(dict(enumerate(ended.masks)))
+    pairs = zip(one.turns, draft.nums_left_out(), strict=True)
+    one.turns = [replace(turn, num_left_out=num) for turn, num in pairs]
 
 
 def with_ended(one: Running, episode: Episode) -> Episode:
@@ -42,5 +55,10 @@ def with_ended(one: Running, episode: Episode) -> Episode:
     ended = one.ended
     if ended is None:
         return episode
-    columns: Mapping[str, Any] = {"rollout_infos": dict(ended.infos), "trajectory": [*ended.outputs]}
+    name = episode.id.turn_id().text
+    columns: Mapping[str, Any] = {
+        "request_id": name,
+        "rollout_infos": dict(ended.infos),
+        "trajectory_inputs": {"request_id": name, "outputs": [*ended.outputs]},
+    }
     return replace(episode, columns=columns, messages=ended.messages)

@@ -34,7 +34,7 @@ from covey.rollout.running import (
     row_of,
     told,
 )
-from covey.rollout.scheduled import no_turn, told_scheduler, trained_as_asked, with_ended
+from covey.rollout.scheduled import as_gone_on, no_turn, told_scheduler, trained_as_asked, with_ended
 from covey.rollout.slots import Slot
 from covey.rollout.tool_calls import results_of, start_calls
 from covey.types import (
@@ -311,8 +311,8 @@ class TurnLoop:
         if has_turn:
             going_on = following(draft, step.history, one.said, self._codec, agents.renderer)
             if self._room(one, going_on.length) >= 1:
-                one.turns[-1] = replace(one.turns[-1], answer=going_on.messages)
                 going_on.apply(draft)
+                one.turns[-1] = as_gone_on(one.turns[-1], going_on, draft)
                 self._ask(number)
                 return
         outcome = Outcome.TRUNCATED if has_turn else Outcome.POLICY_FAILURE

@@ -74,7 +74,8 @@ class Turn:
     them without the calls. `results` has one entry a call that was made; `answer` are the messages that
     follow, as the template was given them. `reward` is what the environment gave for the turn (None:
     nothing), `seconds` the time that tools and environment took. `number` is that of the request which the
-    engine was given, `digest` that of the tokens which it sampled.
+    engine was given, `digest` that of the tokens which it sampled and which have stayed; `num_left_out` of
+    these are not trained, as a scheduler or loss_scale asks for.
     """
 
     text: str
@@ -87,6 +88,7 @@ class Turn:
     seconds: float = 0.0
     number: int = 0
     digest: int = 0
+    num_left_out: int = 0
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the turn and what followed it as messages, calls apart from the text."""

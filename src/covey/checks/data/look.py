@@ -318,7 +318,7 @@ def prompt_options(config: Config, tools: Tools = ()) -> PromptOptions:
         truncation_strategy=config.truncation_strategy,
         task_column=config.task_column,
         tools=tuple(tools),
-        has_environment=config.environment_factory is not None,
+        has_environment=config.environment_factory is not None or config.multi_turn_scheduler is not None,
         image_folders=_image_folders(config),
     )
 

@@ -164,9 +164,9 @@ def _is_tried(config: Config) -> bool:
 
 
 def _has_all_columns(config: Config) -> bool:
-    """Return whether rewards are given the columns of the data alone: those that a rollout function adds are
-    known only once it has been called."""
-    return config.rollout_func is None
+    """Return whether rewards are given the columns of the data alone: those that a rollout function or a
+    scheduler adds are known only once it has been called."""
+    return config.rollout_func is None and config.multi_turn_scheduler is None
 
 
 def _reads_steps(rewards: RewardSet, of_steps: Sequence[str] | None) -> bool | None:

@@ -75,8 +75,9 @@ _TURNS: Text | str = tr("The function itself makes the turns of an episode.")
 CODES = (
     Code(
         code="E398",
-        title="Option that a rollout function leaves no place for",
-        why="rollout_func returns finished completions, so this option would have no effect on them.",
+        title="Option that a rollout function or a scheduler leaves no place for",
+        why="A rollout function makes whole completions, and a scheduler says what follows each turn, so "
+        "this option would have no effect.",
     ),
 )
 

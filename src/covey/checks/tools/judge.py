@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from covey.checks.check import Check
 from covey.checks.tools.codes import CODES
@@ -24,6 +25,7 @@ def tool_problems(config: Config, facts: Facts, typed: Collection[str] | None) -
     if not config.has_turns:
         return [*_idle(config, typed or ()), *_reward(config, facts)]
     return [
+        *_beside(config),
         *_faults(config, facts),
         *_format(config, facts),
         *_prompts(config, facts),
@@ -55,10 +57,26 @@ def _idle(config: Config, typed: Collection[str]) -> list[Problem]:
     return [warning("W108", names[0], seen, "", tools, Fix(text=tr("leave it out")))]
 
 
+def _beside(config: Config) -> Iterator[Problem]:
+    """Give a problem for each option that cannot stand beside a scheduler."""
+    cause = tr("A scheduler alone says what follows a turn.")
+    alone = Fix(text=tr("leave out the scheduler"), edits={"multi_turn_scheduler": None})
+    others: dict[str, tuple[bool, Any]] = {
+        "tools": (bool(config.tools), []),
+        "environment_factory": (config.environment_factory is not None, None),
+        "rollout_func": (config.rollout_func is not None, None),
+    }
+    for name, (is_set, absent) in others.items():
+        if config.multi_turn_scheduler is not None and is_set:
+            seen = tr("multi_turn_scheduler and {name} are both set.", name=name)
+            leave = Fix(text=tr("leave out {name}", name=name), edits={name: absent})
+            yield problem("E398", name, seen, cause, leave, alone)
+
+
 def _faults(config: Config, facts: Facts) -> list[Problem]:
     found = []
     for fault in facts.tools.faults:
-        option = "environment_factory" if fault.entry == config.environment_factory else "tools"
+        option = _option_of(fault.entry, config)
         code = _CODE_OF.get(fault.kind, "E391")
         found.append(
             problem(
@@ -72,6 +90,12 @@ def _faults(config: Config, facts: Facts) -> list[Problem]:
     return found
 
 
+def _option_of(entry: str, config: Config) -> str:
+    if config.multi_turn_scheduler is not None:
+        return "multi_turn_scheduler"
+    return "environment_factory" if entry == config.environment_factory else "tools"
+
+
 def _fixes(kind: str, option: str) -> tuple[Fix, ...]:
     if kind == "no_hints":
         return (Fix(text=tr("give every argument a type: def add(a: int, b: int) -> int")),)
@@ -80,6 +104,8 @@ def _fixes(kind: str, option: str) -> tuple[Fix, ...]:
         return (Fix(text=tr("write a docstring that describes every argument: {form}", form=form)),)
     if kind == "import":
         return (Fix(text=tr("mend its file; Python says the same of it when it imports the file")),)
+    if kind == "missing" and option == "multi_turn_scheduler":
+        return (Fix(text=tr("name the file that registers it: --external_plugins FILE.py")),)
     if kind == "missing":
         return (Fix(text=tr("name it as --{option} FILE.py:NAME or package.module:NAME", option=option)),)
     return (Fix(text=tr("docs/tools.md shows what functions and classes look like")),)
@@ -87,7 +113,8 @@ def _fixes(kind: str, option: str) -> tuple[Fix, ...]:
 
 def _option(config: Config) -> str:
     """Return the option that makes episodes of several turns."""
-    return "tools" if config.tools else "environment_factory"
+    names = ("tools", "environment_factory", "multi_turn_scheduler")
+    return next(name for name in names if getattr(config, name))
 
 
 def _format(config: Config, facts: Facts) -> list[Problem]:
@@ -145,10 +172,12 @@ def _reward(config: Config, facts: Facts) -> list[Problem]:
     gives, is_counted = facts.tools.gives_reward, _REWARD in config.reward_funcs
     without = [name for name in config.reward_funcs if name != _REWARD]
     leave = Fix(text=tr("leave out the reward {reward}", reward=_REWARD), edits={"reward_funcs": without})
-    if is_counted and config.environment_factory is None:
+    if is_counted and config.environment_factory is None and config.multi_turn_scheduler is None:
         seen = tr("The reward {reward} is counted, but there is no environment.", reward=_REWARD)
         name = Fix(text=tr("name the environment: --environment_factory FILE.py:CLASS"))
         return [problem("E396", "reward_funcs", seen, "", name, *([leave] if without else []))]
+    if config.multi_turn_scheduler is not None:
+        return []
     if is_counted and gives is False:
         seen = tr("The reward {reward} is counted, but the environment has no get_reward().", reward=_REWARD)
         give = Fix(text=tr("give the class a method get_reward(self) -> float"))
@@ -170,7 +199,7 @@ def _rehearsed(config: Config, facts: Facts) -> list[Problem]:
             "An episode was tried before the run, and the environment failed: {lost}.", lost=played.lost
         )
         fix = Fix(text=tr("mend the environment; `covey rehearse` tries it again"))
-        return [problem("E393", "environment_factory", seen, "", fix)]
+        return [problem("E393", _option(config), seen, "", fix)]
     found = []
     if played.starts_alike is False and config.environment_starts == "alike":
         seen = tr("The environment began the episodes of one group differently.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from covey.checks.rewards.golds import gold_text
 from covey.checks.rewards.handed import TRIAL
+from covey.checks.tools.scheduler import started
 from covey.data.text import TextCodec
 from covey.environments.agents import Agents, TurnLimits
 from covey.environments.call_format import CallFormat
@@ -25,6 +26,7 @@ from covey.types.turns import ToolFault
 
 # A longer result is cut: it would take seconds to tokenise, and megabytes of the records.
 _MOST_CHARS = 100_000
+_REWARD = "environment"
 _CHATML = ("<|im_start|>", "<|im_end|>")
 
 
@@ -41,7 +43,7 @@ def with_tools(
     tools = ToolFacts(
         faults=tuple(faults),
         names=tuple(schema["function"]["name"] for schema in schemas),
-        gives_reward=None if environment is None else environment.has_step or environment.has_reward,
+        gives_reward=None if environment is None else _gives_reward(environment, config),
     )
     form = None
     if codec is not None:
@@ -62,6 +64,7 @@ def with_tools(
             max_tool_rounds=config.max_tool_calling_iterations,
             max_result_tokens=config.max_tool_response_length,
             context=facts.model.context,
+            trains_last=config.loss_scale == "last_round",
         ),
         format=form,
         tools=found,
@@ -69,6 +72,12 @@ def with_tools(
         starts_differ=config.environment_starts == "differ",
         keys=count(),
     )
+
+
+def _gives_reward(environment: EnvironmentHost, config: Config) -> bool:
+    if environment.keeps_history:
+        return _REWARD in config.reward_funcs
+    return environment.has_step or environment.has_reward
 
 
 def _started(
@@ -82,6 +91,8 @@ def _started(
     tools: ToolHost | None = None
     environment: EnvironmentHost | None = None
     faults: list[ToolFault] = []
+    if config.multi_turn_scheduler is not None:
+        return (None, *started(config))
     if config.tools:
         tools, faults = start_tools(
             [functions.get(name, name) for name in config.tools],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from covey.environments.protocol import Ended
@@ -140,27 +140,46 @@ class _Reading:
         return made
 
     def _read_turn(self, own: list[int], mask: list[int], made: dict[int, list[bool]]) -> None:
-        """Find the sampled turns in a list of tokens, in their order; other tokens stand between them."""
-        place, num_others = 0, 0
-        first = max(self._found, default=-1) + 1
-        for number in range(first, len(self._turns)):
-            sampled = self._turns[number].token_ids
-            start = _find(own, sampled, place)
-            length = len(sampled)
-            if start is None:
-                start, length = place, _num_common(own[place:], sampled)
-            if not length:
-                continue
-            num_others += sum(map(bool, mask[place:start]))
+        """Find the sampled turns in a list of tokens, in their order: whole ones, and in front of each and at
+        the end one that was cut. Other tokens stand between them."""
+        place, first = 0, max(self._found, default=-1) + 1
+        is_sampled = [False] * len(own)
+
+        def take(number: int, start: int, length: int) -> None:
+            ids = self._turns[number].token_ids
             taken = [bool(one) for one in mask[start : start + length]]
-            made[number] = taken + [False] * (len(sampled) - length)
+            made[number] = taken + [False] * (len(ids) - length)
+            is_sampled[start : start + length] = [True] * length
             self._found.append(number)
-            place = start + length
-        num_others += sum(map(bool, mask[place:]))
-        if num_others:
+
+        while (whole := self._whole(own, place, first)) is not None:
+            number, start = whole
+            self._take_cut(own[place:start], place, range(first, number), take)
+            length = len(self._turns[number].token_ids)
+            take(number, start, length)
+            place, first = start + length, number + 1
+        self._take_cut(own[place:], place, range(first, len(self._turns)), take)
+        if any(trains and not known for trains, known in zip(mask, is_sampled, strict=True)):
             self.notes.append(
                 tr("response_loss_mask is 1 for tokens that the model has not sampled: they are not trained")
             )
+
+    def _whole(self, own: list[int], place: int, first: int) -> tuple[int, int] | None:
+        """Return the next turn all of whose tokens are there, and where they begin."""
+        for number in range(first, len(self._turns)):
+            start = _find(own, self._turns[number].token_ids, place)
+            if start is not None:
+                return number, start
+        return None
+
+    def _take_cut(
+        self, tokens: list[int], place: int, numbers: range, take: Callable[[int, int, int], None]
+    ) -> None:
+        """Take the turn that has most of its first tokens at the beginning of `tokens`, if any has."""
+        lengths = {number: _num_common(tokens, self._turns[number].token_ids) for number in numbers}
+        number = max(lengths, key=lengths.__getitem__, default=None)
+        if number is not None and lengths[number]:
+            take(number, place, lengths[number])
 
     def _check_logprobs(self, made: Mapping[int, list[bool]]) -> None:
         given = [value for own in self._output.rollout_logprobs or () for value in own]

@@ -122,16 +122,28 @@ def _check_episode(name: str, episode: Episode, step: int) -> None:
         seen = tr("{name}: turn {turn} has other tokens than were sampled", name=name, turn=turn)
         cause = tr("A turn was decoded and encoded again, or the template's end token was added to it.")
         raise broken("F110", step, seen, cause)
+    left_out = sum(turn.num_left_out for turn in episode.turns)
+    num_model = sum(count for s in episode.tokens for source, count in s.sources if source is Source.MODEL)
+    if episode.num_trained != num_model - left_out:
+        seen = tr(
+            "{name}: {num_trained} of {num_model} sampled tokens would be trained, and {left_out} are left "
+            "out",
+            name=name,
+            num_trained=episode.num_trained,
+            num_model=num_model,
+            left_out=left_out,
+        )
+        raise broken("F110", step, seen, tr("The mask of the trained tokens is wrong."))
 
 
 def _written(episode: Episode) -> Iterator[int]:
-    """Give the digest of the trained tokens of each turn of the model."""
+    """Give the digest of the tokens of each turn of the model."""
     for sequence in episode.tokens:
         start = 0
         for source, count in sequence.sources:
             part = slice(start, start + count)
             if source is Source.MODEL:
-                yield digest_of(sequence.token_ids[part][sequence.is_trained[part]])
+                yield digest_of(sequence.token_ids[part])
             start += count
 
 
