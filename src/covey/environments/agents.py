@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from covey.data.text import TextCodec
@@ -32,12 +32,31 @@ class TurnLimits:
     trains_last: bool = False
 
 
+@dataclass(slots=True)
+class Notes:
+    """Holds what people should know of a scheduler, each sentence once in a run."""
+
+    _new: list[str] = field(default_factory=list)
+    _known: set[str] = field(default_factory=set)
+
+    def add(self, words: str) -> None:
+        """Note a sentence."""
+        if words not in self._known:
+            self._known.add(words)
+            self._new.append(words)
+
+    def take(self) -> list[str]:
+        """Return what is new since the last call."""
+        return [self._new.pop(0) for _ in range(len(self._new))]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agents:
     """Tools, an environment or both, and how the model is told of them.
 
     `starts_differ`: the episodes of a group may begin differently. `keeps_environments`: rewards read them,
-    so that they live until their episode is scored.
+    so that they live until their episode is scored. `notes` collects what a scheduler asked for that is done
+    in another way.
     """
 
     renderer: Renderer
@@ -48,6 +67,7 @@ class Agents:
     starts_differ: bool = False
     keeps_environments: bool = False
     keys: count[int]
+    notes: Notes = field(default_factory=Notes)
 
     @property
     def schemas(self) -> tuple[Schema, ...]:

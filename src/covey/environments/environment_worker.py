@@ -96,8 +96,11 @@ def packed_answer(answer: Opened | Stepped | ToolResult | Lost | float | None) -
             return {"result": packed_result(answer)}
         case Opened() | Stepped():
             name = "opened" if isinstance(answer, Opened) else "stepped"
+            told = asdict(answer)
+            if isinstance(answer, Stepped) and answer.ended is not None:
+                told["ended"]["notes"] = [*map(packed, answer.ended.notes)]
             try:
-                return {name: json.loads(json.dumps(asdict(answer), default=plain_value))}
+                return {name: json.loads(json.dumps(told, default=plain_value))}
             except (TypeError, ValueError, RecursionError) as error:
                 words = tr("what the environment returned cannot be passed on: {error}", error=error)
                 return {"lost": packed(words)}

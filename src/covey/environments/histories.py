@@ -13,7 +13,7 @@ from covey.environments.protocol import History, Message
 from covey.environments.rendering import Conversation, Item, Renderer, Rendering, Spoken
 from covey.types import Medium, Source
 
-_REWRITTEN = "the scheduler writes earlier turns in another way"
+_REWRITTEN = "it writes earlier turns in another way"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from covey.rewards.workers import Workers, load_request
 from covey.texts import tr, unpacked
 from covey.types import CallFailure, RewardFault, Status, ToolCall, ToolResult
 
-_TUPLES = ("masks", "last_turns", "messages", "outputs", "notes")
+_TUPLES = ("masks", "last_turns", "messages", "outputs")
 
 
 class RemoteRoom:
@@ -232,12 +232,14 @@ def _stepped(answer: Answer) -> Stepped | Lost:
         return lost
     stepped = _content(answer)["stepped"]
     history, ended, stop = stepped["history"], stepped["ended"], stepped["stop"]
+    notes = tuple(map(unpacked, ended.pop("notes"))) if ended else ()
     return Stepped(
         **{
             **stepped,
             "messages": tuple(stepped["messages"]),
             "history": history and History(**{**history, "messages": tuple(history["messages"])}),
-            "ended": ended and Ended(**{**ended, **{name: tuple(ended[name]) for name in _TUPLES}}),
+            "ended": ended
+            and Ended(**{**ended, **{name: tuple(ended[name]) for name in _TUPLES}}, notes=notes),
             "stop": None if stop is None else tuple(stop),
         }
     )

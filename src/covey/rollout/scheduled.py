@@ -9,6 +9,7 @@ from typing import Any
 from covey.environments.draft import EpisodeDraft
 from covey.environments.histories import Following
 from covey.rollout.running import Running
+from covey.texts import tr
 from covey.types import Completion, Episode, Finish, Turn
 from covey.types.arrays import ints
 from covey.types.episode import digest_of
@@ -35,6 +36,15 @@ def as_gone_on(turn: Turn, going_on: Following, draft: EpisodeDraft) -> Turn:
     if going_on.kept is None:
         return replace(turn, answer=going_on.messages)
     return replace(turn, text=going_on.written, digest=digest_of(ints(draft.last_ids)))
+
+
+def rewritten_note(why: str) -> str:
+    """Return what is said once of a conversation whose next turn cannot go on from the tokens of the last."""
+    return tr(
+        "{why}: a new row of the episode begins there; each sampled token is trained once, behind the tokens "
+        "that it was sampled behind",
+        why=why,
+    )
 
 
 def trained_as_asked(one: Running, *, trains_last: bool) -> None:

@@ -34,9 +34,17 @@ from covey.rollout.running import (
     row_of,
     told,
 )
-from covey.rollout.scheduled import as_gone_on, no_turn, told_scheduler, trained_as_asked, with_ended
+from covey.rollout.scheduled import (
+    as_gone_on,
+    no_turn,
+    rewritten_note,
+    told_scheduler,
+    trained_as_asked,
+    with_ended,
+)
 from covey.rollout.slots import Slot
 from covey.rollout.tool_calls import results_of, start_calls
+from covey.texts import tr
 from covey.types import (
     Completion,
     Episode,
@@ -302,6 +310,8 @@ class TurnLoop:
         assert draft is not None and environment is not None
         if step.ended is not None or step.history is None:
             one.ended = step.ended
+            for words in () if step.ended is None else step.ended.notes:
+                agents.notes.add(words)
             self._finish(number, one.outcome)
             return
         one.turns[-1] = replace(one.turns[-1], seconds=time.perf_counter() - one.since)
@@ -311,13 +321,15 @@ class TurnLoop:
         if has_turn:
             going_on = following(draft, step.history, one.said, self._codec, agents.renderer)
             if self._room(one, going_on.length) >= 1:
+                if going_on.rendering.rewritten:
+                    agents.notes.add(rewritten_note(going_on.rendering.rewritten))
                 going_on.apply(draft)
                 one.turns[-1] = as_gone_on(one.turns[-1], going_on, draft)
                 self._ask(number)
                 return
         outcome = Outcome.TRUNCATED if has_turn else Outcome.POLICY_FAILURE
         if one.is_full:
-            # It goes on without end.
+            agents.notes.add(tr("run() asks for more turns than there is room for, and does not end"))
             self._finish(number, outcome)
             return
         one.is_full, one.outcome = True, outcome

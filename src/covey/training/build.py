@@ -21,6 +21,7 @@ from covey.checks.survey import Survey, model_dir
 from covey.comm import Comm
 from covey.config.resolve import Resolved
 from covey.config.write import to_yaml, without_start_options
+from covey.environments.agents import Notes
 from covey.health.guards.invariants import EngineName
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
@@ -105,7 +106,9 @@ def build_job(
     objective = objective_of(config, needs, total_steps)
     source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found)
     buffer = _buffer(config, found, source, backend, comm)
-    health = _health(config, plan, backend, engine, comm, scoring.rewards.tasks)
+    is_scheduled = config.multi_turn_scheduler is not None and found.agents is not None
+    notes = found.agents.notes if is_scheduled and found.agents is not None else None
+    health = _health(config, plan, backend, engine, comm, scoring.rewards.tasks, notes)
     states = (progress, RandomState(comm), best, objective.bonus)
     registry = _registry(states, buffer, backend, health, source, comm)
     with writing(Path(config.output_dir), lock, 0):
@@ -168,6 +171,7 @@ def _health(
     engine: Engine,
     comm: Comm,
     tasks: Mapping[str, Collection[str]],
+    notes: Notes | None,
 ) -> Health:
     guards = _guards(config, plan, backend, engine, comm)
     watch = RewardWatch(tasks)
@@ -175,7 +179,7 @@ def _health(
     dtype = str(compute_dtype(config, backend.policy.device)).removeprefix("torch.")
     options = config.model_dump() | {"torch_dtype": dtype}
     rules = Rules(options, saved=partial(checkpoints_of, Path(config.output_dir)))
-    return Health(rules=rules, watch=watch, guards=guards)
+    return Health(rules=rules, watch=watch, guards=guards, notes=notes)
 
 
 def _registry(

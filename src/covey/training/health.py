@@ -7,12 +7,13 @@ from typing import Any
 
 from covey.checkpoint.registry import State
 from covey.codes import CODES
+from covey.environments.agents import Notes
 from covey.errors import GuardStop
 from covey.health.rewards import RewardWatch
 from covey.health.rules import Rules
 from covey.rollout.collect import Collected
 from covey.rollout.engine import Engine
-from covey.texts import tr
+from covey.texts import packed, tr, unpacked
 from covey.training.guards import Guards
 from covey.types import Batch, Finding, Severity, StepResult
 
@@ -24,6 +25,7 @@ class Health:
     rules: Rules
     watch: RewardWatch
     guards: Guards
+    notes: Notes | None = None
     _has_reported_fallback: bool = False
 
     @property
@@ -34,6 +36,7 @@ class Health:
     def of_rollout(self, collected: Collected, engine: Engine, step: int) -> list[Finding]:
         """Return what is unusual in a rollout, in its rewards and in the engine. Collective."""
         found = [*self.watch.check(collected.sampled, step), *self._new_fallbacks(engine, step)]
+        found += self._new_notes(step)
         return [*found, *engine.take_notices()]
 
     def _new_fallbacks(self, engine: Engine, step: int) -> list[Finding]:
@@ -52,6 +55,24 @@ class Health:
                 severity=Severity.WARNING,
                 step=step,
             )
+        ]
+
+    def _new_notes(self, step: int) -> list[Finding]:
+        """Return what a scheduler of some rank asked for that is done in another way, once. Collective."""
+        if self.notes is None:
+            return []
+        shares = self.guards.comm.gather_json([packed(words) for words in self.notes.take()])
+        found = {unpacked(words): None for share in shares for words in share}
+        return [
+            Finding(
+                code="W158",
+                seen=tr("The scheduler: {words}.", words=words),
+                why=CODES["W158"].why,
+                cause="",
+                severity=Severity.WARNING,
+                step=step,
+            )
+            for words in found
         ]
 
     def stop_of(self, batch: Batch, result: StepResult, step: int, *, is_fresh: bool) -> GuardStop | None:

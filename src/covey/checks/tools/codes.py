@@ -52,6 +52,12 @@ CODES = (
         "reward_funcs names it.",
     ),
     Code(
+        code="W158",
+        title="Scheduler that covey follows in another way",
+        why="A scheduler of ms-swift may ask for what would train other tokens than the model has sampled, "
+        "or with other log-probabilities. Training then goes by what was sampled.",
+    ),
+    Code(
         code="E397",
         title="Environment that begins a group differently",
         why="GRPO compares the rewards of a group. If its episodes start from different states, the reward "
