@@ -236,8 +236,9 @@ class _Replaying:
         opened: dict[int, Opened | None] = {}
         made: dict[int, Episode] = {}
         if parts.agents is not None and recorded:
-            found = answered_again([*recorded.values()], parts.codec, parts.agents)
-            made, opened = (dict(zip(recorded, values, strict=True)) for values in found)
+            again, begun = answered_again([*recorded.values()], parts.codec, parts.agents)
+            made = dict(zip(recorded, again, strict=True))
+            opened = dict(zip(recorded, begun, strict=True))
         environment = {
             number: environment_differences(
                 one.episode, one.messages, _of_environment(self._scores[number]), made[number]
@@ -254,9 +255,9 @@ class _Replaying:
                     tr("completion {number} is not rendered again: answers have images", number=number)
                 )
                 continue
-            begun = _begun(one, opened.get(number), made.get(number))
-            again = rendered_again(one, parts.codec, parts.writers, begun)
-            rendering[number] = rendering_differences(one.episode, again, parts.codec)
+            start = _begun(one, opened.get(number), made.get(number))
+            written = rendered_again(one, parts.codec, parts.writers, start)
+            rendering[number] = rendering_differences(one.episode, written, parts.codec)
         return rendering, environment
 
     def against_drawing(self) -> list[Problem]:

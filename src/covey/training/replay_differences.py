@@ -103,7 +103,7 @@ def environment_differences(
         if recorded.outcome is not now.outcome:
             outcomes = str(recorded.outcome), str(now.outcome)
             found.append(Difference(part="end", recorded=outcomes[0], now=outcomes[1], turn=len(now.turns)))
-    if reward is not None and not _is_same(reward, now.environment_reward):
+    if reward is not None and not _is_same(reward, _real(now.environment_reward)):
         found.append(
             Difference(part="final_reward", recorded=encode(reward), now=encode(now.environment_reward))
         )
@@ -121,7 +121,7 @@ def _of_turn(number: int, own: Turn, other: Turn) -> Iterator[Difference]:
     # The answer to calls is made of their results.
     if not results and not _is_same(own.answer, other.answer):
         yield Difference(part="answer", recorded=_text(own.answer), now=_text(other.answer), turn=number)
-    if not _is_same(own.reward, other.reward):
+    if not _is_same(_real(own.reward), _real(other.reward)):
         yield Difference(part="reward", recorded=encode(own.reward), now=encode(other.reward), turn=number)
 
 
@@ -153,6 +153,11 @@ def _sampled(episode: Episode) -> list[tuple[Sequence[int], Sequence[float]]]:
 def _first_other(ids: Sequence[int], others: Sequence[int]) -> int | None:
     """Return the number of the first id that differs, from 0; None where all are the same."""
     return next((n for n, (a, b) in enumerate(zip_longest(ids, others)) if a != b), None)
+
+
+def _real(value: float | str | None) -> float | None:
+    """Return a reward as a float; a record has non-finite ones as words."""
+    return None if value is None else float(value)
 
 
 def _is_same(one: Any, other: Any) -> bool:
