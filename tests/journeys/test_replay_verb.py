@@ -41,6 +41,11 @@ class Guess:
         said = f"No {self.turns}. Guess again."
         return [{"role": "user", "content": said}], self.turns == 3, float(len(turn["text"]) % 3)
 '''
+FUNCTION = """
+def ask(prompts, trainer):
+    found = trainer.generate(prompts, max_tokens=16)
+    return {name: [one[name] for one in found] for name in ("prompt_ids", "completion_ids", "logprobs")}
+"""
 Record = dict[str, Any]
 
 
@@ -234,7 +239,26 @@ def test_weights_of_another_step_score_and_do_not_draw() -> None:
     assert found["step"] in (0, 2) and "--save_steps 1" in " ".join(found["notes"])
     assert replayed("guess", "--rollout", "1", "--checkpoint", "checkpoint-2")["step"] == 2
     done = covey("replay", "resumed", "--rollout", "1", "--sample")
-    assert done.code == 2 and "E408" in done.err and "checkpoint-2" in done.err and "save_steps 1" in done.err
+    assert done.code == 2 and "E408" in done.err and "--save_steps 1" in done.err
+    said = " ".join(done.err.split())
+    assert f"of step 1 sampled group 0, these are of step {found['step']}, and the run has those of" in said
+
+
+def test_episodes_of_one_turn(here: Path) -> None:
+    """What a rollout function made is neither rendered nor answered again."""
+    plain: Record = {"model": "quickstart", "reward_funcs": ["accuracy"], "max_completion_length": 24}
+    trained("plain", max_steps=1, **plain)
+    found = replayed("plain", "--sample")
+    for one in found["episodes"]:
+        assert (one["rendering"], one["environment"], one["drawn"]["same"]) == ([], None, True)
+    (here / "made.py").write_text(FUNCTION)
+    trained("made", max_steps=1, rollout_func="made.py:ask", **plain)
+    found = replayed("made")
+    assert found["notes"][0].startswith("rollout_func made the episodes")
+    for one in found["episodes"]:
+        assert (one["rendering"], one["environment"]) == (None, None)
+        assert one["scored"]["largest"] < 1e-3
+    assert covey("replay", "made", "--sample").code == 2
 
 
 @pytest.mark.usefixtures("here")

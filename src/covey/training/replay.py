@@ -265,16 +265,19 @@ class _Replaying:
         config, said = self._config, []
         own = sorted({version for episode in self._episodes for version, _ in _versions(episode)})
         if own != [self.step]:
-            there = joined(", ", [path.name for step, path in sorted(self._weights.by_step.items())])
+            kept = sorted(self._weights.by_step)
             seen = tr(
-                "The weights of step {versions} sampled group {group}, and these are of step {step}.",
+                "The weights of step {versions} sampled group {group}, these are of step {step}, and the run "
+                "has those of step {kept}.",
                 versions=joined(", ", map(str, own)),
                 group=self._own[0]["group"],
                 step="?" if self.step is None else self.step,
+                kept=joined(", ", map(str, kept)),
             )
-            known = tr("name one of that step, if it is among them: {there}", there=there or tr("none"))
-            kept = Fix(text=tr("keep each step's from the beginning of a run"), edits={"save_steps": 1})
-            said.append((seen, [Fix(text=known), kept]))
+            fixes = [Fix(text=tr("keep each step's from the beginning of a run"), edits={"save_steps": 1})]
+            if len(own) == 1 and own[0] in kept:
+                fixes = [Fix(text=tr("leave out --checkpoint"))]
+            said.append((seen, fixes))
         if config.rollout_func is not None or config.replay_rollouts is not None:
             said.append((tr("What sampled these episodes was not an engine of this run."), []))
         elif config.has_turns and (self._parts.agents is None or not self._recorded()):
