@@ -28,7 +28,7 @@ from covey.options.schema import Config
 from covey.plan.problem import problem
 from covey.rollout.collect import episode_loop
 from covey.rollout.records import groups_of
-from covey.rollout.replayed import Recorded, answered_again, rendered_again
+from covey.rollout.replayed import Recorded, answered_again, rendered_again, turns_of
 from covey.rollout.slots import CollectPlan, Slot
 from covey.telemetry.jsonl import encode
 from covey.texts import joined, tr
@@ -221,6 +221,10 @@ class _Replaying:
         prompt = self._parts.prompts.get(self._prompt.id)
         if prompt is None:
             return {}
+        for number, episode in enumerate(self._episodes):
+            if episode.turns and len(turns_of(episode)) != len(episode.turns):
+                words = tr("the record of completion {number} has tokens of other turns", number=number)
+                raise CoveyError(words)
         taken = replace(prompt, token_ids=tuple(prompt.token_ids), origin=self._prompt.origin)
         return {
             number: Recorded(
