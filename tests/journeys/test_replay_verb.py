@@ -230,7 +230,7 @@ def test_what_is_gone_is_a_note(here: Path) -> None:
     found = replayed("tools", "--rollout", "1")
     assert {(one["rendering"], one["environment"]) for one in found["episodes"]} == {(None, None)}
     done = covey("replay", "guess", "--rollout", "1", "--sample")
-    assert done.code == 2 and "are gone" in done.err
+    assert done.code == 2 and "is not all here: guess.py:Guess is not replayed" in " ".join(done.err.split())
 
 
 @pytest.mark.usefixtures("here")

@@ -117,7 +117,7 @@ def _lines(found: Replay) -> Iterator[str]:
 
 
 def _episode_lines(one: ReplayedEpisode) -> Iterator[str]:
-    parts = [tr("{name} {value}", name=name, value=_number(value, "g")) for name, value in one.parts.items()]
+    parts = [joined(" ", [name, _number(value, "g")]) for name, value in one.parts.items()]
     yield tr(
         "completion {sibling}: reward {reward} ({parts}), advantage {advantage:+.4g}, end {outcome}",
         sibling=one.sibling,

@@ -266,7 +266,7 @@ class _Replaying:
 
     def against_drawing(self) -> list[Problem]:
         """Return why the episodes cannot be drawn again; empty where they can."""
-        config, said = self._config, []
+        said: list[tuple[str, list[Fix]]] = []
         own = sorted({version for episode in self._episodes for version, _ in _versions(episode)})
         if own != [self.step]:
             kept = sorted(self._weights.by_step)
@@ -282,10 +282,13 @@ class _Replaying:
             if len(own) == 1 and own[0] in kept:
                 fixes = [Fix(text=tr("leave out --checkpoint"))]
             said.append((seen, fixes))
-        if config.rollout_func is not None or config.replay_rollouts is not None:
-            said.append((tr("What sampled these episodes was not an engine of this run."), []))
-        elif config.has_turns and (self._parts.agents is None or not self._recorded()):
-            said.append((tr("The tools, the environment or the rows of the run are gone."), []))
+        needs_rows = self._parts.agents is not None
+        if not self._parts.can_draw or (needs_rows and not self._recorded()):
+            seen = tr(
+                "What samples the episodes of this run is not all here: {notes}.",
+                notes=joined("; ", self._parts.notes),
+            )
+            said.append((seen, []))
         other = Fix(text=tr("leave out --sample"))
         return [problem("E408", "sample", seen, "", *fixes, other) for seen, fixes in said]
 

@@ -31,7 +31,8 @@ Record = Mapping[str, Any]
 class Parts:
     """Holds what makes episodes again. `agents` run tools and environment, `writers` say how a template
     writes what they answer; None where there are none. `prompts` are those of the rows by id. `can_render`
-    says that prompts are rendered as the run did, and `notes` what cannot be replayed, and why."""
+    says that prompts are rendered as the run did, `can_draw` that all is there that episodes are sampled
+    with, and `notes` what cannot be replayed, and why."""
 
     facts: Facts
     codec: TextCodec
@@ -40,6 +41,7 @@ class Parts:
     prompts: Mapping[int, Prompt]
     images: ImageRows
     can_render: bool
+    can_draw: bool
     notes: tuple[str, ...]
 
     def close(self) -> None:
@@ -53,8 +55,7 @@ def read_parts(config: Config, records: Sequence[Record], checkpoints: Collectio
     of its model nor that of one of its `checkpoints`."""
     facts = with_layout(run_facts(config, 1), config, None)
     facts, codec = _codec(facts, config, checkpoints)
-    if config.rollout_func is not None or config.replay_rollouts is not None:
-        maker = "rollout_func" if config.rollout_func is not None else tr("another run")
+    if maker := _other_maker(config, records):
         words = tr(
             "{maker} made the episodes, so that rendering and environment are not replayed", maker=maker
         )
@@ -67,6 +68,7 @@ def read_parts(config: Config, records: Sequence[Record], checkpoints: Collectio
             prompts={},
             images=data.images,
             can_render=False,
+            can_draw=False,
             notes=(words,),
         )
     facts, agents = with_tools(facts, config, codec, {})
@@ -94,8 +96,19 @@ def read_parts(config: Config, records: Sequence[Record], checkpoints: Collectio
         prompts=prompts,
         images=data.images,
         can_render=writers is not None or not config.has_turns,
+        can_draw=agents is not None or not config.has_turns,
         notes=tuple(notes),
     )
+
+
+def _other_maker(config: Config, records: Sequence[Record]) -> str:
+    """Return what made the episodes, where it was not one of the loops over an engine; "" where it was."""
+    if config.rollout_func is not None:
+        return "rollout_func"
+    if config.replay_rollouts is not None:
+        return tr("another run")
+    has_turns = any(record.get("turns") for record in records)
+    return tr("another loop") if has_turns and not config.has_turns else ""
 
 
 def _why(facts: Facts) -> str:
