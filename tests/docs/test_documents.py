@@ -39,6 +39,7 @@ ON_OTHERS = (
 )
 VERB_FLAGS = {
     *("help", "version", "json", "merge", "base", "rlhf_type", "lang", "device", "live", "task", "rollout"),
+    *("group", "checkpoint", "sample"),
     *(*PLAN_WORDS, *fields_of(RolloutOptions)),
 }
 OTHER_COMMANDS = (

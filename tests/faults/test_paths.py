@@ -40,7 +40,14 @@ BESIDE = {
         "m",
     ],
 }
-ON_WORDS = {"eval": "E301", "export": "E413", "verify": "E413", "doctor": "E408", "mismatch": "E408"}
+ON_WORDS = {
+    "eval": "E301",
+    "export": "E413",
+    "verify": "E413",
+    "doctor": "E408",
+    "mismatch": "E408",
+    "replay": "E408",
+}
 """Verbs whose first word is a path, with the code that they have for it."""
 
 OWN = {"export": verbs.ExportOptions, "rollout": verbs.RolloutOptions, "selftest": verbs.SelftestOptions}
@@ -72,7 +79,7 @@ def _laid_out(folder: Path, read: Path) -> Path:
         ["eval", "gone", "--val_dataset", "quickstart#8", "--reward_funcs", "accuracy"],
         *([verb, "gone"] for verb in ("export", "verify")),
         ["doctor", str(read)],
-        ["mismatch", "gone"],
+        *([verb, "gone"] for verb in ("mismatch", "replay")),
         ["rollout", "--model", "gone"],
         ["selftest", "--model", "gone"],
     )

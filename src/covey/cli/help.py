@@ -17,6 +17,7 @@ from covey.options.verbs import (
     MismatchOptions,
     PlanOptions,
     QuickstartOptions,
+    ReplayOptions,
     RolloutOptions,
     SelftestOptions,
     VerifyOptions,
@@ -119,6 +120,13 @@ tokens, tokenizer, images, weights of other steps, adapter. It prints how far th
 sampler are from each, and which change explains the gap. Nothing is written.
 """
     ),
+    "replay": tr(
+        """\
+Shows the episodes of a recorded group as conversations. It renders each again, gives tools and environment
+the recorded turns again, scores the recorded tokens by a checkpoint, and says where anything differs from
+the record. --sample also draws the episodes again, by the weights that sampled them. Nothing is written.
+"""
+    ),
     "rollout": tr(
         """\
 Serves the built-in engine over HTTP to runs on other devices. A run needs its address and its token file:
@@ -145,6 +153,7 @@ _WORDS: Mapping[str, tuple[str, type[Options]]] = {
     "doctor": ("RUN", DoctorOptions),
     "export": ("CHECKPOINT", ExportOptions),
     "mismatch": ("RUN", MismatchOptions),
+    "replay": ("RUN", ReplayOptions),
     "rollout": ("", RolloutOptions),
     "selftest": ("", SelftestOptions),
     "verify": ("CHECKPOINT ...", VerifyOptions),

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from os.path import isfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from covey.cli.verbs import nameless
+from covey.cli.recorded import chosen_rollout, named_run
 from covey.config.argv import read_words
-from covey.config.unreadable import fixes_of
 from covey.errors import ConfigError, CoveyError
 from covey.options.verbs import MismatchOptions
-from covey.paths import trouble
 from covey.plan.problem import problem
-from covey.telemetry.rollouts import list_rollouts
 from covey.texts import joined, tr
 from covey.texts.language import spoken
 from covey.texts.terminal import say, say_json
@@ -28,25 +23,10 @@ if TYPE_CHECKING:
 def mismatch(argv: Sequence[str]) -> int:
     """Print what was found; ConfigError where the directory is none of a run, or cannot be scored again."""
     options, words = read_words("mismatch", argv, MismatchOptions)
-    if not words:
-        usage = tr("`covey mismatch runs/NAME --rollout N`")
-        raise ConfigError([nameless("mismatch", tr("No run is given."), usage)])
-    run = Path(words[0])
-    if (unread := trouble(run)) is not None:
-        seen = tr("{path} {words}.", path=str(run), words=unread.words)
-        usual = tr("give the directory of a run that you can read")
-        raise ConfigError([problem("E408", "mismatch", seen, "", *fixes_of(unread, usual))])
-    numbers = list(list_rollouts(run / "rollouts"))
-    if not isfile(run / "config.yaml") or not numbers:
-        seen = tr("{run} has no config.yaml, or no rollouts.", run=run)
-        raise ConfigError(
-            [problem("E408", "mismatch", seen, "", Fix(text=tr("give the directory of a run")))]
-        )
-    number = numbers[-1] if options.rollout is None else options.rollout
-    if number not in numbers:
-        seen = tr("{run} has no rollout {number}.", run=run, number=number)
-        known = tr("give one of {first} to {last}", first=numbers[0], last=numbers[-1])
-        raise ConfigError([problem("E408", "rollout", seen, "", Fix(text=known))])
+    run = named_run("mismatch", words)
+    number, faults = chosen_rollout("mismatch", run, options.rollout)
+    if faults:
+        raise ConfigError(faults)
     from covey.training.mismatch import measure
 
     try:

@@ -10,7 +10,7 @@ from covey.config.values import FALSE_WORDS
 from covey.errors import ConfigError
 from covey.options.declare import Options
 from covey.options.schema import Config
-from covey.options.verbs import DoctorOptions, MismatchOptions, PlanOptions, VerifyOptions
+from covey.options.verbs import DoctorOptions, MismatchOptions, PlanOptions, ReplayOptions, VerifyOptions
 from covey.types import Problem
 
 _DECLARE: Mapping[str, tuple[type[Options], ...]] = {
@@ -18,6 +18,7 @@ _DECLARE: Mapping[str, tuple[type[Options], ...]] = {
     "doctor": (DoctorOptions,),
     "verify": (VerifyOptions,),
     "mismatch": (MismatchOptions,),
+    "replay": (ReplayOptions,),
 }
 
 

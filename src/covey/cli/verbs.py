@@ -24,6 +24,7 @@ VERBS: Mapping[str, str] = {
     "selftest": tr("Check on this machine the results that covey promises to be exact."),
     "doctor": tr("Say from the directory of a run whether it learns and, if not, why."),
     "mismatch": tr("Say what explains the gap between the logprobs of sampler and learner."),
+    "replay": tr("Play the episodes of a recorded group again: rendering, tools, environment, logprobs."),
     "explain": tr("Explain a code such as E201."),
 }
 """Every verb with its help line."""

@@ -216,7 +216,7 @@ CONFIGURATION: tuple[tuple[str, str, str], ...] = (
     (
         "E408",
         "Nothing to examine",
-        "`covey doctor` and `covey mismatch` read the files that a run writes. None of these is here.",
+        "`covey doctor`, `covey mismatch` and `covey replay` read what a run writes. That is not here.",
     ),
     (
         "E409",

@@ -91,6 +91,21 @@ class MismatchOptions(VerbOptions):
     json_: bool = option(False, "Print the result as one JSON object; with exit code 2, the problems.")
 
 
+class ReplayOptions(VerbOptions):
+    """Declares the options of `covey replay`."""
+
+    rollout: int | None = option(None, "Number of the rollout. Not set: the newest one.", ge=0)
+    group: int | None = option(None, "Number of the group in the rollout. Not set: the first one.", ge=0)
+    checkpoint: str | None = option(
+        None,
+        "Checkpoint of the run, such as checkpoint-40, or a directory, whose weights score the tokens. Not "
+        "set: the one nearest to the step that sampled them.",
+        path=PathKind("E408"),
+    )
+    sample: bool = option(False, "Draw the episodes again, by the weights of the step that sampled them.")
+    json_: bool = option(False, "Print the result as one JSON object; with exit code 2, the problems.")
+
+
 class RolloutOptions(VerbOptions):
     """What `covey rollout` takes."""
 

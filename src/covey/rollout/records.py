@@ -110,6 +110,8 @@ def _turn_record(turn: Turn) -> Record:
         "number": turn.number,
         "digest": turn.digest,
         **({"num_left_out": turn.num_left_out} if turn.num_left_out else {}),
+        **({"cut_ids": [*turn.cut_ids]} if turn.cut_ids else {}),
+        **({"is_truncated": True} if turn.is_truncated else {}),
     }
 
 
@@ -128,6 +130,8 @@ def _turn_of(record: Mapping[str, Any]) -> Turn:
         results=tuple(ToolResult(**result) for result in results),
         answer=tuple(record["answer"]),
         num_left_out=record.get("num_left_out", 0),
+        cut_ids=tuple(record.get("cut_ids", ())),
+        is_truncated=record.get("is_truncated", False),
     )
 
 

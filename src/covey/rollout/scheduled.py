@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.environments.draft import EpisodeDraft
 from covey.environments.histories import Following
 from covey.rollout.running import Running
 from covey.texts import tr
@@ -31,11 +30,13 @@ def no_turn() -> dict[str, Any]:
     return {"text": "", "token_ids": [], "logprobs": [], "finish": str(Finish.LENGTH), "length": 0}
 
 
-def as_gone_on(turn: Turn, going_on: Following, draft: EpisodeDraft) -> Turn:
-    """Return the last turn with what followed it, or with what is left of it where it goes on."""
+def as_gone_on(turn: Turn, going_on: Following, sampled: Sequence[int]) -> Turn:
+    """Return the last turn, of these tokens, with what followed it, or with what stays of it where it goes
+    on."""
     if going_on.kept is None:
         return replace(turn, answer=going_on.messages)
-    return replace(turn, text=going_on.written, digest=digest_of(ints(draft.last_ids)))
+    stays, cut = sampled[: going_on.kept], tuple(sampled[going_on.kept :])
+    return replace(turn, text=going_on.written, digest=digest_of(ints(stays)), cut_ids=cut)
 
 
 def rewritten_note(why: str) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from covey.data.text import TextCodec
 from covey.rollout.engine import NO_MEMBERS, Capabilities, NamedWeights, nothing
 from covey.types import Completion, Finding, Finish, GenerationRequest, Receipt, TurnId
 from covey.types.arrays import constant_floats, ints
 
-Script = Callable[[TurnId], str | None]
-"""Gives the text of a turn; None is a turn that runs into the limit of tokens."""
+Script = Callable[[TurnId], str | Completion | None]
+"""Gives the text of a turn, or its tokens; None is a turn that runs into the limit of tokens."""
 
 
 class ScriptedEngine:
@@ -45,6 +46,8 @@ class ScriptedEngine:
 
     def _answer(self, number: int, request: GenerationRequest) -> Completion:
         text, most = self._script(request.turn), request.sampling.max_new_tokens
+        if isinstance(text, Completion):
+            return replace(text, request_id=number)
         (ids,) = self._codec.encode(["" if text is None else text])
         ends = request.sampling.stop_token_ids or self._codec.stop_token_ids
         if text is None:

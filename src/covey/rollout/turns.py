@@ -247,6 +247,7 @@ class TurnLoop:
                 calls=spoken.calls,
                 number=one.asked,
                 digest=digest_of(completion.token_ids),
+                is_truncated=completion.finish is Finish.LENGTH,
             )
         )
         one.spoken, one.since = spoken, time.perf_counter()
@@ -323,8 +324,8 @@ class TurnLoop:
             if self._room(one, going_on.length) >= 1:
                 if going_on.rendering.rewritten:
                     agents.notes.add(rewritten_note(going_on.rendering.rewritten))
+                one.turns[-1] = as_gone_on(one.turns[-1], going_on, draft.last_ids)
                 going_on.apply(draft)
-                one.turns[-1] = as_gone_on(one.turns[-1], going_on, draft)
                 self._ask(number)
                 return
         outcome = Outcome.TRUNCATED if has_turn else Outcome.POLICY_FAILURE

@@ -10,21 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from os.path import isfile
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from covey.batching.pack import build_micros, episode_tokens
 from covey.batching.samples import to_samples
-from covey.batching.shares import PackPlan
-from covey.checks.survey import model_dir
-from covey.config.adapters import ADAPTER_CONFIG, is_adapter
-from covey.config.checkpoints import checkpoint_step, list_checkpoints
-from covey.config.file import read_file
-from covey.config.resolve import resolve
+from covey.config.adapters import is_adapter
 from covey.data.text import load_codec
 from covey.errors import CoveyError
 from covey.models.load import choose_stream
@@ -34,12 +25,11 @@ from covey.rollout.records import groups_of
 from covey.telemetry.rollouts import list_rollouts, read_rollout
 from covey.texts import tr
 from covey.training.process import compute_dtype, own_device
+from covey.training.rescoring import RunWeights, config_of, gaps, scorable
 from covey.training.standalone import still_policy
-from covey.types import AnnotatedSample, Medium, Prompt, Sample, TokenSequence, TrainSample
+from covey.types import Medium, Prompt, Sample, TokenSequence
 from covey.types.arrays import constant_bools, ints, joined_bools, joined_ints
 
-# Tokens of a forward pass, where a row has no more.
-_MOST_TOKENS = 8192
 # A change explains a gap if this share of it is left at most; a smaller gap than this is rounding.
 _EXPLAINED, _ROUNDING = 0.25, {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
@@ -82,14 +72,14 @@ class Mismatch:
 
 def measure(run: Path, rollout: int) -> Mismatch:
     """Score a rollout of a run again. CoveyError where the run has none of this number, or no weights."""
-    config = resolve(read_file(str(run / "config.yaml")).typed, 1).config
+    config = config_of(run)
     found = list_rollouts(run / "rollouts").get(rollout)
     if found is None or found.problem:
         raise CoveyError(
             found.problem if found else tr("{run} has no rollout {rollout}", run=run, rollout=rollout)
         )
     groups = groups_of(read_rollout(found, with_sets=True))
-    samples = [s for s in to_samples(groups) if isinstance(s.tokens, TokenSequence) and s.num_trained]
+    samples = scorable(to_samples(groups))
     if not samples:
         raise CoveyError(tr("no token of rollout {rollout} was trained", rollout=rollout))
     version = max(v for s in samples for v, _ in _tokens(s).versions)
@@ -103,21 +93,12 @@ class _Scoring:
         self, run: Path, config: Config, samples: Sequence[Sample], prompts: Sequence[Prompt], version: int
     ) -> None:
         self._config, self._samples, self._prompts, self._version = config, samples, prompts, version
-        self._weights = {checkpoint_step(path.name) or 0: path for path in list_checkpoints(run)}
-        try:
-            self._base = model_dir(config)
-        except (CoveyError, OSError):
-            # It is not on this machine any more; checkpoints may be.
-            self._base = Path(config.model)
-        if isfile(self._base / "config.json") and config.adapters is None:
-            self._weights.setdefault(0, self._base)
+        self._weights = RunWeights(run, config)
         self._notes: list[str] = []
 
     def mismatch(self) -> Mismatch:
         """Return what was found."""
-        if not self._weights:
-            raise CoveyError(tr("the run has no checkpoint, and its model is not where it was"))
-        nearest = min(self._weights, key=lambda step: (abs(step - self._version), step))
+        nearest = self._weights.nearest(self._version)
         if nearest != self._version:
             words = tr(
                 "the tokens are of step {version}, and the nearest weights are of step {nearest}",
@@ -132,7 +113,7 @@ class _Scoring:
         return Mismatch(
             num_tokens=sum(s.num_trained for s in self._samples),
             version=self._version,
-            weights=str(self._weights[nearest]),
+            weights=str(self._weights.by_step[nearest]),
             is_other_step=nearest != self._version,
             scores=tuple(scores),
             notes=tuple(self._notes),
@@ -140,15 +121,7 @@ class _Scoring:
         )
 
     def _load(self, config: Config, step: int) -> Policy:
-        directory = self._weights[step]
-        model = (
-            config
-            if isfile(directory / ADAPTER_CONFIG)
-            else config.model_copy(update={"model": str(directory)})
-        )
-        policy = still_policy(model, directory, None)
-        choose_stream(policy)
-        return policy
+        return self._weights.load(self._weights.by_step[step], config)
 
     def _with(self, policy: Policy) -> Iterator[Scored]:
         """Score with other settings of the same weights."""
@@ -182,7 +155,7 @@ class _Scoring:
         if any(p.media for p in self._prompts):
             return None
         try:
-            codec = load_codec(self._base, chat_template=self._config.chat_template)
+            codec = load_codec(self._weights.base, chat_template=self._config.chat_template)
             ids = codec.encode([p.text for p in self._prompts])
         except (CoveyError, OSError) as error:
             self._notes.append(tr("the prompts were not encoded again: {error}", error=error))
@@ -217,18 +190,17 @@ class _Scoring:
         for words, update in changed:
             policy = self._load(config.model_copy(update=update), step)
             yield self._score(words, policy, self._samples)
-        for other in sorted(self._weights, key=lambda other: abs(other - step))[1:3]:
+        for other in sorted(self._weights.by_step, key=lambda other: abs(other - step))[1:3]:
             yield self._score(
                 tr("weights of step {step}", step=other), self._load(config, other), self._samples
             )
-        if is_adapter(str(self._weights[step])):
-            policy = still_policy(config, self._base, None)
+        if is_adapter(str(self._weights.by_step[step])):
+            policy = still_policy(config, self._weights.base, None)
             choose_stream(policy)
             yield self._score(tr("without the adapter"), policy, self._samples)
 
-    @torch.no_grad()
     def _score(self, words: str, policy: Policy, samples: Sequence[Sample]) -> Scored:
-        gap_N = torch.cat([_gaps(policy, part) for part in _passes(samples)])
+        gap_N = gaps(policy, samples)
         size_N = gap_N.abs()
         return Scored(
             changed=words, mean=float(size_N.mean()), largest=float(size_N.max()), signed=float(gap_N.mean())
@@ -270,38 +242,3 @@ def _padded(policy: Policy) -> Iterator[None]:
         yield
     finally:
         policy.use_stream(before)
-
-
-def _passes(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
-    """Return neighbours that fit into a pass."""
-    part: list[Sample] = []
-    for sample in samples:
-        if part and sum(s.length for s in part) + sample.length > _MOST_TOKENS:
-            yield part
-            part = []
-        part.append(sample)
-    if part:
-        yield part
-
-
-def _gaps(policy: Policy, samples: Sequence[Sample]) -> Tensor:
-    """Return the sampler's logprobs less the policy's (N,), float32 on the CPU."""
-    rows = [
-        TrainSample(
-            annotated=AnnotatedSample(sample=s), advantage=0.0, loss_mask=constant_bools(True, s.num_trained)
-        )
-        for s in samples
-    ]
-    plan = PackPlan(
-        rank=0,
-        world=1,
-        completions_per_rank=len(rows),
-        num_iterations=1,
-        max_tokens=sum(s.length for s in samples),
-        max_completion_length=max(s.num_trained for s in samples),
-        stream=policy.stream,
-        device=policy.device,
-    )
-    micros = build_micros([rows], plan, episode_tokens(rows))
-    own_N = torch.cat([policy(micro).logprob_N for micro in micros]).float().cpu()
-    return torch.from_numpy(np.concatenate([s.sampler_logprobs for s in samples])) - own_N

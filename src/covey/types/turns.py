@@ -75,7 +75,8 @@ class Turn:
     follow, as the template was given them. `reward` is what the environment gave for the turn (None:
     nothing), `seconds` the time that tools and environment took. `number` is that of the request which the
     engine was given, `digest` that of the tokens which it sampled and which have stayed; `num_left_out` of
-    these are not trained, as a scheduler or loss_scale asks for.
+    these are not trained, as a scheduler or loss_scale asks for. `cut_ids` are tokens that were sampled
+    behind them and that a scheduler has cut, `is_truncated` says that the turn ran into a limit of tokens.
     """
 
     text: str
@@ -89,6 +90,8 @@ class Turn:
     number: int = 0
     digest: int = 0
     num_left_out: int = 0
+    cut_ids: tuple[int, ...] = ()
+    is_truncated: bool = False
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the turn and what followed it as messages, calls apart from the text."""

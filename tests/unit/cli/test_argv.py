@@ -24,6 +24,7 @@ from covey.options.verbs import (
     DoctorOptions,
     ExportOptions,
     PlanOptions,
+    ReplayOptions,
     SelftestOptions,
     VerbOptions,
 )
@@ -33,6 +34,7 @@ from support.verbs import codes_in
 OWN: dict[str, type[VerbOptions]] = {
     "doctor": DoctorOptions,
     "export": ExportOptions,
+    "replay": ReplayOptions,
     "selftest": SelftestOptions,
 }
 OF_A_RUN = [("--save_steps", "5"), ("--run_name", "-a"), ("--save_only_model", "false")]
@@ -41,6 +43,7 @@ TYPED: dict[str, list[tuple[str, str]]] = {
     "plan": [("--plan_gpus", "8"), ("--plan_gpu_memory", "8GB"), *OF_A_RUN],
     "doctor": [("--live", "7"), ("--json", "false")],
     "export": [("--output_dir", "-o"), ("--base", "--- b"), ("--merge_lora", "false")],
+    "replay": [("--rollout", "3"), ("--checkpoint", "-c"), ("--sample", "false")],
     "selftest": [("--device", "cpu"), ("--model", "-m"), ("--ignore_memory_forecast", "false")],
 }
 """Of each way in which verbs read their words, options with a value."""

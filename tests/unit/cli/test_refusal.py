@@ -20,6 +20,7 @@ REFUSED = {
     "doctor": ("doctor", "gone"),
     "verify": ("verify", "gone"),
     "mismatch": ("mismatch", "gone"),
+    "replay": ("replay", "gone"),
 }
 RUN_LINE = f"plan {' '.join(RUN)}"
 LONG, HOSTILE = "x" * 100_000, "a\x1b[31mb\x9b2J\u202ec\rd"

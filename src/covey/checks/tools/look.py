@@ -55,7 +55,20 @@ def with_tools(
             if host is not None:
                 host.close()
         return facts, None
-    return facts, Agents(
+    return facts, agents_of(config, codec, form, facts.model.context, found, environment)
+
+
+def agents_of(
+    config: Config,
+    codec: TextCodec,
+    form: CallFormat | None,
+    context: int | None,
+    tools: ToolHost | None,
+    environment: EnvironmentHost | None,
+) -> Agents:
+    """Return what runs tools and environment within the limits of a run, whose model holds `context`
+    tokens."""
+    return Agents(
         renderer=Renderer(codec, calls_alike(codec, form)),
         limits=TurnLimits(
             max_tokens=config.max_completion_length,
@@ -63,11 +76,11 @@ def with_tools(
             max_turns=config.max_turns,
             max_tool_rounds=config.max_tool_calling_iterations,
             max_result_tokens=config.max_tool_response_length,
-            context=facts.model.context,
+            context=context,
             trains_last=config.loss_scale == "last_round",
         ),
         format=form,
-        tools=found,
+        tools=tools,
         environment=environment,
         starts_differ=config.environment_starts == "differ",
         keys=count(),

@@ -179,13 +179,16 @@ def rehearse(
     )
 
 
-def marked(episode: Episode, codec: TextCodec) -> str:
-    """Return an episode as text, with each trained turn between ⟦ and ⟧."""
+def marked(episode: Episode, codec: TextCodec, most: int | None = None) -> str:
+    """Return an episode as text, with each trained turn between ⟦ and ⟧; of a prompt the last `most`
+    characters."""
     parts = []
     for sequence in episode.tokens:
         start = 0
         for source, count in sequence.sources:
             text = codec.written_out(sequence.token_ids[start : start + count].tolist())
+            if source is Source.PROMPT and most is not None and len(text) > most:
+                text = f"…{text[-most:]}"
             parts.append(f"⟦{text}⟧" if source is Source.MODEL else text)
             start += count
         parts.append("\n")
