@@ -76,6 +76,8 @@ class Queue:
                 if address is None:
                     break
                 group = [waiting.popleft() for _ in range(min(len(waiting), REQUESTS))]
+                # Where the server fails, what it had not finished may go to any other.
+                self._forget([request for _, request in group])
                 chosen.setdefault(address, []).extend(group)
                 tokens[address] += sum(len(r.prompt_token_ids) + r.sampling.max_new_tokens for _, r in group)
                 rows[address] += len(group)
@@ -87,6 +89,11 @@ class Queue:
 
     def _server_that_has(self, request: GenerationRequest) -> str | None:
         return None if request.extends is None else self._server_of.get(request.extends)
+
+    def _forget(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            if request.extends is not None:
+                self._server_of.pop(request.extends, None)
 
 
 def parts_of(asks: Sequence[Ask]) -> Iterator[dict[str, Ask]]:
