@@ -315,3 +315,15 @@ def test_versions_change_between_and_within_turns(
     assert is_mixed(tmp_path / "run")
     records = [record for records in kept(tmp_path / "run") for record in records]
     assert sum(len(record["turns"]) == 3 for record in records) > len(records) / 2
+
+
+def test_conversations_without_a_server_stop_the_run(slow: list[Process], tmp_path: Path) -> None:
+    """Within seconds, and both servers are named."""
+    more = ("--environment_factory", sums_file(tmp_path), "--reward_funcs", "environment")
+    ended = run(tmp_path, slow, "servers", kills=2, more=more)
+    # Which part of the run finds them gone first is up to the clock.
+    (code,) = re.findall(r"^([EF]\d{3}) ", ended.said, re.MULTILINE)
+    assert code in ("F138", "F140", "F141") and ended.left == [], ended.said
+    (seen,) = [e["seen"] for e in lines(tmp_path / "run", "events.jsonl") if e.get("code") == code]
+    assert all(server.address in seen for server in slow)
+    assert len(lines(tmp_path / "run", "metrics.jsonl")) < STEPS

@@ -226,3 +226,34 @@ def test_weights_that_were_replaced_meanwhile_are_not_sampled_from(tmp_path: Pat
         server.label = "default"
         with pytest.raises(RunFailed, match=r"F140.*labeled 'default'"):
             sampled(engine, requests(3))
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["", "lost"])
+def test_a_further_turn_goes_whole_to_the_server_that_has_the_conversation(
+    tmp_path: Path, is_lost: bool
+) -> None:
+    """Its cache of prefixes has all but the last tokens. Conversations of a lost server go to the other."""
+    with ExitStack() as stack:
+        pair = stack.enter_context(standing_in()), stack.enter_context(standing_in())
+        engine = stack.enter_context(engine_on(tmp_path, *pair))
+        engine.publish(iter(WEIGHTS.items()), 0)
+        first = [replace(r, prompt_token_ids=(1, n), may_go_on=True) for n, r in enumerate(requests(10))]
+        asked = {engine.submit(request): request for request in first}
+        ended: list[tuple[int, ...]] = []
+        for completion in engine.results():
+            request = asked[completion.request_id]
+            said = (*request.prompt_token_ids, *completion.token_ids.tolist())
+            ended.append(said)
+            if request.turn.turn < 2:
+                turn = replace(request.turn, turn=request.turn.turn + 1)
+                further = replace(request, prompt_token_ids=(*said, 8), turn=turn, extends=request.turn)
+                asked[engine.submit(further)] = further
+            if is_lost and request.turn.turn == 1:
+                pair[1].parts = [event([10], "length"), DONE]
+        whole = (3, 4, 5, 6, 8, 3, 4, 5, 6, 8, 3, 4, 5, 6)
+        assert sorted(tokens for tokens in ended if len(tokens) > 12) == [(1, n, *whole) for n in range(10)]
+        held = [{tuple(body["prompt"][:2]) for body in server.asked} for server in pair]
+        assert all(held) and len(held[0] | held[1]) == 10
+        assert bool(held[0] & held[1]) is is_lost
+        prompts = [body["prompt"] for server in pair for body in server.asked]
+        assert {len(prompt) for prompt in prompts} == {2, 7, 12} and (is_lost or len(prompts) == 30)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -255,9 +256,13 @@ def _acknowledged(number: int, *, drops: bool) -> str:
 
 
 @contextmanager
-def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
+def handlers(signals: Signals, activity: Activity, *, owns_process: bool = False) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM asks the loop to save and end, at once where what it does can be thrown
-    away (Stopped); a second Ctrl-C ends without a save, and so does the first of `interrupt`."""
+    away (Stopped); a second Ctrl-C ends without a save, and so does the first of `interrupt`.
+
+    A command (`owns_process`) whose run has ended without an error ignores SIGTERM from then on: what it
+    exits with is decided.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -276,8 +281,11 @@ def handlers(signals: Signals, activity: Activity) -> Iterator[None]:
             raise Stopped
 
     before = {number: signal.signal(number, ask) for number in SIGNAL_CODES}
+    after: dict[signal.Signals, Any] = {**before}
     try:
         yield
+        if owns_process:
+            after[signal.SIGTERM] = signal.SIG_IGN
     finally:
-        for number, handler in before.items():
+        for number, handler in after.items():
             signal.signal(number, handler)

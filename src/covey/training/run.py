@@ -100,7 +100,6 @@ def train(
         stack.callback(job.close)
         if found.live is not None:
             stack.push(partial(_give_back, job, found.live.model))
-        others.signals = job.limits.signals
         recorder = job.recorder
         if recorder.console is not None:
             stack.enter_context(recorder.console)
@@ -109,7 +108,9 @@ def train(
         report_layout(job)
         _record_start(found.facts, problems, job)
         _start_trackers(resolved.config, job, others)
-        stack.enter_context(handlers(job.limits.signals, comm.activity))
+        signals = job.limits.signals
+        stack.enter_context(handlers(signals, comm.activity, owns_process=others.owns_process))
+        stack.enter_context(others.passing_signals(signals))
         exit_code = _run_to_end(job)
         verb = "rlhf" if any(p.code == "W113" for p in resolved.problems) else "train"
         recorder.say(*closing(job, verb, is_command=others.owns_process))

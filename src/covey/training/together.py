@@ -332,20 +332,30 @@ class Together:
         if self.lock is not None:
             self.lock.release()
 
+    @contextmanager
+    def passing_signals(self, signals: Signals) -> Iterator[None]:
+        """Have this process get the signals of the others, while the handlers of the run are in place."""
+        self.signals = signals
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.signals = None
+
     def _pass_signal_on(self, place: Meeting) -> None:
-        """A signal that one process got is for all of them."""
-        received = 0 if self.signals is None else self.signals.received
-        is_known = exists(place.signal)
-        if received and not is_known:
-            place.signal.write_text(str(received), encoding="ascii")
-        elif is_known and not received and self.signals is not None:
-            self._polls_with_signal += 1
-            if self._polls_with_signal == 1:
-                # Mostly the system sends it to all of them, one after the other.
+        """Tell the others of a signal that this process has received, and send this one what they have."""
+        with self._lock:
+            if self.signals is None:
                 return
-            main = threading.main_thread().ident
-            assert main is not None
-            signal.pthread_kill(main, place.read_signal() or signal.SIGTERM)
+            received, is_known = self.signals.received, exists(place.signal)
+            if received and not is_known:
+                place.signal.write_text(str(received), encoding="ascii")
+            elif is_known and not received:
+                self._polls_with_signal += 1
+                main = threading.main_thread().ident
+                # At the first poll the system may be sending it to all of them, one after the other.
+                if self._polls_with_signal > 1 and main is not None:
+                    signal.pthread_kill(main, place.read_signal() or signal.SIGTERM)
 
     def _wait_for_all(self, place: Meeting) -> bool:
         """Whether every other process has seen it, and ends; a stopped one is ended."""
@@ -367,8 +377,7 @@ class Together:
 
 
 def _ignore_signals() -> None:
-    """Nothing ends this process before it has said why the run ends: torchrun tells it to as soon as another
-    one is gone."""
+    """Go on until it is said why the run ends: torchrun sends SIGTERM as soon as another process is gone."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

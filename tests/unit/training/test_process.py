@@ -12,9 +12,11 @@ import pytest
 
 from covey.activity import Activity, Stopped
 from covey.errors import ConfigError
+from covey.meeting import Meeting
 from covey.training.failure import text_of
 from covey.training.limits import Signals
 from covey.training.process import handlers, long_lived, ranks, record_collectives
+from covey.training.together import Together
 from covey.types import Finding, Fix
 
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
@@ -98,3 +100,41 @@ def test_a_signal_waits_where_ranks_compute_together(capsys: pytest.CaptureFixtu
         with pytest.raises(Stopped), activity.stoppable():
             raise AssertionError("it was asked to stop before")
     assert "dropping this rollout" in capsys.readouterr().err
+
+
+def test_sigterm_changes_nothing_once_a_command_has_ended_its_run() -> None:
+    """The first handlers are back in a program, after an error, and for Ctrl-C."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with handlers(Signals(), Activity()):
+        pass
+    assert [signal.getsignal(number) for number in numbers] == before
+    with pytest.raises(OSError), handlers(Signals(), Activity(), owns_process=True):
+        raise OSError
+    assert [signal.getsignal(number) for number in numbers] == before
+    try:
+        with handlers(Signals(), Activity(), owns_process=True):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGINT) == before[0]
+    finally:
+        signal.signal(signal.SIGTERM, before[1])
+
+
+def test_the_signal_of_another_process_comes_only_to_the_handlers_of_the_run(tmp_path: Path) -> None:
+    """One that is passed on late would end the process by another code."""
+    place, signals, late = Meeting(tmp_path, 0, 2), Signals(), []
+    place.signal.write_text(str(int(signal.SIGTERM)), encoding="ascii")
+    others = Together(place)
+    before = signal.signal(signal.SIGTERM, lambda *_: late.append(True))
+    try:
+        with handlers(signals, Activity()), others.passing_signals(signals):
+            for _ in range(2):
+                others._poll(place)
+        assert signals.received == signal.SIGTERM
+        signals.received = 0
+        for _ in range(2):
+            others._poll(place)
+        assert not late and not signals.received
+    finally:
+        signal.signal(signal.SIGTERM, before)

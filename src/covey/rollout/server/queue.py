@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,32 +56,44 @@ class Queue:
         self._server_of.clear()
 
     def deal(self, servers: Sequence[RolloutServer], streams: Collection[Stream]) -> dict[str, list[Ask]]:
-        """Give what waits to the servers that have room, by their addresses: to the one that has the turn
-        that a request extends, and else to the one with the least to do."""
+        """Give what waits to the servers, by their addresses. A further turn waits for the server that has
+        the turn that it extends; all else goes to the one with the least to do among those that have room."""
         chosen: dict[str, list[Ask]] = {}
         tokens = {s.address: sum(o.num_tokens for o in streams if o.server is s) for s in servers}
         rows = {s.address: sum(len(o.asked) for o in streams if o.server is s) for s in servers}
-        room = {s.address: s for s in servers if rows[s.address] <= _rows_of(s)}
+        # Twice as many as it decodes at once: a row that ends is followed at once by another.
+        most = {s.address: 2 * _rows_of(s) for s in servers}
+        room = {address for address in most if 2 * rows[address] <= most[address]}
         # Evaluations first, which are waited for, and then the earliest rollouts.
-        order = deque(sorted(self._groups, key=lambda prefix: _urgency(self._groups[prefix][0])))
-        while order and room:
-            prefix = order[0]
+        for prefix in sorted(self._groups, key=lambda prefix: _urgency(self._groups[prefix][0])):
             waiting = self._groups[prefix]
-            address = self._place(waiting[0][1], room, tokens)
-            group = [waiting.popleft() for _ in range(min(len(waiting), REQUESTS))]
+            while waiting:
+                held = self._server_that_has(waiting[0][1])
+                if held not in most:
+                    address = min(room, key=tokens.__getitem__, default=None)
+                else:
+                    address = held if rows[held] < most[held] else None
+                if address is None:
+                    break
+                group = [waiting.popleft() for _ in range(min(len(waiting), REQUESTS))]
+                # Where the server fails, what it had not finished may go to any other.
+                self._forget([request for _, request in group])
+                chosen.setdefault(address, []).extend(group)
+                tokens[address] += sum(len(r.prompt_token_ids) + r.sampling.max_new_tokens for _, r in group)
+                rows[address] += len(group)
+                if rows[address] >= most[address]:
+                    room.discard(address)
             if not waiting:
-                del self._groups[order.popleft()]
-            chosen.setdefault(address, []).extend(group)
-            tokens[address] += sum(len(r.prompt_token_ids) + r.sampling.max_new_tokens for _, r in group)
-            rows[address] += len(group)
-            # Twice as many as it decodes at once: a row that ends is followed at once by another.
-            if rows[address] >= 2 * _rows_of(room[address]):
-                del room[address]
+                del self._groups[prefix]
         return chosen
 
-    def _place(self, request: GenerationRequest, room: Collection[str], tokens: Mapping[str, int]) -> str:
-        held = None if request.extends is None else self._server_of.pop(request.extends, None)
-        return held if held in room and held is not None else min(room, key=tokens.__getitem__)
+    def _server_that_has(self, request: GenerationRequest) -> str | None:
+        return None if request.extends is None else self._server_of.get(request.extends)
+
+    def _forget(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            if request.extends is not None:
+                self._server_of.pop(request.extends, None)
 
 
 def parts_of(asks: Sequence[Ask]) -> Iterator[dict[str, Ask]]:
