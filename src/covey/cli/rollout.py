@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from os.path import expanduser, isdir, isfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from covey.cli.verbs import nameless
 from covey.config.adapters import ADAPTER_CONFIG
@@ -17,6 +18,7 @@ from covey.config.argv import read_words, split
 from covey.config.foreign_server import answer
 from covey.data.model_files import model_problem
 from covey.errors import ConfigError
+from covey.options.turns import GYM_SCHEDULERS
 from covey.options.verbs import RolloutOptions
 from covey.options.vllm import LORA_RANKS
 from covey.plan.problem import problem
@@ -29,6 +31,9 @@ from covey.texts import joined, tr
 from covey.texts.language import spoken
 from covey.texts.terminal import say
 from covey.types import Fix, Problem
+
+if TYPE_CHECKING:
+    from covey.rollout.server.schedulers import ServedScheduler
 
 # Connections that wait to be accepted. Where they are full, the next one tries again after a second.
 _BACKLOG = 1024
@@ -49,9 +54,10 @@ def rollout(argv: Sequence[str]) -> int:
         )
     built_in = BUILT_IN.get(options.model)
     model = Path(expanduser(options.model)) if built_in is None else built_in.model_dir
-    problems = [*_of_model(model), *_of_access(options), *_of_vllm(options)]
+    problems = [*_of_model(model), *_of_access(options), *_of_vllm(options), *_idle_scheduler(options)]
     if problems:
         raise ConfigError(problems)
+    scheduler = _scheduler(options, model)
     listening = _listen(options)
     token_file = Path(expanduser(options.token_file or f"rollout-{listening.getsockname()[1]}.token"))
     try:
@@ -75,6 +81,7 @@ def rollout(argv: Sequence[str]) -> int:
         publish_directory=None if options.publish_directory is None else Path(options.publish_directory),
         ends_with_run=options.end_with_run,
         vllm=_vllm(options, model) if options.engine == "vllm" else None,
+        scheduler=scheduler,
     )
     serve(serving, _say)
     return 0
@@ -247,6 +254,43 @@ def _idle(name: str) -> Problem:
     return problem(
         "E426", name, tr("{name} is an option of vLLM, but engine is native.", name=name), "", *fixes
     )
+
+
+def _scheduler(options: RolloutOptions, model: Path) -> ServedScheduler | None:
+    """Start the scheduler; ConfigError says what is wrong with it."""
+    if options.multi_turn_scheduler is None:
+        return None
+    from covey.environments.scheduler_host import start_room
+    from covey.environments.scheduler_room import SchedulerSettings
+    from covey.rollout.server.schedulers import ServedScheduler
+
+    name = options.multi_turn_scheduler
+    settings = SchedulerSettings(
+        name=name,
+        plugins=tuple(options.external_plugins),
+        max_turns=options.max_turns,
+        gym_env=options.gym_env,
+        model=str(model),
+    )
+    room, faults = start_room(settings, timeout_s=options.tool_timeout_s)
+    if room is None:
+        fix = Fix(text=tr("name the file that registers it: --external_plugins FILE.py"))
+        words = [tr("{entry}: {words}.", entry=fault.entry, words=fault.words) for fault in faults]
+        raise ConfigError([problem("E390", "multi_turn_scheduler", seen, "", fix) for seen in words])
+    is_gym = options.gym_env is not None or name in GYM_SCHEDULERS
+    counts = is_gym if options.use_gym_env is None else options.use_gym_env
+    return ServedScheduler(settings, counts, room)
+
+
+def _idle_scheduler(options: RolloutOptions) -> list[Problem]:
+    """Return what stands against options of a scheduler that there is not."""
+    names = ("max_turns", "external_plugins", "gym_env", "use_gym_env", "tool_timeout_s")
+    typed = [name for name in names if name in options.model_fields_set]
+    if options.multi_turn_scheduler is not None or not typed:
+        return []
+    fix = Fix(text=tr("name the scheduler: --multi_turn_scheduler NAME"))
+    seen = tr("{names} is set, but there is no multi_turn_scheduler.", names=joined(", ", typed))
+    return [problem("E426", typed[0], seen, "", fix)]
 
 
 def _tls(options: RolloutOptions) -> ssl.SSLContext | None:

@@ -18,9 +18,10 @@ _THEIRS = (
     *("infer_backend", "use_async_engine", "max_length", "template", "system", "revision"),
     *("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization", "max_model_len", "log_level"),
     *("enable_prefix_caching", "enforce_eager", "kv_cache_dtype", "trust_remote_code", "model_type"),
-    *("multi_turn_scheduler", "max_turns", "external_plugins", "use_gym_env", "gym_env", "adapters"),
+    *("adapters", "enable_thinking"),
     *("distributed_executor_backend", "speculative_config", "served_model_name", "quantization"),
 )
+_KEPT = ("vllm_", "max_", "multi_turn_", "gym_", "use_gym_", "external_")
 _NAMES = {"model": "DIR", "host": "", "port": "8000"}
 # What covey has under another name.
 _OURS = {
@@ -44,7 +45,7 @@ def answer(verb: str, flags: Sequence[Flag]) -> Problem | None:
         return None
     # Their servers are vLLM, which goes on as it was typed where covey has the option.
     kept = [(_OURS.get(f.name, f.name), f.words) for f in flags if f.name not in _NAMES]
-    kept = [(name, words) for name, words in kept if name in own and name.startswith(("vllm_", "max_"))]
+    kept = [(name, words) for name, words in kept if name in own and name.startswith(_KEPT)]
     options = "".join(f" --{name} {shlex.join(words) or 'true'}" for name, words in kept)
     typed = {flag.name: " ".join(flag.words) for flag in flags if flag.name in _NAMES}
     given = {name: typed.get(name) or default for name, default in _NAMES.items()}

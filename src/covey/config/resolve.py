@@ -26,6 +26,7 @@ from covey.config.take import Layer, Typed, take_mapping
 from covey.config.unreadable import without_unreadable
 from covey.errors import ConfigError
 from covey.options.schema import OPTIONS, REQUIRED, Config, default_of
+from covey.options.turns import GYM_SCHEDULERS
 from covey.texts import tr
 from covey.types import Fix, Problem
 
@@ -125,7 +126,7 @@ def _fill_scheduler(values: dict[str, Any], sources: dict[str, str]) -> None:
 
 def _counts_gym(values: Mapping[str, Any]) -> bool:
     """Return whether the total_reward of a scheduler is a reward of the run."""
-    is_gym = values.get("multi_turn_scheduler") in ("gym_scheduler", "openenv_scheduler")
+    is_gym = values.get("multi_turn_scheduler") in GYM_SCHEDULERS
     counts = values.get("use_gym_env")
     return (is_gym or values.get("gym_env") is not None) if counts is None else bool(counts)
 

@@ -78,13 +78,13 @@ class RemoteRoom:
                 return
             self._channels[key] = channel
             request = {"do": "open", "key": key, "row": row, "seed": seed}
-            channel.send(request, lambda answer: done(_opened(answer)))
+            channel.send(request, lambda answer: done(opened_of(answer)))
 
         self._submit(begin)
 
     def step(self, key: int, turn: Mapping[str, Any], done: Callable[[Stepped | Lost], None]) -> None:
         """Give an environment a turn."""
-        self._send(key, {"do": "step", "turn": turn}, lambda answer: done(_stepped(answer)))
+        self._send(key, {"do": "step", "turn": turn}, lambda answer: done(stepped_of(answer)))
 
     def call(self, key: int, call: ToolCall, done: Callable[[ToolResult | Lost], None]) -> None:
         """Call a method as a tool."""
@@ -94,7 +94,7 @@ class RemoteRoom:
     def reward(self, key: int, done: Callable[[float | Lost | None], None]) -> None:
         """Ask an environment for its reward."""
         self._send(
-            key, {"do": "reward"}, lambda answer: done(_lost(answer) or _content(answer).get("reward"))
+            key, {"do": "reward"}, lambda answer: done(lost_of(answer) or _content(answer).get("reward"))
         )
 
     def release(self, key: int, done: Callable[[], None]) -> None:
@@ -106,6 +106,17 @@ class RemoteRoom:
                 done()
             else:
                 channel.send({"do": "release", "key": key}, lambda answer: done())
+
+        self._submit(begin)
+
+    def pass_on(self, request: Mapping[str, Any], done: Callable[[Answer], None]) -> None:
+        """Send a request of somebody else as it is; `done` is told the answer of the process."""
+
+        def begin() -> None:
+            try:
+                self._running().send(request, done)
+            except WorkerGone as gone:
+                done(gone)
 
         self._submit(begin)
 
@@ -205,15 +216,17 @@ def _content(answer: Answer) -> dict[str, Any]:
     return answer
 
 
-def _lost(answer: Answer) -> Lost | None:
+def lost_of(answer: Answer) -> Lost | None:
+    """Return what an answer says of an environment that failed; None where it did not."""
     if isinstance(answer, WorkerGone):
         return Lost(words=tr("the process of the environments: {words}", words=answer))
     words = answer.get("lost", answer.get("failed"))
     return None if words is None else Lost(words=unpacked(words))
 
 
-def _opened(answer: Answer) -> Opened | Lost:
-    if lost := _lost(answer):
+def opened_of(answer: Answer) -> Opened | Lost:
+    """Read the answer to `open`."""
+    if lost := lost_of(answer):
         return lost
     opened = _content(answer)["opened"]
     messages, stop = opened["messages"], opened["stop"]
@@ -227,8 +240,9 @@ def _opened(answer: Answer) -> Opened | Lost:
     )
 
 
-def _stepped(answer: Answer) -> Stepped | Lost:
-    if lost := _lost(answer):
+def stepped_of(answer: Answer) -> Stepped | Lost:
+    """Read the answer to `step`."""
+    if lost := lost_of(answer):
         return lost
     stepped = _content(answer)["stepped"]
     history, ended, stop = stepped["history"], stepped["ended"], stepped["stop"]
@@ -246,7 +260,7 @@ def _stepped(answer: Answer) -> Stepped | Lost:
 
 
 def _called(name: str, answer: Answer) -> ToolResult | Lost:
-    if lost := _lost(answer):
+    if lost := lost_of(answer):
         return lost
     result = _content(answer).get("result")
     if result is None:

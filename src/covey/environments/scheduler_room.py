@@ -9,13 +9,14 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 from covey.environments.calls import Loop
 from covey.environments.protocol import Lost, Opened, Stepped, ToolFault
 from covey.environments.seeding import seed_generators
-from covey.environments.shape import Shape
+from covey.environments.shape import SCHEDULED, Shape
 from covey.environments.swift.outputs import WrongOutput, read_outputs
 from covey.environments.swift.trajectory import Trajectory, as_swift
 from covey.environments.tool import Limits
@@ -26,6 +27,7 @@ _LOOK_S = 0.2
 _ANSWERS_WITHIN_S = 1.0
 _now: contextvars.ContextVar[Trajectory] = contextvars.ContextVar("trajectory")
 Answer = Opened | Stepped | Lost
+Key = int | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,6 @@ class InferEngine:
 
     def __init__(self, settings: SchedulerSettings, protocol: Any) -> None:
         self.model_dir = settings.model
-        self._config = protocol.RequestConfig(**settings.sampling)
         self._protocol = protocol
         self._tokenizer: Any = None
 
@@ -63,7 +64,10 @@ class InferEngine:
         """Return the response of the model to a conversation."""
         if isinstance(infer_request, Mapping):
             infer_request = self._protocol.RolloutInferRequest(**infer_request)
-        return await _now.get().ask(infer_request, self._config if request_config is None else request_config)
+        trajectory = _now.get()
+        return await trajectory.ask(
+            infer_request, trajectory.config if request_config is None else request_config
+        )
 
 
 @dataclass(slots=True)
@@ -90,7 +94,7 @@ class SchedulerRoom:
     def __init__(self, limits: Limits, end: Callable[[str], None]) -> None:
         self._limits, self._end = limits, end
         self._loop = Loop()
-        self._places: dict[int, _Place] = {}
+        self._places: dict[Key, _Place] = {}
         self._starts: asyncio.Lock | None = None
         self._scheduler: Any = None
         self._protocol: Any = None
@@ -116,14 +120,22 @@ class SchedulerRoom:
             words = tr("{name}() raised {words}", name=kind.__name__, words=describe(error, file_of(kind)))
             return [ToolFault(entry=settings.name, kind="environment", words=words)]
         threading.Thread(target=self._watch, daemon=True).start()
-        return Shape(has_step=True, keeps_history=True, has_reward=False, seeds=True)
+        return SCHEDULED
 
-    def open(self, key: int, row: Mapping[str, Any], seed: int, done: Callable[[Answer], None]) -> None:
-        """Begin a trajectory; `done` is told its first request."""
+    def open(
+        self,
+        key: Key,
+        row: Mapping[str, Any],
+        seed: int,
+        done: Callable[[Answer], None],
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin a trajectory; `done` is told its first request. `sampling` is that of the settings where it
+        is None."""
         place = self._places[key] = _Place(done)
-        self._loop.submit(self._play(key, place, row, seed))
+        self._loop.submit(self._play(key, place, row, seed, sampling))
 
-    def step(self, key: int, turn: Mapping[str, Any], done: Callable[[Answer], None]) -> None:
+    def step(self, key: Key, turn: Mapping[str, Any], done: Callable[[Answer], None]) -> None:
         """Give a trajectory the turn that it asked for; `done` is told its next request, or its end."""
         place = self._places.get(key)
         if place is None or place.trajectory is None:
@@ -133,7 +145,7 @@ class SchedulerRoom:
         place.done, place.deadline = done, time.monotonic() + self._limits.timeout_s
         self._loop.submit(_call(lambda: trajectory.answer(turn)))
 
-    def release(self, key: int, done: Callable[[], None]) -> None:
+    def release(self, key: Key, done: Callable[[], None]) -> None:
         """Forget a trajectory; `done` is told when its scheduler has let go of it."""
         place = self._places.pop(key, None)
         if place is None:
@@ -149,7 +161,14 @@ class SchedulerRoom:
 
         self._loop.submit(_call(end))
 
-    async def _play(self, key: int, place: _Place, row: Mapping[str, Any], seed: int) -> None:
+    async def _play(
+        self,
+        key: Key,
+        place: _Place,
+        row: Mapping[str, Any],
+        seed: int,
+        sampling: Mapping[str, Any] | None,
+    ) -> None:
         place.task = asyncio.current_task()
         self._starts = self._starts or asyncio.Lock()
         starts, is_starting = self._starts, True
@@ -164,7 +183,8 @@ class SchedulerRoom:
         await starts.acquire()
         try:
             place.deadline = time.monotonic() + self._limits.timeout_s
-            tell(await self._run(key, place, row, seed, tell))
+            place.trajectory = self._trajectory(tell, sampling)
+            tell(await self._run(key, place.trajectory, row, seed))
         except WrongOutput as error:
             tell(Lost(words=tr("{name} {words}", name=self._name, words=error)))
         except Exception as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result
@@ -176,15 +196,12 @@ class SchedulerRoom:
             if place.released is not None:
                 place.released()
 
-    async def _run(
-        self,
-        key: int,
-        place: _Place,
-        row: Mapping[str, Any],
-        seed: int,
-        tell: Callable[[Answer], None],
-    ) -> Answer:
+    def _trajectory(self, tell: Callable[[Answer], None], sampling: Mapping[str, Any] | None) -> Trajectory:
         assert self._settings is not None
+        given = self._settings.sampling if sampling is None else sampling
+        return Trajectory(tell, self._protocol, self._protocol.RequestConfig(**given))
+
+    async def _run(self, key: Key, trajectory: Trajectory, row: Mapping[str, Any], seed: int) -> Answer:
         columns = {name: value for name, value in row.items() if name not in ("prompt", "images")}
         messages, images = as_swift(row.get("prompt", ()), row.get("images", ()))
         if messages and messages[-1]["role"] == "assistant":
@@ -196,15 +213,13 @@ class SchedulerRoom:
             data_dict=dict(columns),
             uuid=str(key),
         )
-        config = self._protocol.RequestConfig(**self._settings.sampling)
-        began = self._protocol.RequestConfig(**self._settings.sampling)
-        place.trajectory = Trajectory(tell, self._protocol, began, messages)
-        _now.set(place.trajectory)
+        trajectory.row_messages = messages
+        _now.set(trajectory)
         seed_generators(seed)
-        outputs = await self._scheduler.run(request, config)
-        if not place.trajectory.has_asked:
+        outputs = await self._scheduler.run(request, deepcopy(trajectory.config))
+        if not trajectory.has_asked:
             raise WrongOutput(tr("returned without asking the model for a turn"))
-        return Stepped(is_done=True, ended=read_outputs(outputs, place.trajectory.turns, columns))
+        return Stepped(is_done=True, ended=read_outputs(outputs, trajectory.turns, columns))
 
     @property
     def _name(self) -> str:

@@ -47,7 +47,7 @@ class SchedulerWorker:
 
         match request["do"]:
             case "open":
-                room.open(key, request["row"], request["seed"], tell)
+                room.open(key, request["row"], request["seed"], tell, request.get("sampling"))
             case "step":
                 room.step(key, request["turn"], tell)
             case _:

@@ -41,6 +41,10 @@ class Shape:
         return {**given, **{n: v for n, v in row.items() if self.takes_all or n in self.columns}}
 
 
+SCHEDULED = Shape(has_step=True, keeps_history=True, has_reward=False, seeds=True)
+"""The shape of trajectories of a scheduler."""
+
+
 def shape_of(entry: str, environment: Any) -> Shape | list[ToolFault]:
     """Return the shape of an environment, or all that is wrong with it."""
     reset, kind = _method(environment, "reset"), type(environment).__name__

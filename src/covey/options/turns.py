@@ -6,6 +6,9 @@ from typing import Literal
 
 from covey.options.declare import Options, PathKind, only_if_set, option
 
+GYM_SCHEDULERS = ("gym_scheduler", "openenv_scheduler")
+"""The schedulers of ms-swift that give each episode a reward."""
+
 
 class TurnOptions(Options):
     """Turns, tools and environments."""

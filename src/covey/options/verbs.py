@@ -152,6 +152,22 @@ class RolloutOptions(VerbOptions):
     )
     vllm_max_lora_rank: int = option(16, "Highest rank of an adapter for which vLLM reserves memory.")
     vllm_engine_kwargs: dict[str, Any] | None = option(None, "More arguments for vLLM's class LLM, as JSON.")
+    multi_turn_scheduler: str | None = option(
+        None,
+        "Scheduler of ms-swift that makes the episodes of runs, in a process of this server; a run names the "
+        "same one.",
+    )
+    max_turns: int | None = option(None, "Largest number of turns of the scheduler.", ge=1)
+    external_plugins: list[str] = option(
+        [], "Python files that register schedulers and gym environments.", path=PathKind("E390")
+    )
+    gym_env: str | None = option(None, "Gym environment of gym_scheduler.")
+    use_gym_env: bool | None = option(
+        None, "Tell runs to count the total_reward of the scheduler. Not set: where gym_env is given."
+    )
+    tool_timeout_s: float = option(
+        60.0, "Time limit for the scheduler from a turn to its next request, in seconds.", gt=0
+    )
     ssl_certfile: str | None = option(
         None,
         "Certificate of the server, for https.",

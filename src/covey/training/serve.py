@@ -30,6 +30,7 @@ from covey.rollout.server.held import HeldEngine
 from covey.rollout.server.http import Access, HttpServer
 from covey.rollout.server.images import HeldImages
 from covey.rollout.server.sampling_wire import ANY_BANS, bans_of
+from covey.rollout.server.schedulers import ServedScheduler
 from covey.rollout.server.token import ENDS_WITH_INPUT
 from covey.rollout.server.wire import BUCKET_BYTES, MARKER, NO_VERSION, ServerStatus
 from covey.rollout.vllm.engine import VllmEngine
@@ -44,7 +45,7 @@ _CACHE_BYTES = 1 << 30
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """What a server is started with; `socket` listens already, and `scheme` is http or https. `vllm` is how
-    vLLM is started, where it samples: dtype and device follow from the others."""
+    vLLM is started, where it samples: dtype and device follow from the others. `scheduler` runs already."""
 
     model: Path
     name: str
@@ -58,6 +59,7 @@ class Serving:
     publish_directory: Path | None
     ends_with_run: bool
     vllm: VllmSettings | None = None
+    scheduler: ServedScheduler | None = None
 
     @property
     def address(self) -> str:
@@ -86,6 +88,7 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         publish_directory=serving.publish_directory,
         device=device if takes_group else None,
         num_workers=0 if workers is None else len(devices),
+        scheduler=serving.scheduler,
     )
     marker = None
     if serving.publish_directory is not None:
@@ -97,6 +100,8 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         say(tr("engine    {in_words}", in_words=engine.in_words()))
     what = {"name": serving.name, "dtype": about.dtype, "device": device}
     say(tr("rollout   {name}, {dtype}, on {device}; no weights are published yet", **what))
+    if serving.scheduler is not None:
+        say(tr("scheduler {name}", name=serving.scheduler.settings.name))
     say(tr("token     {token_file}", token_file=serving.token_file))
     say(tr("ready     {name}", name=about.name))
     if ENDS_WITH_INPUT in os.environ:
@@ -107,6 +112,8 @@ def serve(serving: Serving, say: Callable[[str], None]) -> None:
         server.shutdown()
         server.server_close()
         engine.close()
+        if serving.scheduler is not None:
+            serving.scheduler.close()
         if marker is not None:
             marker.unlink(missing_ok=True)
 
@@ -168,6 +175,7 @@ def _status(
         has_tokenizer=sizes.has_tokenizer,
         bans=sizes.bans,
         images=preparation_of(serving.model) if sizes.image_token_id else "",
+        scheduler="" if serving.scheduler is None else serving.scheduler.words,
     )
 
 

@@ -6,6 +6,12 @@ from covey.codes import Code
 
 CODES = (
     Code(
+        code="E436",
+        title="Server with a scheduler that the run does not name",
+        why="The scheduler of a server makes the episodes of a run that names the same one. Without the name "
+        "the run would sample one turn an episode, and its config.yaml would not say what made them.",
+    ),
+    Code(
         code="W181",
         title="vLLM server with open routes",
         why="Anyone who reaches its port can use these routes: sample, stop the server, replace its "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from covey.checks.check import Check
@@ -37,7 +38,31 @@ def server_problems(config: Config, facts: Facts) -> list[Problem]:
         problems.append(_quantized())
     for server in servers:
         problems += _of_one(config, facts, server)
+    problems += _schedulers(config, servers)
     return [*problems, *open_routes(config, facts, servers), *_groups(config, servers)]
+
+
+def _schedulers(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]:
+    """Return what stands against the schedulers of servers: a run that does not name one would make episodes
+    of one turn, and one that names another would not know what makes its episodes."""
+    own = {
+        "multi_turn_scheduler": config.multi_turn_scheduler,
+        "max_turns": config.max_turns,
+        "gym_env": config.gym_env,
+    }
+    for server in servers:
+        its = {name: server.scheduler.get(name) for name in own}
+        if not server.scheduler or its == own:
+            continue
+        words = joined(" ", [f"--{name} {json.dumps(v).strip('"')}" for name, v in server.scheduler.items()])
+        seen = tr(
+            "{address} was started with {words}, and this run not.", address=server.address, words=words
+        )
+        edits = {**{name: None for name in own if own[name] is not None}, **server.scheduler}
+        take = Fix(text=tr("have its scheduler make the episodes"), edits=edits)
+        other = Fix(text=tr("start the server again without its scheduler"))
+        return [problem("E436", "multi_turn_scheduler", seen, "", take, other)]
+    return []
 
 
 def _groups(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -62,6 +63,7 @@ def _asked(config: Config, address: str, token: str, limit_s: float) -> ServerFa
         rows=status.rows,
         group_device=status.group_device,
         images=status.images,
+        scheduler=json.loads(status.scheduler) if status.scheduler else {},
         shares_files=status.directory_here() is not None,
     )
 

@@ -37,7 +37,7 @@ def with_tools(
     where there are none, or something stands against them."""
     if not config.has_turns or config.replay_rollouts is not None:
         return facts, None
-    found, environment, faults = _started(config, functions)
+    found, environment, faults = _started(config, facts, functions)
     of_environment = () if environment is None else environment.schemas
     schemas = (*(() if found is None else found.schemas.values()), *of_environment)
     tools = ToolFacts(
@@ -94,7 +94,7 @@ def _gives_reward(environment: EnvironmentHost, config: Config) -> bool:
 
 
 def _started(
-    config: Config, functions: Mapping[str, Any]
+    config: Config, facts: Facts, functions: Mapping[str, Any]
 ) -> tuple[ToolHost | None, EnvironmentHost | None, list[ToolFault]]:
     """Start what runs the tools and the environments, and return all that is wrong with them."""
     # Runs without tools do not wait for these.
@@ -105,7 +105,7 @@ def _started(
     environment: EnvironmentHost | None = None
     faults: list[ToolFault] = []
     if config.multi_turn_scheduler is not None:
-        return (None, *started(config))
+        return (None, *started(config, facts))
     if config.tools:
         tools, faults = start_tools(
             [functions.get(name, name) for name in config.tools],

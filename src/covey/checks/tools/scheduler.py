@@ -7,17 +7,26 @@ from covey.environments.environment_host import HostedEnvironments
 from covey.environments.scheduler_room import SchedulerSettings
 from covey.errors import CoveyError
 from covey.options.schema import Config
+from covey.plan.facts import Facts
+from covey.rollout.server.call import Caller, read_token
+from covey.rollout.server.scheduler_client import ServedRooms
 from covey.types.turns import ToolFault
 
 
-def started(config: Config) -> tuple[HostedEnvironments | None, list[ToolFault]]:
-    """Start the scheduler of a run; nothing is started where options stand against it."""
+def started(config: Config, facts: Facts) -> tuple[HostedEnvironments | None, list[ToolFault]]:
+    """Start the scheduler of a run, or ask those of its rollout servers where they have the same one; nothing
+    is started where options stand against it."""
     # Runs without one do not wait for this.
-    from covey.environments.scheduler_host import start_scheduler
+    from covey.environments.scheduler_host import hosted, start_scheduler
 
     if config.tools or config.environment_factory or config.rollout_func:
         return None, []
-    return start_scheduler(settings_of(config), timeout_s=config.tool_timeout_s)
+    settings = settings_of(config)
+    if addresses := [server.address for server in facts.servers.asked or () if server.scheduler]:
+        token = "" if config.rollout_token_file is None else read_token(config.rollout_token_file)
+        callers = [Caller(address=a, token=token, timeout_s=config.rollout_timeout) for a in addresses]
+        return hosted(ServedRooms(callers, settings.sampling), settings.name), []
+    return start_scheduler(settings, timeout_s=config.tool_timeout_s)
 
 
 def settings_of(config: Config) -> SchedulerSettings:

@@ -43,7 +43,7 @@ class Trajectory:
     tell: Callable[[Opened | Stepped], None]
     protocol: Any
     config: Any
-    row_messages: Sequence[Message]
+    row_messages: Sequence[Message] = ()
     turns: list[SampledTurn] = field(default_factory=list)
     # The conversation at the last request, with the turn that answered it.
     _known: list[dict[str, Any]] = field(default_factory=list)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 ServerFault = Literal["", "address", "silent", "token", "other"]
 
@@ -45,7 +46,8 @@ class ServerFacts:
     to it through a directory that is here too. `vllm` is what is known of a server that `vllm serve` started.
     `adapter_rank` is the highest rank of an adapter that it applies itself, 0 where it takes whole weights.
     `group_device` is where a process group brings tensors: "cpu", or a GPU by its UUID. `images` says how its
-    model's image processor prepares images; it is "" where it takes none.
+    model's image processor prepares images; it is "" where it takes none. `scheduler` are the options of a
+    run whose trajectories its scheduler makes, empty where it has none.
     """
 
     address: str
@@ -65,6 +67,7 @@ class ServerFacts:
     shares_files: bool = False
     group_device: str = ""
     images: str = ""
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
     vllm: VllmServeFacts | None = None
 
 

@@ -7,7 +7,6 @@ its length is said and within its bound. Connections that have not shown the tok
 from __future__ import annotations
 
 import hmac
-import json
 import socket
 import ssl
 import sys
@@ -15,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
@@ -25,18 +23,18 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 
-from covey.rollout.server.call import keep_alive
 from covey.rollout.server.front import Call, Front, Refusal
 from covey.rollout.server.group import GLOO, NCCL, GroupHost
+from covey.rollout.server.handler import JsonHandler
 from covey.rollout.server.images import HeldImages, ImagesMissing
 from covey.rollout.server.media_wire import IMAGE_BYTES, key_and_limits, keys_of
 from covey.rollout.server.metrics import CONTENT_TYPE
+from covey.rollout.server.schedulers import ServedScheduler
 from covey.rollout.server.unproven import Unproven, is_full
-from covey.rollout.server.values import WireError, parsed
+from covey.rollout.server.values import WireError
 from covey.rollout.server.wire import (
     ADAPTER,
     HEADER_BYTES,
-    JSON_BYTES,
     RUN_HEADER,
     WHOLE,
     completion_body,
@@ -44,8 +42,6 @@ from covey.rollout.server.wire import (
     specs_of,
 )
 
-# A client with the token that says nothing, or takes nothing, for so long is gone.
-_SILENT_S = 60.0
 _ALIVE_S = 1.0
 # How soon it is seen that the server closes.
 _LOOK_S = 0.1
@@ -61,13 +57,14 @@ class Access:
     """Who may call a server and what it takes: `bucket_bytes` is the largest body of tensors, and
     `publish_directory` the one below which files of weights may lie (None: nowhere). `device` is where a
     process group may bring tensors (None: it may not), and `num_workers` how many processes of the engine
-    take them in place of this one."""
+    take them in place of this one. `scheduler` makes the trajectories of runs that ask for it."""
 
     token: str
     bucket_bytes: int
     publish_directory: Path | None = None
     device: torch.device | None = None
     num_workers: int = 0
+    scheduler: ServedScheduler | None = None
 
 
 class HttpServer(ThreadingMixIn, TCPServer):
@@ -121,23 +118,13 @@ class HttpServer(ThreadingMixIn, TCPServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "covey", ""
-    timeout = _SILENT_S
+class _Handler(JsonHandler):
     server: HttpServer
 
-    def setup(self) -> None:
-        super().setup()
-        keep_alive(self.connection)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is printed for a call."""
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name that the library calls
         self._answer("GET")
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - the name that the library calls
         self._answer("POST")
 
     def _answer(self, method: str) -> None:
@@ -168,39 +155,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _run(self) -> str:
         return self.headers.get(RUN_HEADER, "")
 
-    def _body(self, limit: int) -> bytes:
-        text = self.headers.get("Content-Length", "")
-        if not text.isascii() or not text.isdigit() or self.headers.get("Transfer-Encoding"):
-            raise Refusal(411, "a body says its length in Content-Length")
-        if int(text) > limit:
-            raise Refusal(413, f"a body of {text} bytes; this route takes {limit}")
-        data = self.rfile.read(int(text))
-        if len(data) < int(text):
-            raise ConnectionError("the body was cut short")
-        return data
-
-    def _json(self, *names: str) -> dict[str, Any]:
-        body = parsed(self._body(JSON_BYTES))
-        if not isinstance(body, dict) or not set(names) <= set(body):
-            raise WireError(f"the body is an object with {', '.join(names)}")
-        return body
-
-    def _say(self, status: int, body: Mapping[str, Any]) -> None:
-        self._send(status, "application/json", json.dumps(body).encode())
-
-    def _send(self, status: int, kind: str, data: bytes) -> None:
-        # A body that was not read would be taken for the next call.
-        self.close_connection = self.close_connection or status >= 400
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        if status == 401:
-            self.send_header("WWW-Authenticate", "Bearer")
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(data)
-
     # -- routes
 
     def health(self) -> None:
@@ -225,9 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         front.attend(run, name)
         try:
             self._say(200, {"run": run})
-            self.close_connection = True
-            self.connection.settimeout(None)
-            self.connection.recv(1)
+            self._wait_for_end()
         finally:
             front.leave(run)
             if not front.uses(run):
@@ -266,11 +218,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk({"done": True})
         self.wfile.write(b"0\r\n\r\n")
 
-    def _chunk(self, body: Mapping[str, Any]) -> None:
-        data = json.dumps(body).encode() + b"\n"
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        self.wfile.flush()
-
     def _images(self) -> HeldImages:
         """The images of the run that calls."""
         self.server.front.check_user(self._run)
@@ -287,6 +234,25 @@ class _Handler(BaseHTTPRequestHandler):
         key, limits = key_and_limits(urlsplit(self.path).query)
         self._images().keep(key, limits, data)
         self._say(200, {"bytes": len(data)})
+
+    def attend_scheduler(self) -> None:
+        """Hold the connection for as long as the client has trajectories."""
+        scheduler, client = self._scheduler(), str(self._json("client")["client"])
+        scheduler.attend(client)
+        try:
+            self._say(200, {"client": client})
+            self._wait_for_end()
+        finally:
+            scheduler.leave(client)
+
+    def scheduler(self) -> None:
+        body = self._json("client", "request")
+        self._say(200, self._scheduler().answer(str(body["client"]), dict(body["request"])))
+
+    def _scheduler(self) -> ServedScheduler:
+        if self.server.access.scheduler is None:
+            raise Refusal(400, "this server was started without --multi_turn_scheduler")
+        return self.server.access.scheduler
 
     def abort(self) -> None:
         ids = self._json("ids")["ids"]
@@ -374,6 +340,8 @@ _ROUTES: Mapping[tuple[str, str], Callable[[_Handler], None]] = {
     ("POST", "/v1/generate"): _Handler.generate,
     ("POST", "/v1/images"): _Handler.image,
     ("POST", "/v1/images/missing"): _Handler.missing_images,
+    ("POST", "/v1/scheduler"): _Handler.scheduler,
+    ("POST", "/v1/scheduler/attend"): _Handler.attend_scheduler,
     ("POST", "/v1/abort"): _Handler.abort,
     ("POST", "/v1/publish/begin"): _Handler.begin,
     ("POST", "/v1/publish/tensors"): _Handler.tensors,

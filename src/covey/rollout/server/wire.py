@@ -23,7 +23,7 @@ from covey.texts import counted, tr
 from covey.types import Completion, Finish, GenerationRequest, TurnId
 from covey.types.arrays import Versions, each, floats, ints, runs
 
-PROTOCOL = 8
+PROTOCOL = 9
 BUCKET_BYTES = 64 << 20
 """Tensors are sent together up to this size; a larger one is sent alone."""
 HEADER_BYTES = 1 << 20
@@ -74,7 +74,8 @@ class ServerStatus:
     `group_device` is where a process group brings tensors: "cpu", or GPUs with their UUIDs, one for each
     worker of the engine ("": it takes none). `swaps`: it takes weights while requests run. `has_tokenizer`:
     it finds stop strings. `bans` are the tokens that its model bans ("3 7"); "any": those of each request.
-    `images` says how its model's image processor prepares images ("": it takes none).
+    `images` says how its model's image processor prepares images ("": it takes none). `scheduler` has, as
+    JSON, the options of a run whose trajectories its scheduler makes ("": it has none).
     """
 
     name: str
@@ -99,6 +100,7 @@ class ServerStatus:
     has_tokenizer: bool = False
     bans: str = ""
     images: str = ""
+    scheduler: str = ""
     protocol: int = PROTOCOL
 
     def body(self) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""The schedulers of rollout servers as a run asks them: each trajectory lives on one of the servers."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from covey.environments.protocol import Lost, Opened, Stepped
+from covey.environments.remote_room import lost_of, opened_of, stepped_of
+from covey.rewards.arguments import plain_value
+from covey.rollout.server.call import FAULTS, Answer, Caller, words_of
+from covey.texts import tr
+
+# Requests that wait for schedulers at a time.
+_THREADS = 256
+# Seconds in which no trajectory begins on a server that has failed.
+_AWAY_S = 60.0
+
+
+@dataclass(slots=True)
+class _Server:
+    """A server whose scheduler is used; `attending` is held for as long as this client lives, and `failed_at`
+    is when it has last failed, by time.monotonic."""
+
+    caller: Caller
+    attending: Answer | None = None
+    failed_at: float = -_AWAY_S
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether it has not failed for a while."""
+        return time.monotonic() - self.failed_at >= _AWAY_S
+
+    def ask(self, client: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of the scheduler; raises one of FAULTS."""
+        with self.lock:
+            if self.attending is None or self.attending.is_over():
+                self.attending = self.caller.open("POST", "/v1/scheduler/attend", {"client": client})
+                self.attending.json()
+        body: dict[str, Any] = self.caller.post("/v1/scheduler", {"client": client, "request": request})
+        return body
+
+
+class ServedRooms:
+    """Deals trajectories out to the servers, whose schedulers are the same; those of a server that is gone
+    are lost. `sampling` is what their requests begin with."""
+
+    pids: tuple[int, ...] = ()
+
+    def __init__(self, callers: Sequence[Caller], sampling: Mapping[str, Any]) -> None:
+        self._servers = [_Server(caller) for caller in callers]
+        self._sampling = dict(sampling)
+        self._client = secrets.token_hex(8)
+        self._threads = ThreadPoolExecutor(_THREADS, "schedulers")
+        self._server_of: dict[int, _Server] = {}
+
+    def open(
+        self, key: int, row: Mapping[str, Any], seed: int, done: Callable[[Opened | Lost], None]
+    ) -> None:
+        """Begin a trajectory on one of the servers that answer."""
+        there = [server for server in self._servers if server.is_there] or self._servers
+        self._server_of[key] = there[key % len(there)]
+        request = {"do": "open", "row": row, "seed": seed, "sampling": self._sampling}
+        self._send(key, request, lambda answer: done(lost_of(answer) or opened_of(answer)))
+
+    def step(self, key: int, turn: Mapping[str, Any], done: Callable[[Stepped | Lost], None]) -> None:
+        """Give a trajectory a turn."""
+        self._send(key, {"do": "step", "turn": turn}, lambda answer: done(stepped_of(answer)))
+
+    def release(self, key: int, done: Callable[[], None]) -> None:
+        """Forget a trajectory."""
+        self._send(key, {"do": "release"}, lambda answer: done())
+        self._server_of.pop(key, None)
+
+    def close(self) -> None:
+        """Leave the servers, which release what is left."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for server in self._servers:
+            if server.attending is not None:
+                server.attending.close()
+
+    def _send(self, key: int, request: Mapping[str, Any], done: Callable[[dict[str, Any]], None]) -> None:
+        server = self._server_of.get(key)
+
+        def ask() -> None:
+            if server is None:
+                done({"lost": tr("the environment is not there any more")})
+                return
+            try:
+                sent = json.loads(json.dumps({**request, "key": str(key)}, default=plain_value))
+                answer = server.ask(self._client, sent)
+            except (*FAULTS, ValueError, TypeError, RecursionError) as error:
+                server.failed_at = time.monotonic()
+                words = tr(
+                    "the scheduler of {address}: {words}",
+                    address=server.caller.address,
+                    words=words_of(error),
+                )
+                answer = {"lost": words}
+            done(answer)
+
+        with suppress(RuntimeError):
+            # Closed: what is pending has been answered.
+            self._threads.submit(ask)
