@@ -54,7 +54,9 @@ def _schedulers(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]
         its = {name: server.scheduler.get(name) for name in own}
         if not server.scheduler or its == own:
             continue
-        words = joined(" ", [f"--{name} {json.dumps(v).strip('"')}" for name, v in server.scheduler.items()])
+        pairs = server.scheduler.items()
+        shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in pairs}
+        words = joined(" ", [f"--{name} {value}" for name, value in shown.items()])
         seen = tr(
             "{address} was started with {words}, and this run not.", address=server.address, words=words
         )
