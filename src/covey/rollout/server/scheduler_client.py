@@ -49,9 +49,19 @@ class _Server:
         return body
 
 
+@dataclass(slots=True)
+class _Trajectory:
+    """A trajectory: the server where it lives, and each request with its answer."""
+
+    key: int
+    server: _Server
+    played: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+
+
 class ServedRooms:
-    """Deals trajectories out to the servers, whose schedulers are the same; those of a server that is gone
-    are lost. `sampling` is what their requests begin with."""
+    """Deals trajectories out to the servers, whose schedulers are the same. One whose server is gone begins
+    again on another one, with the turns that it was given; where it does not go the same way there, it is
+    lost. `sampling` is what requests begin with."""
 
     pids: tuple[int, ...] = ()
 
@@ -60,14 +70,14 @@ class ServedRooms:
         self._sampling = dict(sampling)
         self._client = secrets.token_hex(8)
         self._threads = ThreadPoolExecutor(_THREADS, "schedulers")
-        self._server_of: dict[int, _Server] = {}
+        self._trajectories: dict[int, _Trajectory] = {}
 
     def open(
         self, key: int, row: Mapping[str, Any], seed: int, done: Callable[[Opened | Lost], None]
     ) -> None:
         """Begin a trajectory on one of the servers that answer."""
         there = [server for server in self._servers if server.is_there] or self._servers
-        self._server_of[key] = there[key % len(there)]
+        self._trajectories[key] = _Trajectory(key, there[key % len(there)])
         request = {"do": "open", "row": row, "seed": seed, "sampling": self._sampling}
         self._send(key, request, lambda answer: done(lost_of(answer) or opened_of(answer)))
 
@@ -78,7 +88,7 @@ class ServedRooms:
     def release(self, key: int, done: Callable[[], None]) -> None:
         """Forget a trajectory."""
         self._send(key, {"do": "release"}, lambda answer: done())
-        self._server_of.pop(key, None)
+        self._trajectories.pop(key, None)
 
     def close(self) -> None:
         """Leave the servers, which release what is left."""
@@ -88,25 +98,48 @@ class ServedRooms:
                 server.attending.close()
 
     def _send(self, key: int, request: Mapping[str, Any], done: Callable[[dict[str, Any]], None]) -> None:
-        server = self._server_of.get(key)
+        trajectory = self._trajectories.get(key)
 
         def ask() -> None:
-            if server is None:
+            if trajectory is None:
                 done({"lost": tr("the environment is not there any more")})
                 return
             try:
                 sent = json.loads(json.dumps({**request, "key": str(key)}, default=plain_value))
-                answer = server.ask(self._client, sent)
-            except (*FAULTS, ValueError, TypeError, RecursionError) as error:
-                server.failed_at = time.monotonic()
-                words = tr(
-                    "the scheduler of {address}: {words}",
-                    address=server.caller.address,
-                    words=words_of(error),
-                )
-                answer = {"lost": words}
+                answer = self._answer(trajectory, sent)
+            except (ValueError, TypeError, RecursionError) as error:
+                answer = {"lost": tr("could not be sent: {error}", error=error)}
             done(answer)
 
         with suppress(RuntimeError):
             # Closed: what is pending has been answered.
             self._threads.submit(ask)
+
+    def _answer(self, trajectory: _Trajectory, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request, of another server where that of the trajectory is gone."""
+        while True:
+            server = trajectory.server
+            try:
+                answer = server.ask(self._client, request)
+                trajectory.played.append((request, answer))
+                return answer
+            except FAULTS as error:
+                server.failed_at = time.monotonic()
+                address = server.caller.address
+                words = tr("the scheduler of {address}: {words}", address=address, words=words_of(error))
+            others = [other for other in self._servers if other.is_there]
+            if not others or request["do"] == "release":
+                return {"lost": words}
+            trajectory.server = others[trajectory.key % len(others)]
+            if not self._plays_again(trajectory):
+                return {"lost": tr("{words}; another server plays it in another way", words=words)}
+
+    def _plays_again(self, trajectory: _Trajectory) -> bool:
+        """Return whether the server of a trajectory answers all that was played as it was answered before."""
+        try:
+            asked = (trajectory.server.ask(self._client, request) for request, _ in trajectory.played)
+            pairs = zip(asked, trajectory.played, strict=True)
+            return all(answer == before for answer, (_, before) in pairs)
+        except FAULTS:
+            # Seen again at the next request.
+            return True
