@@ -173,8 +173,8 @@ class EpisodeDraft:
         assert isinstance(former, Spoken)
         last = self._sequences[-1]
         last.cut(length)
-        if token_ids:
-            last.add(token_ids, Source.ENVIRONMENT)
+        # Also where it adds nothing: the turns of the model stay apart.
+        last.add(token_ids, Source.ENVIRONMENT)
         last.segments[-1] += begun
         self.conversation = replace(self.conversation, items=tuple(items))
         self._next, self._begun = Rendering(text="", token_ids=(), opened=former.opened + begun), former.marks

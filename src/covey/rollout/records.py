@@ -192,11 +192,13 @@ def _source_runs(sequence: TokenSequence) -> Iterator[tuple[str, int, int, int]]
     trained, and how many logprobs it has."""
     start = 0
     for source, count in sequence.sources:
-        masks = groupby(sequence.is_trained[start : start + count].tolist())
-        for is_trained, run in () if source is Source.PROMPT else masks:
+        masks = sequence.is_trained[start : start + count].tolist()
+        start += count
+        if source is Source.PROMPT:
+            continue
+        for is_trained, run in groupby(masks) if masks else [(False, ())]:
             num = sum(1 for _ in run)
             yield str(source), num, int(is_trained), num if is_trained else 0
-        start += count
 
 
 _NO_TOKENS: Record = {

@@ -109,6 +109,33 @@ class PrefillsFirst(Again):
         return RolloutOutput(response=response, messages=request.messages)
 
 
+class Sums(MultiTurnScheduler):
+    """Three sums, one after the other, as support.sums asks for them; with `adds` of the row half of the last
+    turn is cut, and it goes on instead."""
+
+    def on_trajectory_start(self, requests):
+        # Its seed is that of the generators.
+        self.draws = getattr(self, "draws", {})
+        draw = self.draws[requests[0].uuid] = random.Random()
+        draw.setstate(random.getstate())
+        requests[0].messages = [self.ask(requests[0])]
+
+    def ask(self, request):
+        draw = self.draws[request.uuid]
+        return {"role": "user", "content": f"{draw.randrange(10)}+{draw.randrange(10)}="}
+
+    def check_finished(self, request, choice, turn):
+        return turn == 3 or choice.finish_reason == "length"
+
+    def step(self, request, choice, turn):
+        if request.data_dict.get("adds"):
+            text, said = request.messages[-1]["content"], choice.message.content
+            request.messages[-1]["content"] = text[: len(text) - len(said) // 2] + "5+5"
+        else:
+            request.messages.append(self.ask(request))
+        return {"infer_request": request}
+
+
 class Own(Again):
     """`step` says which tokens are trained, and more, as the row says."""
 

@@ -1,4 +1,4 @@
-"""Schedulers of ms-swift in their process: what they ask, what is trained of it, and what rewards are told."""
+"""Schedulers of ms-swift in their process: what they ask, what is trained, and what rewards are told."""
 
 from __future__ import annotations
 
