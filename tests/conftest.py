@@ -32,6 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _WHOLE = (
     *("contract/", "torture/", "docs/test_documents.py::test_snippets_run", "invariance/test_gpu_bench.py"),
     "journeys/test_ahead.py::test_a_run_without_servers",
+    "journeys/test_schedulers.py::test_two_processes",
     *("mutants/test_ranks.py", "journeys/test_disk.py", "journeys/test_engine_memory.py"),
     *("journeys/test_launchers.py", "journeys/test_live_objects.py", "journeys/test_memory.py"),
     *("journeys/test_notebook.py", "journeys/test_trl_ranks.py", "journeys/test_reward_models.py"),
