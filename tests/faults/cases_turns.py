@@ -104,6 +104,44 @@ class NoHints:
             where: The place.
         """
 '''
+SCHEDULERS = '''"""Schedulers."""
+
+import os
+
+from swift.rollout.gym_env import Env, envs
+from swift.rollout.multi_turn import MultiTurnScheduler, RolloutScheduler, multi_turns
+
+
+class Raises(RolloutScheduler):
+    def __init__(self, *args, **kwargs):
+        raise OSError("no server at port 80")
+
+
+class Forgets(MultiTurnScheduler):
+    def on_turn_end(self, infer_request, response_choice, current_turn):
+        return {"done": infer_request.data_dict["is_done"]}
+
+
+class Draws(RolloutScheduler):
+    async def run(self, infer_request, request_config, **kwargs):
+        infer_request.messages = [{"role": "user", "content": os.urandom(4).hex()}]
+        return await super().run(infer_request, request_config, **kwargs)
+
+
+class Board(Env):
+    async def reset(self, config):
+        raise ConnectionError("no board is free")
+
+    async def step(self, action):
+        ...
+
+    async def close(self):
+        ...
+
+
+multi_turns.update(raises=Raises, forgets=Forgets, draws=Draws)
+envs["board"] = Board
+'''
 # Writes tools, calls and results in a way of its own.
 _OTHER_CALLS = (
     "{%- for t in tools or [] %}{{- 'TOOL ' + t['function']['name'] + '\\n' }}{%- endfor %}"
@@ -127,6 +165,12 @@ def _case(name: str, rest: str, *, files: dict[str, str] | None = None, **given:
         words=words(rest, **given),
         files={"tools.py": TOOLS, "envs.py": ENVIRONMENTS, **(files or {})},
     )
+
+
+def _scheduler(name: str, what: str, rest: str = "", **given: Any) -> Case:
+    plugin = "--external_plugins swift_plugin.py" if given.pop("has_plugin", True) else ""
+    words = f"--multi_turn_scheduler {what} {plugin} {rest}".strip()
+    return _case(name, words, files={"swift_plugin.py": SCHEDULERS, **_ROLLOUTS}, **given)
 
 
 def _tool(name: str, what: str, **given: Any) -> Case:
@@ -186,6 +230,27 @@ CASES = (
     _case(
         "environment_with_a_method_without_types",
         "--environment_factory envs.py:NoHints --chat_template chatml-tools",
+    ),
+    # -- schedulers of ms-swift
+    _scheduler("scheduler_that_nobody_registers", "tip_trick", has_plugin=False),
+    _scheduler("scheduler_beside_a_plugin_without_it", "raise"),
+    _scheduler("scheduler_that_raises", "raises"),
+    _scheduler("scheduler_whose_hook_raises", "forgets"),
+    _scheduler("scheduler_that_begins_a_group_differently", "draws"),
+    _scheduler("scheduler_whose_environment_raises", "gym_scheduler", "--gym_env board"),
+    _scheduler("gym_environment_that_nobody_registers", "gym_scheduler", "--gym_env bord"),
+    _scheduler(
+        "scheduler_beside_other_turns",
+        "draws",
+        "--tools tools.py:add --environment_factory envs.py:Sums --rollout_func rollouts.py:play "
+        "--chat_template chatml-tools",
+    ),
+    Case(
+        name="scheduler_without_a_reward",
+        words="train --model quickstart --dataset sums.jsonl --multi_turn_scheduler thinking_tips_scheduler",
+    ),
+    _scheduler(
+        "scheduler_without_a_limit", "thinking_tips_scheduler", "--completion_length_limit_scope per_round"
     ),
     # -- rollout functions
     _case("rollout_function_that_does_not_exist", "--rollout_func rollouts.py:pla", files=_ROLLOUTS),

@@ -8,9 +8,11 @@ import contextvars
 import importlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from covey.environments.calls import Loop
@@ -20,7 +22,7 @@ from covey.environments.shape import SCHEDULED, Shape
 from covey.environments.swift.outputs import WrongOutput, read_outputs
 from covey.environments.swift.trajectory import Trajectory, as_swift
 from covey.environments.tool import Limits
-from covey.rewards.callee import describe, file_of
+from covey.rewards.callee import describe
 from covey.texts import joined, tr
 
 _LOOK_S = 0.2
@@ -117,7 +119,7 @@ class SchedulerRoom:
         try:
             self._scheduler = kind(infer_engine=engine, max_turns=settings.max_turns, **gym)
         except Exception as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result
-            words = tr("{name}() raised {words}", name=kind.__name__, words=describe(error, file_of(kind)))
+            words = tr("{name}() raised {words}", name=kind.__name__, words=self._described(error))
             return [ToolFault(entry=settings.name, kind="environment", words=words)]
         threading.Thread(target=self._watch, daemon=True).start()
         return SCHEDULED
@@ -188,8 +190,7 @@ class SchedulerRoom:
         except WrongOutput as error:
             tell(Lost(words=tr("{name} {words}", name=self._name, words=error)))
         except Exception as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result
-            words = describe(error, file_of(type(self._scheduler)))
-            tell(Lost(words=tr("{name}: {words}", name=self._name, words=words)))
+            tell(Lost(words=tr("{name}: {words}", name=self._name, words=self._described(error))))
         finally:
             if is_starting:
                 starts.release()
@@ -220,6 +221,13 @@ class SchedulerRoom:
         if not trajectory.has_asked:
             raise WrongOutput(tr("returned without asking the model for a turn"))
         return Stepped(is_done=True, ended=read_outputs(outputs, trajectory.turns, columns))
+
+    def _described(self, error: BaseException) -> str:
+        """Return what was raised, with its last line in a plugin file: of a scheduler or an environment."""
+        assert self._settings is not None
+        plugins = {str(Path(file).resolve()) for file in self._settings.plugins}
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        return describe(error, next((f for f in reversed(files) if str(Path(f).resolve()) in plugins), None))
 
     @property
     def _name(self) -> str:

@@ -42,8 +42,8 @@ def as_gone_on(turn: Turn, going_on: Following, sampled: Sequence[int]) -> Turn:
 def rewritten_note(why: str) -> str:
     """Return what is said once of a conversation whose next turn cannot go on from the tokens of the last."""
     return tr(
-        "{why}: a new row of the episode begins there; each sampled token is trained once, behind the tokens "
-        "that it was sampled behind",
+        "{why}, so that a new row of the episode begins there; each sampled token is trained once, behind the "
+        "tokens that it was sampled behind",
         why=why,
     )
 

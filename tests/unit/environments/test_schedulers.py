@@ -170,7 +170,7 @@ def test_a_history_that_is_written_anew_begins_a_sequence(
         (prompt, "⟦It is six, 1.<|im_end|>⟧"),
     ]
     (note,) = played.notes
-    assert note.startswith("it writes earlier turns in another way: a new row of the episode begins there")
+    assert note.startswith("it writes earlier turns in another way, so that a new row of the episode begins")
     assert played.requests[1].extends is None
 
 

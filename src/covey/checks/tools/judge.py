@@ -205,6 +205,9 @@ def _rehearsed(config: Config, facts: Facts) -> list[Problem]:
         seen = tr("The environment began the episodes of one group differently.")
         cause = tr("reset() draws random numbers that are not seeded; it can be passed the argument seed.")
         use = Fix(text=tr("draw them from random.Random(seed), with seed as an argument of reset()"))
+        if config.multi_turn_scheduler is not None:
+            cause = tr("random, numpy and torch are seeded before each trajectory; other generators are not.")
+            use = Fix(text=tr("draw from random before the first request, or from a seed in a column"))
         meant = Fix(text=tr("if this is meant, allow it"), edits={"environment_starts": "differ"})
         found.append(problem("E397", "environment_starts", seen, cause, use, meant))
     return [*found, *_ranking(played)]
