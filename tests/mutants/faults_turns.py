@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from covey.environments import draft
 from covey.learner import annotate
 from covey.rollout import turns
 from covey.rollout.native import engine, kept
-from covey.types import Completion, EpisodeId, Source
-from covey.types.arrays import constant_bools, constant_floats, joined_floats, joined_ints
+from covey.types import Completion, EpisodeId, Source, TokenSequence
+from covey.types.arrays import joined_floats, joined_ints
 from mutants.faults import Patch, Plant, before, changed
 from mutants.harness import Mutant, nothing
 
@@ -32,23 +34,40 @@ REWRITTEN = {**EXTENDED, "chat_template": str(_HERE / "rewrites.jinja")}
 # The rehearsal would refuse it before the run.
 UNSEEDED = {**EXTENDED, "environment_factory": str(_HERE / "turns.py:Unseeded"), "reward_trial": False}
 
+# A scheduler of ms-swift that leaves out the first token of the first of two turns.
+MASKED = {
+    "external_plugins": [str(_HERE / "swift_plugin.py")],
+    "multi_turn_scheduler": "masked",
+    "num_generations": 4,
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 1,
+    "max_tokens_per_micro_batch": 1000,
+    "max_turns": 2,
+}
+
 
 def _trains(wanted: Source) -> Plant:
     """The tokens that somebody else wrote are trained like those of the model, with logprobs of 0."""
 
-    def plant(patch: Patch) -> None:
-        real = draft.SequenceDraft.add
+    def also(found: TokenSequence, *args: Any) -> TokenSequence:
+        sources = [source for source, count in found.sources for _ in range(count)]
+        return _with_mask(found, found.is_trained | np.array([source is wanted for source in sources]))
 
-        def add(self: Any, token_ids: Any, source: Source) -> None:
-            real(self, token_ids, source)
-            if source is wanted:
-                self.is_trained[-1] = constant_bools(True, len(token_ids))
-                self.logprobs.append(constant_floats(0.0, len(token_ids)))
-                self.versions.append(((0, len(token_ids)),))
+    return changed(draft.SequenceDraft, "sequence", also)
 
-        patch.setattr(draft.SequenceDraft, "add", add)
 
-    return plant
+def _with_mask(found: TokenSequence, is_trained: Any) -> TokenSequence:
+    logprobs = np.zeros(len(is_trained), np.float32)
+    logprobs[found.is_trained] = found.logprobs
+    versions = ((found.versions[0][0], int(is_trained.sum())),)
+    return replace(found, is_trained=is_trained, logprobs=logprobs[is_trained], versions=versions)
+
+
+def _masks_otherwise(change: Callable[[list[bool]], list[bool]]) -> Plant:
+    """The draft is given another mask of the first turn than the scheduler asked for."""
+    return before(
+        draft.EpisodeDraft, "leave_out", lambda self, masks: (self, [change([*masks[0]]), *masks[1:]])
+    )
 
 
 def _said(change: Callable[[Completion], Completion]) -> Plant:
@@ -73,17 +92,22 @@ def _with_end(drawn: Completion) -> Completion:
     )
 
 
-def _drops_a_turn(patch: Patch) -> None:
-    """The conversation has the second turn, but its tokens are lost."""
-    real = draft.EpisodeDraft.say
-
-    def say(self: Any, drawn: Any, spoken: Any) -> None:
-        if len(self.conversation.items) == 3:
-            self._grow(spoken)
-        else:
-            real(self, drawn, spoken)
-
-    patch.setattr(draft.EpisodeDraft, "say", say)
+def _drops_a_turn(found: TokenSequence, *args: Any) -> TokenSequence:
+    """The sequence is without the tokens of its second turn."""
+    models = [n for n, (source, _) in enumerate(found.sources) if source is Source.MODEL]
+    if len(models) < 2:
+        return found
+    (end, count), is_kept = found.turn_runs[1], np.ones(len(found.token_ids), bool)
+    is_kept[end - count : end] = False
+    own = is_kept[found.is_trained]
+    return replace(
+        found,
+        token_ids=found.token_ids[is_kept],
+        is_trained=found.is_trained[is_kept],
+        logprobs=found.logprobs[own],
+        versions=((found.versions[0][0], int(own.sum())),),
+        sources=tuple(run for n, run in enumerate(found.sources) if n != models[1]),
+    )
 
 
 def _stale_later_turn(patch: Patch) -> None:
@@ -148,7 +172,30 @@ MUTANTS = (
         EXTENDED,
     ),
     Mutant("trains the template's end of a turn", "F110", 1, _said(_with_end), EXTENDED),
-    Mutant("drops a turn", "F111", 1, _drops_a_turn, EXTENDED, "3 turns were sampled, but 2"),
+    Mutant(
+        "drops a turn",
+        "F111",
+        1,
+        changed(draft.SequenceDraft, "sequence", _drops_a_turn),
+        EXTENDED,
+        "3 turns were sampled, but 2",
+    ),
+    Mutant(
+        "trains a token that a scheduler left out",
+        "F110",
+        1,
+        _masks_otherwise(lambda mask: [True, *mask[1:]]),
+        MASKED,
+        "sampled tokens would be trained",
+    ),
+    Mutant(
+        "leaves out one token more than a scheduler",
+        "F110",
+        1,
+        _masks_otherwise(lambda mask: [*mask[:-1], False]),
+        MASKED,
+        "sampled tokens would be trained",
+    ),
     Mutant(
         "drops the last sequence of an episode",
         "F111",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from covey.api import train
-from mutants.faults_turns import EXTENDED, REWRITTEN
+from mutants.faults_turns import EXTENDED, MASKED, REWRITTEN
 from mutants.harness import BASE
 from support.runs import train_in_processes
 
@@ -82,6 +82,7 @@ HEALTHY: Mapping[str, Mapping[str, Any]] = {
     },
     "three turns, a sequence each": REWRITTEN,
     "three turns, a sequence each, two passes with KL": {**REWRITTEN, "num_iterations": 2, "beta": 0.05},
+    "a scheduler that masks": MASKED,
     "three turns, any of which may be cut": {**EXTENDED, "max_completion_length": 40},
     "temperature that falls": {"temperature": 1.0, "temperature_end": 0.7, "temperature_schedule": "linear"},
 }

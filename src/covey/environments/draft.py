@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from covey.types.arrays import (
     joined_floats,
     joined_ints,
     joined_runs,
-    num_true,
     selected_runs,
 )
 
@@ -190,21 +189,14 @@ class EpisodeDraft:
         self.rewritten.append(rendering.rewritten)
         self._begin()
 
-    @property
-    def num_turns(self) -> int:
-        """Return how many turns of the model there are."""
-        return len(self._said)
+    def turn_lengths(self) -> list[int]:
+        """Return for each turn of the model how many tokens it has."""
+        return [len(said.mask) for said in self._said]
 
-    def leave_out(self, masks: Mapping[int, Sequence[bool]]) -> None:
-        """Train no more those tokens of turns, by their numbers, of which a mask is False; what was cut of a
-        turn is not there."""
-        for number, mask in masks.items():
-            said = self._said[number]
-            said.mask = said.mask & bools(mask[: len(said.mask)])
-
-    def leave_out_turns(self, but: Collection[int]) -> None:
-        """Train no turn but these."""
-        self.leave_out({n: [n in but] * len(said.mask) for n, said in enumerate(self._said)})
+    def leave_out(self, masks: Sequence[Sequence[bool]]) -> None:
+        """Train no more the tokens of each turn of which its mask is False."""
+        for said, mask in zip(self._said, masks, strict=True):
+            said.mask = said.mask & bools(mask)
 
     def answered(self, messages: Sequence[Mapping[str, Any]], media: Sequence[Medium] = ()) -> Rendering:
         """Return what would stand in front of the next turn behind these messages, which have the images
@@ -240,10 +232,6 @@ class EpisodeDraft:
     def sequences(self) -> tuple[TokenSequence, ...]:
         """Return the sequences of the episode, each up to its last turn."""
         return tuple(draft.sequence() for draft in self._sequences)
-
-    def nums_left_out(self) -> list[int]:
-        """Return for each turn of the model how many of its tokens are not trained."""
-        return [len(said.mask) - num_true(said.mask) for said in self._said]
 
     def _grow(self, *items: Mapping[str, Any] | Spoken) -> None:
         self.conversation = replace(self.conversation, items=(*self.conversation.items, *items))

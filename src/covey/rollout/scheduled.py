@@ -42,7 +42,7 @@ def as_gone_on(turn: Turn, going_on: Following, sampled: Sequence[int]) -> Turn:
 def rewritten_note(why: str) -> str:
     """Return what is said once of a conversation whose next turn cannot go on from the tokens of the last."""
     return tr(
-        "{why}, so that a new row of the episode begins there; each sampled token is trained once, behind the "
+        "{why}, so that a new row of the episode begins; each sampled token is trained once, behind the "
         "tokens that it was sampled behind",
         why=why,
     )
@@ -53,12 +53,17 @@ def trained_as_asked(one: Running, *, trains_last: bool) -> None:
     outputs, unless it has masked tokens itself."""
     draft, ended = one.draft, one.ended
     assert draft is not None
-    if trains_last and not (ended is not None and ended.is_masked):
-        draft.leave_out_turns([draft.num_turns - 1] if ended is None else ended.last_turns)
+    lengths = draft.turn_lengths()
+    masks = [[True] * length for length in lengths]
     if ended is not None:
-        draft.leave_out(dict(enumerate(ended.masks)))
-    pairs = zip(one.turns, draft.nums_left_out(), strict=True)
-    one.turns = [replace(turn, num_left_out=num) for turn, num in pairs]
+        # What was cut of a turn is not there.
+        masks = [list(mask[:length]) for mask, length in zip(ended.masks, lengths, strict=True)]
+    if trains_last and not (ended is not None and ended.is_masked):
+        last = (len(lengths) - 1,) if ended is None else ended.last_turns
+        masks = [mask if n in last else [False] * len(mask) for n, mask in enumerate(masks)]
+    draft.leave_out(masks)
+    pairs = zip(one.turns, masks, strict=True)
+    one.turns = [replace(turn, num_left_out=mask.count(False)) for turn, mask in pairs]
 
 
 def with_ended(one: Running, episode: Episode) -> Episode:

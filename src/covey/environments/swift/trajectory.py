@@ -139,7 +139,8 @@ class Trajectory:
         )
         usage = protocol.UsageInfo(turn["length"], len(ids), turn["length"] + len(ids))
         response = protocol.ChatCompletionResponse(model="covey", choices=[choice], usage=usage)
-        if ids:
+        # None stands in front of a turn for which there was no room.
+        if turn["length"]:
             self.turns.append(SampledTurn(str(response.id), [*ids], [*turn["logprobs"]]))
         return response
 
