@@ -80,6 +80,19 @@ class Longer(ORM):
             texts, kwargs["rollout_infos"], strict=True)]
 
 
+class Shouts(MultiTurnScheduler):
+    """Writes what the model said in another way, and asks again."""
+
+    def check_finished(self, infer_request, response_choice, current_turn):
+        return current_turn == 2
+
+    def step(self, infer_request, response_choice, current_turn):
+        infer_request.messages[-1]["content"] += "!"
+        infer_request.messages.append({"role": "user", "content": "7+8="})
+        return {"infer_request": infer_request}
+
+
+multi_turns["shouts"] = Shouts
 orms["longer"] = Longer
 multi_turns["doubts"] = Doubts
 '''
@@ -179,6 +192,21 @@ def test_a_scheduler_and_a_reward_that_reads_its_trajectory() -> None:
         assert "sequences" not in record
     (line, _) = metrics(Path("run"))
     assert line["sampling/sampling_logp_difference/mean"] < 1e-5 and line["grad_norm"] > 0
+
+
+@pytest.mark.usefixtures("here")
+def test_a_history_that_is_written_anew_is_said_once() -> None:
+    given = {"dataset": "tips.jsonl", "external_plugins": "tips.py", "reward_funcs": "longer"}
+    done = swift("run", multi_turn_scheduler="shouts", max_turns=2, max_steps=2, **given)
+    (found,) = [e for e in events(Path("run"), "finding") if e["code"] == "W158"]
+    assert found["seen"].startswith(
+        "The scheduler: it writes earlier turns in another way, so that a new row of the episode begins; "
+    )
+    assert (found["step"], found["severity"]) == (0, "warning") and "W158" in done.out + done.err
+    records = [record for each in rollouts(Path("run")) for record in each]
+    assert all(len(record["sequences"]) == 1 for record in records)
+    (line, _) = metrics(Path("run"))
+    assert line["sampling/sampling_logp_difference/mean"] < 1e-5
 
 
 @pytest.mark.usefixtures("here")

@@ -12,6 +12,7 @@ from support.checks import BASE, Case, assert_fixes_mend, assert_says, config, f
 
 TOOLS = {"tools": ["t.py:add"]}
 ENVIRONMENT = {"environment_factory": "e.py:Sums"}
+SCHEDULER = {"multi_turn_scheduler": "doubts", "external_plugins": ["p.py"]}
 COUNTED = {**ENVIRONMENT, "reward_funcs": ["accuracy", "environment"]}
 
 
@@ -42,6 +43,34 @@ CASES = (
             options=ENVIRONMENT,
         )
         for code, kind in (("E390", "missing"), ("E393", "environment"), ("E391", "no_hints"))
+    ),
+    *(
+        Case(
+            code=code,
+            option="multi_turn_scheduler",
+            words="doubts: it is wrong.",
+            facts=facts(**_fault(kind, "doubts")),
+            options=SCHEDULER,
+        )
+        for code, kind in (("E390", "missing"), ("E390", "import"), ("E393", "environment"))
+    ),
+    *(
+        Case(
+            code="E398",
+            option=option,
+            words=f"multi_turn_scheduler and {option} are both set",
+            options={**SCHEDULER, **options, "completion_form": "text"},
+        )
+        for option, options in (
+            ("tools", TOOLS),
+            ("environment_factory", ENVIRONMENT),
+        )
+    ),
+    Case(
+        code="E395",
+        option="max_turns",
+        words="per_round, but max_turns is not set",
+        options={**SCHEDULER, "completion_length_limit_scope": "per_round"},
     ),
     *(
         Case(
@@ -122,6 +151,8 @@ def test_nothing_is_said_of_what_fits() -> None:
     assert found(facts(tools={"gives_reward": True, "call_format": "hermes"}), **COUNTED) == []
     per_round = {"completion_length_limit_scope": "per_round", "max_turns": 3}
     assert found(**TOOLS, **per_round) == []
+    # Whether a scheduler gives a reward shows when it is played.
+    assert found(**SCHEDULER, **per_round, reward_funcs=["environment"]) == []
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,53 @@ def test_epsilon_high(options: dict[str, float], high: float) -> None:
     assert resolved(**options).config.epsilon_high == high
 
 
+GYM: dict[str, Any] = {"multi_turn_scheduler": "gym_scheduler"}
+OWN: dict[str, Any] = {"multi_turn_scheduler": "doubts"}
+
+
+@pytest.mark.parametrize(
+    ("options", "rewards"),
+    [
+        (OWN, ["accuracy"]),
+        (GYM, ["accuracy", "environment"]),
+        ({**OWN, "gym_env": "lake"}, ["accuracy", "environment"]),
+        ({**OWN, "use_gym_env": True}, ["accuracy", "environment"]),
+        ({**GYM, "use_gym_env": False}, ["accuracy"]),
+        ({"multi_turn_scheduler": "openenv_scheduler"}, ["accuracy", "environment"]),
+        ({**GYM, "reward_funcs": ["environment", "format"]}, ["environment", "format"]),
+        ({"gym_env": "lake", "use_gym_env": True}, ["accuracy"]),
+    ],
+)
+def test_a_scheduler_brings_its_reward(options: dict[str, Any], rewards: list[str]) -> None:
+    """Behind the others; its weight is 1 where none is typed."""
+    found = resolved(**options)
+    assert found.config.reward_funcs == rewards
+    assert found.config.weights == [1.0] * len(rewards)
+    is_added = "environment" in rewards and "reward_funcs" not in options
+    assert (found.sources["reward_funcs"] == "with the reward of the scheduler") is is_added
+
+
+def test_a_scheduler_may_be_the_only_reward() -> None:
+    found = from_dict({"model": "m", "dataset": "d.jsonl", **GYM})
+    assert (found.config.reward_funcs, found.problems) == (["environment"], ())
+
+
+@pytest.mark.parametrize(
+    ("options", "scope"),
+    [
+        (GYM, "total"),
+        ({**GYM, "max_turns": 3}, "per_round"),
+        ({**GYM, "max_turns": 3, "completion_length_limit_scope": "total"}, "total"),
+        ({"tools": ["t.py:add"], "max_turns": 3}, "total"),
+    ],
+)
+def test_a_scheduler_with_a_limit_of_turns_limits_each(options: dict[str, Any], scope: str) -> None:
+    """As ms-swift does; without a limit of turns an episode could go on for ever."""
+    config = resolved(**options).config
+    assert config.completion_length_limit_scope == scope
+    assert config.is_limited_by_turn is (scope == "per_round")
+
+
 def test_seeds_weights_and_sources() -> None:
     found = resolved(seed=7, reward_funcs=["accuracy", "format"], dtype="bf16")
     assert found.config.data_seed == 7
