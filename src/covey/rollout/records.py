@@ -192,9 +192,9 @@ def _source_runs(sequence: TokenSequence) -> Iterator[tuple[str, int, int, int]]
     trained, and how many logprobs it has."""
     start = 0
     for source, count in sequence.sources:
-        masks = groupby(sequence.is_trained[start : start + count].tolist())
-        for is_trained, run in () if source is Source.PROMPT else masks:
-            num = sum(1 for _ in run)
+        masks = sequence.is_trained[start : start + count].tolist()
+        parts = [(own, len(list(run))) for own, run in groupby(masks)] or [(False, 0)]
+        for is_trained, num in () if source is Source.PROMPT else parts:
             yield str(source), num, int(is_trained), num if is_trained else 0
         start += count
 
