@@ -116,8 +116,8 @@ class SchedulerRoom:
         kind = registry[settings.name]
         if any("async_infer" in vars(own) for own in kind.__mro__ if not own.__module__.startswith("swift.")):
             words = tr(
-                "{name} overrides async_infer, which deals out several trajectories at once; covey calls run() "
-                "for each",
+                "{name} overrides async_infer, which deals out several trajectories at once; covey calls "
+                "run() for each",
                 name=kind.__name__,
             )
             return [ToolFault(entry=settings.name, kind="environment", words=words)]
