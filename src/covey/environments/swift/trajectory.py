@@ -120,7 +120,7 @@ class Trajectory:
         is_same_turn = len(messages) == len(known) and kept >= len(known) - 1
         text = last["content"] if is_same_turn and last["role"] == "assistant" else None
         if isinstance(text, str) and text.startswith(before):
-            return History(kept=len(known) - 1, goes_on=text[len(before) :])
+            return History(kept=len(known) - 1, messages=(last,), goes_on=text[len(before) :])
         spoken = {m["content"]: n for n, m in enumerate(known) if m["role"] == "assistant"}
         rest = [
             {"item": spoken[m["content"]]}
