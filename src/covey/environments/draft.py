@@ -113,6 +113,8 @@ class EpisodeDraft:
         # Where somebody else has begun the next turn: the marks that the model has sampled of it.
         self._begun: frozenset[str] | None = None
         self.rewritten: list[str] = []
+        if first is None:
+            self._take_begun()
         self._begin()
 
     @property
@@ -171,8 +173,8 @@ class EpisodeDraft:
         assert isinstance(former, Spoken)
         last = self._sequences[-1]
         last.cut(length)
-        if token_ids:
-            last.add(token_ids, Source.ENVIRONMENT)
+        # Also where it adds nothing: the turns of the model stay apart.
+        last.add(token_ids, Source.ENVIRONMENT)
         last.segments[-1] += begun
         self.conversation = replace(self.conversation, items=tuple(items))
         self._next, self._begun = Rendering(text="", token_ids=(), opened=former.opened + begun), former.marks
@@ -184,12 +186,7 @@ class EpisodeDraft:
     def begin_again(self, conversation: Conversation, rendering: Rendering) -> None:
         """Begin a new sequence with another conversation, which may end with the beginning of a turn."""
         self.conversation, self._next, self._begun = conversation, rendering, None
-        last = conversation.items[-1]
-        if isinstance(last, Spoken) or last["role"] == "assistant":
-            begun = last.written if isinstance(last, Spoken) else last["content"]
-            self.conversation = replace(conversation, items=conversation.items[:-1])
-            self._next = replace(rendering, opened=begun)
-            self._begun = last.marks if isinstance(last, Spoken) else frozenset()
+        self._take_begun()
         self.rewritten.append(rendering.rewritten)
         self._begin()
 
@@ -250,6 +247,15 @@ class EpisodeDraft:
 
     def _grow(self, *items: Mapping[str, Any] | Spoken) -> None:
         self.conversation = replace(self.conversation, items=(*self.conversation.items, *items))
+
+    def _take_begun(self) -> None:
+        """Make the last message, where it is the assistant's, the beginning of the next turn."""
+        last = self.conversation.items[-1] if self.conversation.items else {"role": ""}
+        if isinstance(last, Spoken) or last["role"] == "assistant":
+            begun = last.written if isinstance(last, Spoken) else last["content"]
+            self.conversation = replace(self.conversation, items=self.conversation.items[:-1])
+            self._next = replace(self._next, opened=begun)
+            self._begun = last.marks if isinstance(last, Spoken) else frozenset()
 
     def _begin(self) -> None:
         self._sequences.append(SequenceDraft(segments=[self._next.text]))

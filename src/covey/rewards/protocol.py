@@ -56,9 +56,9 @@ class Scored:
         conversation that a scheduler has rewritten it is the last turn."""
         written = self.episode.messages
         if written is not None:
-            prompt = self.prompt.messages or ()
-            is_behind = tuple(written[: len(prompt)]) == tuple(prompt)
-            return [dict(message) for message in (written[len(prompt) :] if is_behind else written[-1:])]
+            before = self.before or ()
+            is_behind = tuple(written[: len(before)]) == tuple(before)
+            return [dict(message) for message in (written[len(before) :] if is_behind else written[-1:])]
         return [message for turn in self.turns for message in turn.messages()]
 
     @property

@@ -193,10 +193,12 @@ def _source_runs(sequence: TokenSequence) -> Iterator[tuple[str, int, int, int]]
     start = 0
     for source, count in sequence.sources:
         masks = sequence.is_trained[start : start + count].tolist()
-        parts = [(own, len(list(run))) for own, run in groupby(masks)] or [(False, 0)]
-        for is_trained, num in () if source is Source.PROMPT else parts:
-            yield str(source), num, int(is_trained), num if is_trained else 0
         start += count
+        if source is Source.PROMPT:
+            continue
+        for is_trained, run in groupby(masks) if masks else [(False, ())]:
+            num = sum(1 for _ in run)
+            yield str(source), num, int(is_trained), num if is_trained else 0
 
 
 _NO_TOKENS: Record = {

@@ -27,6 +27,7 @@ from covey.token_streams import Row
 from covey.types import Episode, Origin, Outcome, Prompt, SamplingParams, Source, TokenSequence
 from support import squares, vision
 from support.agents import agents_for, episodes_of, prompt_of
+from support.schedulers import scheduling
 from support.vision import IMAGE, picture
 
 # The placeholders of an image of 24 x 16 pixels, and of one of 32 x 24.
@@ -128,7 +129,7 @@ def own_logprobs(policy: Policy, family: str, row: Row) -> torch.Tensor:
     return found
 
 
-def played(codec: TextCodec, policy: Policy, environment: Looks) -> list[Episode]:
+def played(codec: TextCodec, policy: Policy, environment: Any) -> list[Episode]:
     plan = CollectPlan(
         num_generations=2,
         sampling=SamplingParams(
@@ -140,7 +141,7 @@ def played(codec: TextCodec, policy: Policy, environment: Looks) -> list[Episode
         ),
         seed=1,
     )
-    agents = agents_for(codec, environment=environment, max_tokens=400)  # type: ignore[arg-type]
+    agents = agents_for(codec, environment=environment, max_tokens=400)
     # Rows of Gemma are padded, and `generate` alone samples them.
     engine: Engine = GenerateEngine(policy) if policy.stream == "padded" else NativeEngine(policy)
     loop = TurnLoop(slots_of([begin(codec)], plan), engine, codec, agents, Activity())
@@ -167,6 +168,22 @@ def test_an_environment_gives_images_and_is_given_those_of_its_row(
         assert [one.num_tokens for one in episode.tokens[-1].media] == [small, large, small, large]
     (image,) = environment.seen[0]["images"]
     assert image["covey_image"] is True
+
+
+def test_a_scheduler_gives_images(codec: TextCodec, policy: Policy, family: str) -> None:
+    """Each `<image>` of its messages stands for one of `images` of the request, in their order."""
+    small, _ = FAMILIES[family]
+    with scheduling("Looks") as host:
+        episodes = played(codec, policy, host)
+    for episode in episodes:
+        assert episode.outcome is Outcome.SCORED, episode.failure
+        assert len(episode.turns) == 2
+        (sequence,) = episode.tokens
+        first, second = sequence.media
+        assert first.key == second.key and first.num_tokens == small
+        assert int((sequence.token_ids == IMAGE).sum()) == 2 * small
+        expected = own_logprobs(policy, family, row_of(sequence))
+        assert float((torch.from_numpy(sequence.logprobs.copy()) - expected).abs().max()) < 1e-5
 
 
 def test_a_tool_gives_images(codec: TextCodec, family: str, tmp_path: Path) -> None:

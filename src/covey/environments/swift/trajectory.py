@@ -89,7 +89,8 @@ class Trajectory:
 
     def _check(self, config: Any) -> None:
         own = vars(self.config)
-        changed = [n for n, value in vars(config).items() if n not in _FREE and value != own.get(n)]
+        # What is None is left to the run.
+        changed = [n for n, v in vars(config).items() if n not in _FREE and v not in (None, own.get(n))]
         if changed:
             (name, *_) = changed
             raise WrongRequest(
