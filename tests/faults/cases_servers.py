@@ -51,6 +51,14 @@ CASES = (
     Case(name="server_open_to_others", words="rollout --model quickstart --host 10.0.0.5"),
     Case(name="server_without_model", words="rollout"),
     Case(
+        name="server_with_an_unknown_scheduler",
+        words="rollout --model quickstart --multi_turn_scheduler no_such_scheduler",
+    ),
+    Case(
+        name="server_with_options_of_a_scheduler_alone",
+        words="rollout --model quickstart --max_turns 3 --gym_env lake",
+    ),
+    Case(
         name="server_native_with_options_of_vllm",
         words="rollout --model quickstart --vllm_tensor_parallel_size 2 --vllm_enforce_eager true",
     ),

@@ -203,6 +203,10 @@ REFUSED: Mapping[str, str] = {
         )
     ),
     "reward_template": tr("A reward model uses the chat template in its own directory."),
+    "context_manager": tr(
+        "ms-swift has removed it: a subclass of GYMScheduler that changes infer_request.messages in step(), "
+        "put into multi_turns, does the same."
+    ),
     "ref_model": _REF,
     "ignore_args_error": tr("An option without effect is always refused."),
     "stopping_strategy": tr(

@@ -43,7 +43,7 @@ class History:
     """Says how the conversation of a scheduler stands at its next request: the first `kept` messages are what
     they were, the last turn among them as it was sampled, and `messages` follow.
 
-    With `goes_on` the last message, behind the kept ones, is the assistant's last turn, which begins with
+    With `goes_on` the last message, behind the kept ones, is the assistant's, whose last turn begins with
     what was sampled, or with a part of it, and has become this text: the model goes on with it. With
     `is_rewritten` something before the last turn has changed; `{"item": 2}` among `messages` stands for what
     was message 2 until now.

@@ -116,6 +116,13 @@ class SchedulerRoom:
         engine = InferEngine(settings, self._protocol)
         gym = {} if settings.gym_env is None else {"gym_env": settings.gym_env}
         kind = registry[settings.name]
+        if any("async_infer" in vars(own) for own in kind.__mro__ if not own.__module__.startswith("swift.")):
+            words = tr(
+                "{name} overrides async_infer, which deals out several trajectories at once; covey calls "
+                "run() for each",
+                name=kind.__name__,
+            )
+            return [ToolFault(entry=settings.name, kind="environment", words=words)]
         try:
             self._scheduler = kind(infer_engine=engine, max_turns=settings.max_turns, **gym)
         except Exception as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result

@@ -254,7 +254,8 @@ class TurnLoop:
         one.sampled_s += completion.seconds
         one.num_sampled += len(completion.token_ids)
         environment = agents.environment
-        if environment is not None and environment.keeps_history:
+        is_over = completion.finish is Finish.ABORT
+        if environment is not None and environment.keeps_history and not is_over:
             one.outcome = Outcome(completion.finish)
             environment.step(one.key, told_scheduler(one, completion, len(before)), self._await(number))
         elif completion.finish is not Finish.STOP:

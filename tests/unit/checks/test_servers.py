@@ -63,6 +63,23 @@ def test_another_one_is_refused(change: dict[str, Any], code: str) -> None:
     assert codes(replace(GOOD, **change)) == [code]
 
 
+SCHEDULER = {"multi_turn_scheduler": "gym_scheduler", "max_turns": 3, "use_gym_env": True}
+
+
+def test_a_run_names_the_scheduler_of_its_server() -> None:
+    server = replace(GOOD, scheduler=SCHEDULER)
+    given = changed(RUN, servers={"asked": (server,)})
+    options = {**SERVED, "torch_dtype": "float32", "max_completion_length": 16}
+    (refused,) = [p for p in found(given, **options) if p.code == "E436"]
+    assert "--max_turns 3" in refused.seen and refused.fixes[0].edits == SCHEDULER
+    (other,) = [p for p in found(given, **options, **{**SCHEDULER, "max_turns": 4}) if p.code == "E436"]
+    assert other.fixes[0].edits["max_turns"] == 3
+    assert not [p for p in found(given, **options, **SCHEDULER) if p.code == "E436"]
+    # Without a scheduler of its own a server samples for that of the run.
+    alone = changed(RUN, servers={"asked": (GOOD,)})
+    assert not [p for p in found(alone, **options, **SCHEDULER) if p.code == "E436"]
+
+
 def prepared(mean: str) -> str:
     return f"patch_size 14, image_mean {mean}, resample 3"
 

@@ -172,7 +172,7 @@ def test_values_of_a_whole_config_that_mean_something_else() -> None:
         ("--label_smoothing_factor 0.0", "W108"),
         ("--label_smoothing_factor 0.1", "E102"),
         ("--optimizer muon", "E102"),
-        ("--loss_scale default", "E102"),
+        ("--is_binary_loss_scale true", "E102"),
         ("--galore_rank 8", "E102"),
         ("--peft_config x", "E102"),
     ],

@@ -195,15 +195,23 @@ def _rehearsed(config: Config, facts: Facts) -> list[Problem]:
     if played is None:
         return []
     if played.lost:
-        seen = tr(
-            "An episode was tried before the run, and the environment failed: {lost}.", lost=played.lost
-        )
-        fix = Fix(text=tr("mend the environment; `covey rehearse` tries it again"))
+        if config.multi_turn_scheduler is None:
+            seen = tr(
+                "An episode was tried before the run, and the environment failed: {lost}.", lost=played.lost
+            )
+        else:
+            seen = tr(
+                "An episode was tried before the run, and the scheduler failed: {lost}.", lost=played.lost
+            )
+        fix = Fix(text=tr("mend it; `covey rehearse` with the same options tries it again"))
         return [problem("E393", _option(config), seen, "", fix)]
     found = []
     if played.starts_alike is False and config.environment_starts == "alike":
         seen = tr("The environment began the episodes of one group differently.")
-        cause = tr("reset() draws random numbers that are not seeded; it can be passed the argument seed.")
+        cause = tr(
+            "reset(), or a scheduler before its first request, draws random numbers that are not seeded; a "
+            "reset() can be passed the argument seed."
+        )
         use = Fix(text=tr("draw them from random.Random(seed), with seed as an argument of reset()"))
         if config.multi_turn_scheduler is not None:
             cause = tr("random, numpy and torch are seeded before each trajectory; other generators are not.")

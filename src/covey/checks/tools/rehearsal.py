@@ -11,7 +11,7 @@ from typing import Any
 
 from covey.activity import Activity
 from covey.data.text import TextCodec
-from covey.environments.agents import Agents
+from covey.environments.agents import Agents, Notes
 from covey.environments.protocol import EnvironmentHost, Lost, ToolHost
 from covey.environments.tool import failed
 from covey.plan.facts.tools import Rehearsal, RehearsedPolicy
@@ -137,7 +137,9 @@ def rehearse(
     The right turns are those of the row's column `gold_turns`, or else, without an environment, `gold` alone.
     """
     limits = replace(agents.limits, max_turns=agents.limits.max_turns or _MOST_TURNS)
-    agents = replace(agents, limits=limits, keeps_environments=agents.environment is not None)
+    # What scripts make a scheduler do is no news of the run.
+    keeps = agents.environment is not None
+    agents = replace(agents, limits=limits, keeps_environments=keeps, notes=Notes())
     turns = prompt.columns.get(GOLD_TURNS) or ([gold] if gold and agents.environment is None else [])
     known = _known([*map(str, turns)], codec, agents, prompt.rendered_with.get("tools", ()))
     rows: list[RehearsedPolicy] = []

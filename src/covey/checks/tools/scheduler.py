@@ -22,7 +22,10 @@ def started(config: Config, facts: Facts) -> tuple[HostedEnvironments | None, li
     if config.tools or config.environment_factory or config.rollout_func:
         return None, []
     settings = settings_of(config)
-    if addresses := [server.address for server in facts.servers.asked or () if server.scheduler]:
+    theirs = [server for server in facts.servers.asked or () if server.scheduler]
+    if any(server.scheduler["multi_turn_scheduler"] != settings.name for server in theirs):
+        return None, []
+    if addresses := [server.address for server in theirs]:
         token = "" if config.rollout_token_file is None else read_token(config.rollout_token_file)
         callers = [Caller(address=a, token=token, timeout_s=config.rollout_timeout) for a in addresses]
         return hosted(ServedRooms(callers, settings.sampling), settings.name), []

@@ -49,6 +49,7 @@ class Trajectory:
     _known: list[dict[str, Any]] = field(default_factory=list)
     _reply: str = ""
     _has_asked: bool = False
+    _is_given_up: bool = False
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     _answer: asyncio.Future[Mapping[str, Any]] | None = None
 
@@ -56,6 +57,8 @@ class Trajectory:
         """Return the response of the model; requests of one trajectory are answered one by one."""
         self._check(config)
         async with self._one:
+            if self._is_given_up:
+                raise WrongRequest(tr("an earlier request was given up before it was answered"))
             self._answer = asyncio.get_running_loop().create_future()
             messages = [dict(message) for message in request.messages]
             if messages and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
@@ -68,7 +71,11 @@ class Trajectory:
             self._has_asked = True
             self._known = deepcopy(messages)
             self.tell(asked)
-            return self._response(await self._answer)
+            try:
+                return self._response(await self._answer)
+            except asyncio.CancelledError:
+                self._is_given_up = True
+                raise
 
     def answer(self, turn: Mapping[str, Any]) -> None:
         """Take the turn that was asked for."""
@@ -112,8 +119,9 @@ class Trajectory:
         last = messages[-1] if messages else {}
         before = known[-1]["content"][: len(known[-1]["content"]) - len(self._reply)]
         is_same_turn = len(messages) == len(known) and kept >= len(known) - 1
-        if is_same_turn and last["role"] == "assistant" and str(last["content"]).startswith(before):
-            return History(kept=len(known) - 1, goes_on=last["content"][len(before) :])
+        text = last["content"] if is_same_turn and last["role"] == "assistant" else None
+        if isinstance(text, str) and text.startswith(before):
+            return History(kept=len(known) - 1, messages=(last,), goes_on=text[len(before) :])
         spoken = {m["content"]: n for n, m in enumerate(known) if m["role"] == "assistant"}
         rest = [
             {"item": spoken[m["content"]]}

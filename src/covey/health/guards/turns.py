@@ -72,9 +72,10 @@ def _check_starts(number: int, scored: ScoredGroup, step: int) -> None:
         num_starts=len(starts),
     )
     cause = tr(
-        "reset() of the environment draws random numbers that are not seeded, such as those of a service. "
-        "covey seeds random, numpy and torch, and passes the argument seed to a reset() that has one. Or "
-        "rollout_func has returned other prompt_ids for some of them."
+        "reset() of the environment, or a scheduler before its first request, draws random numbers that "
+        "are not seeded, such as those of a service. covey seeds random, numpy and torch, and passes the "
+        "argument seed to a reset() that has one. Or rollout_func has returned other prompt_ids for some of "
+        "them."
     )
     raise broken(
         "F143",

@@ -237,7 +237,8 @@ class _Handler(JsonHandler):
 
     def attend_scheduler(self) -> None:
         """Hold the connection for as long as the client has trajectories."""
-        scheduler, client = self._scheduler(), str(self._json("client")["client"])
+        client = str(self._json("client")["client"])
+        scheduler = self._scheduler()
         scheduler.attend(client)
         try:
             self._say(200, {"client": client})
