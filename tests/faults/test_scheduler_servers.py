@@ -40,7 +40,8 @@ class Count(Env):
         self.turn += 1
         return f"Turn {self.turn}: {len(action[-1]['content'])} characters.", 1.0, self.turn == 3, {}
     async def close(self):
-        open("closed", "a").write("x")
+        with open(os.path.join(os.path.dirname(__file__), "closed"), "a") as file:
+            file.write("x")
 
 class Own(Count):
     async def step(self, action):

@@ -208,10 +208,7 @@ def _rehearsed(config: Config, facts: Facts) -> list[Problem]:
     found = []
     if played.starts_alike is False and config.environment_starts == "alike":
         seen = tr("The environment began the episodes of one group differently.")
-        cause = tr(
-            "reset(), or a scheduler before its first request, draws random numbers that are not seeded; a "
-            "reset() can be passed the argument seed."
-        )
+        cause = tr("reset() draws random numbers that are not seeded; it can be passed the argument seed.")
         use = Fix(text=tr("draw them from random.Random(seed), with seed as an argument of reset()"))
         if config.multi_turn_scheduler is not None:
             cause = tr("random, numpy and torch are seeded before each trajectory; other generators are not.")
