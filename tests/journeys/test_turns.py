@@ -342,7 +342,7 @@ def test_episodes_of_a_group_that_begin_differently_stop_the_run() -> None:
     assert seen_in(done, "F143") == "step 1: the 8 episodes of group 0 began in 8 different ways."
     text = " ".join(done.err.split())
     assert "GRPO compares the rewards of a group." in text
-    assert "reset() of the environment draws random numbers that are not seeded" in text
+    assert "reset() of the environment, or a scheduler before its first request, draws random numbers" in text
     assert "--environment_starts differ" in text and "report this" not in text
 
 
