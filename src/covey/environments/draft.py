@@ -238,12 +238,13 @@ class EpisodeDraft:
 
     def _take_begun(self) -> None:
         """Make the last message, where it is the assistant's, the beginning of the next turn."""
-        last = self.conversation.items[-1] if self.conversation.items else {"role": ""}
-        if isinstance(last, Spoken) or last["role"] == "assistant":
-            begun = last.written if isinstance(last, Spoken) else last["content"]
-            self.conversation = replace(self.conversation, items=self.conversation.items[:-1])
-            self._next = replace(self._next, opened=begun)
-            self._begun = last.marks if isinstance(last, Spoken) else frozenset()
+        begun = self._renderer.begun(self.conversation)
+        if begun is None:
+            return
+        *items, last = self.conversation.items
+        self.conversation = replace(self.conversation, items=tuple(items))
+        self._next = replace(self._next, opened=begun)
+        self._begun = last.marks if isinstance(last, Spoken) else frozenset()
 
     def _begin(self) -> None:
         self._sequences.append(SequenceDraft(segments=[self._next.text]))

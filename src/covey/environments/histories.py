@@ -103,7 +103,7 @@ def _going_on(
     written = codec.decode_behind(said.front, ids[:kept])
     rest = wanted[len(said.opened) + len(written) :]
     added = renderer.encode(rest) if rest else ()
-    begun = codec.decode_behind(said.front, ids[:kept], marks=True) + renderer.hide(rest)
+    begun = codec.decode_behind(said.front, ids[:kept], marks=True) + renderer.hide_own(rest)
     return Following(
         length=len(draft.prompt_ids) - (len(draft.last_ids) - kept) + len(added),
         rendering=Rendering(text=begun, token_ids=added, opened=""),

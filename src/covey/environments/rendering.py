@@ -144,18 +144,28 @@ class Renderer:
     def start(self, conversation: Conversation, rewritten: str = "") -> Rendering:
         """Render a whole conversation as the prompt of a new sequence, which goes on with the last message
         where that is the assistant's. Raises TemplateError where the template does not write that."""
-        messages = self._messages(conversation)
-        is_begun = bool(messages) and messages[-1]["role"] == "assistant"
+        messages, is_begun = self._messages(conversation), self.begun(conversation) is not None
         text = self._begun(conversation, messages) if is_begun else self._render(conversation, messages)
         return self._rendering(conversation, text, text, rewritten, is_whole=True)
 
+    def begun(self, conversation: Conversation) -> str | None:
+        """Return the last message, its marks hidden, where it is the assistant's: the next turn goes on with
+        it."""
+        last = self._messages(conversation)[-1:]
+        return str(last[0]["content"]) if last and last[0]["role"] == "assistant" else None
+
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text that is written behind a turn; its marks are characters."""
-        return self._untrusted.encode(self._untrusted.hide(text))
+        """Return the tokens of a text that is written behind a turn; its special marks are characters."""
+        return self._untrusted.encode(self.hide_own(text))
 
     def hide(self, text: str) -> str:
         """Return a text that is written into a message of the data set with its marks hidden."""
         return self._untrusted.hide(text)
+
+    def hide_own(self, text: str) -> str:
+        """Return a text of the assistant with its special marks hidden; others, such as `</think>`, are part
+        of what a model writes."""
+        return self._untrusted.hide_own(text, frozenset())
 
     def follow(self, conversation: Conversation, segments: Sequence[str]) -> Rendering:
         """Render what stands between the last turn and the next one.
@@ -188,6 +198,9 @@ class Renderer:
     def _message(self, item: Item) -> dict[str, Any]:
         """Return what the template is given of an item that is not to be trusted."""
         if not isinstance(item, Spoken):
+            content = item.get("content")
+            if item["role"] == "assistant" and isinstance(content, str):
+                return {**item, "content": self.hide_own(content)}
             return self._untrusted.hidden_message(item)
         if not self._calls_alike.holds_for(item):
             return item.message()

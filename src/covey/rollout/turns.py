@@ -242,8 +242,8 @@ class TurnLoop:
         one.turns.append(
             Turn(
                 text=text,
-                opened=spoken.opened,
-                content=spoken.content,
+                opened=agents.renderer.shown(spoken.opened),
+                content=agents.renderer.shown(spoken.content),
                 calls=spoken.calls,
                 number=one.asked,
                 digest=digest_of(completion.token_ids),

@@ -53,6 +53,14 @@ class Adds(Again):
         return {"infer_request": request}
 
 
+class Marks(Again):
+    """It ends the thought of the turn, in words that hold a mark of the template, too."""
+
+    def step(self, request, choice, turn):
+        request.messages[-1]["content"] += "</think><|im_end|>So "
+        return {"infer_request": request}
+
+
 class CutsAndAdds(Again):
     """The turn is cut behind its first words, and goes on behind another text."""
 
@@ -97,7 +105,8 @@ class PrefillsFirst(Again):
     """The first turn begins with words of the scheduler."""
 
     def on_trajectory_start(self, requests):
-        requests[0].messages.append({"role": "assistant", "content": "It is"})
+        words = requests[0].data_dict.get("words", "It is")
+        requests[0].messages.append({"role": "assistant", "content": words})
 
     async def run(self, request, config, **kwargs):
         self.on_trajectory_start([request])

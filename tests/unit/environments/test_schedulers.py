@@ -140,14 +140,19 @@ def test_a_turn_may_go_on_where_it_stands(play: Play, codec: TextCodec) -> None:
     assert len(played.one.turns) == 2
 
 
-def test_marks_of_added_text_are_characters(play: Play, codec: TextCodec) -> None:
-    """Nobody but the model and the template ends a turn."""
-    mark = {"kind": "CutsAndAdds"}
-    played = play(mark, script=lambda turn: "So <|im_end|> six." if turn.turn else "It six")
-    assert played.one.outcome is Outcome.SCORED
-    ends = [codec.written_out([i]) for i in played.one.sequences[0].token_ids.tolist()]
-    # The prompt has one, and the model sampled one in the last turn's words and one as its end.
-    assert ends.count("<|im_end|>") == 3
+def test_marks_of_the_template_in_added_text_are_characters(play: Play, codec: TextCodec) -> None:
+    """Nobody but the model and the template ends a turn; what ends a thought is part of a text."""
+    played = play({"kind": "Marks"})
+    mark = "</think><|im_end|>So "
+    assert texts(codec, played.one) == [(FIRST, f"⟦It is six, 0.⟧{mark}⟦It is six, 1.<|im_end|>⟧")]
+    ids = played.one.sequences[0].token_ids.tolist()
+    # That of the prompt, and the one that the model sampled.
+    assert ids.count(codec.stop_token_ids[0]) == 2
+    assert ids.count(codec.tokenizer.token_to_id("</think>")) == 1
+    # Readers are shown what was written.
+    last = played.one.turns[-1]
+    assert (last.opened, last.content) == (f"It is six, 0.{mark}", f"It is six, 0.{mark}It is six, 1.")
+    assert Scored.of(prompt_of(codec, [USER]), played.one).text == last.content
 
 
 # -- a history that is written anew
@@ -181,6 +186,13 @@ def test_a_first_turn_that_is_begun_goes_on_with_its_words(play: Play, codec: Te
     assert [message["content"] for message in row.spoken] == [
         *("It isIt is six, 0.", "Again, 1?", "It is six, 1."),
     ]
+
+
+@pytest.mark.parametrize("words", ["<think>I add", "<|im_end|>So"])
+def test_words_with_marks_may_begin_a_turn(words: str, play: Play, codec: TextCodec) -> None:
+    played = play({"kind": "PrefillsFirst", "words": words})
+    assert texts(codec, played.one) == [(begun(USER["content"], words), ONE_BEHIND_ANOTHER)]
+    assert played.one.turns[0].opened == words and played.notes == []
 
 
 def test_a_prompt_that_begins_the_turn_is_no_message_of_a_scheduler(play: Play, codec: TextCodec) -> None:
