@@ -92,6 +92,9 @@ class MultiTurnScheduler(RolloutScheduler, ABC):
             if is_done or (self.max_turns and turn >= self.max_turns):
                 made.add(choice, {})
                 made.infos["num_turns"] = turn
+                if not request.messages[-1]["content"]:
+                    # There was no room for a turn.
+                    request.messages.pop()
                 return made.output(response, request.messages)
             own = await finished(self.step(request, choice, turn))
             made.add(choice, own)
