@@ -143,10 +143,6 @@ def test_a_turn_after_all_rows_have_ended(tiny_policy) -> None:
 
 ODD = {
     "another token of the prompt": lambda r: {"prompt_token_ids": (90, *r.prompt_token_ids[1:])},
-    "another sampled token": lambda r: {
-        "prompt_token_ids": (*r.prompt_token_ids[:-6], 90, *r.prompt_token_ids[-5:])
-    },
-    "a part of what was sampled": lambda r: {"prompt_token_ids": r.prompt_token_ids[:-8]},
     "a turn that was never sampled": lambda r: {"extends": replace(r.turn, prompt_id=77)},
     "other media": lambda r: {"media": (unseen("another image"),)},
     "no media": lambda r: {"media": ()},
@@ -164,6 +160,27 @@ def test_what_does_not_extend_a_row_is_computed_anew(what, tiny_policy) -> None:
     done = one_turn(engine, following)
     assert engine.num_computed - before == len(following.prompt_token_ids) + len(done.token_ids)
     assert done.token_ids == alone(policy, following).token_ids
+
+
+@pytest.mark.parametrize("left", [0, 1, 3, 6])
+@pytest.mark.parametrize("added", [(), (90, 91)])
+def test_a_turn_that_was_cut_goes_on_from_what_is_left(
+    left: int, added: tuple[int, ...], tiny_policy
+) -> None:
+    """The keys and values of what stands in front of the cut are there; one token at least is computed."""
+    policy = tiny_policy("llama")
+    engine = NativeEngine(policy)
+    first = first_turn(9)
+    turn = one_turn(engine, first)
+    assert len(turn.token_ids) > 6 and not set(added) & set(turn.token_ids)
+    whole = next_turn(first, turn)
+    following = replace(whole, prompt_token_ids=(*first.prompt_token_ids, *turn.token_ids[:left], *added))
+    before = engine.num_computed
+    done = one_turn(engine, following)
+    assert engine.num_computed - before == max(len(added), 1) + len(done.token_ids)
+    expected = alone(policy, following)
+    assert done.token_ids == expected.token_ids
+    assert done.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 def test_a_row_is_not_kept_over_a_publish_nor_unasked(tiny_policy) -> None:

@@ -44,6 +44,12 @@ class Copied:
         span = slice(cache.start, cache.start + length)
         return cls({n: own[:, row, :, span].clone() for n, own in cache.own.items()}, length)
 
+    def first(self, length: int) -> Copied:
+        """Return those of the first `length` tokens."""
+        if length == self.length:
+            return self
+        return Copied({n: own[:, :, :length] for n, own in self.layers.items()}, length)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRow:
@@ -59,10 +65,20 @@ class KeptRow:
         """Return the number of tokens that have keys and values."""
         return sum(part.length for part in self.parts)
 
-    def begins(self, request: GenerationRequest) -> bool:
-        """Return whether a request begins with exactly these tokens and media."""
-        tokens, media = request.prompt_token_ids, request.media
-        return tokens[: len(self.token_ids)] == self.token_ids and media[: len(self.media)] == self.media
+    def shared(self, request: GenerationRequest) -> KeptRow | None:
+        """Return what a request begins with: the whole row, or as much of it as stands in front of where a
+        turn was cut. None where that is nothing, or the images are others."""
+        if request.media[: len(self.media)] != self.media:
+            return None
+        # At least one token of the request is computed.
+        most = min(self.length, len(request.prompt_token_ids) - 1)
+        pairs = zip(self.token_ids, request.prompt_token_ids[:most], strict=False)
+        length = next((n for n, (own, other) in enumerate(pairs) if own != other), most)
+        parts, left = [], length
+        for part in self.parts:
+            parts += [part.first(min(left, part.length))] if left else []
+            left -= min(left, part.length)
+        return KeptRow(self.token_ids[: length + 1], self.media, parts) if length else None
 
     def write(self, cache: KVCache, slot: int, prompt: int) -> None:
         """Write keys and values into the slot of a prompt of `prompt` tokens, which they begin."""
@@ -98,10 +114,10 @@ class KeptRows:
             self._drop(next(iter(self._rows)))
 
     def take(self, requests: Sequence[GenerationRequest]) -> KeptRow | None:
-        """The longest row that requests of one prompt begin with; the rows that they extend are kept no
+        """The most of a row that requests of one prompt begin with; the rows that they extend are kept no
         longer."""
         found = [self._drop(r.extends) for r in requests if r.extends is not None]
-        usable = [row for row in found if row is not None and row.begins(requests[0])]
+        usable = [part for row in found if row is not None and (part := row.shared(requests[0])) is not None]
         return max(usable, key=lambda row: row.length, default=None)
 
     def clear(self) -> None:
