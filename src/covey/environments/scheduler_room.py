@@ -82,11 +82,25 @@ class _Place:
     deadline: float | None = None
     task: asyncio.Task[None] | None = None
     released: Callable[[], None] | None = None
+    # Is held until the first request.
+    starts: asyncio.Lock | None = None
 
     def tell(self, answer: Answer) -> None:
         done, self.done, self.deadline = self.done, None, None
         if done is not None:
             done(answer)
+
+    def let_others_start(self) -> None:
+        starts, self.starts = self.starts, None
+        if starts is not None:
+            starts.release()
+
+    def stop(self) -> None:
+        self.let_others_start()
+        if self.trajectory is not None:
+            self.trajectory.drop()
+        if self.task is not None:
+            self.task.cancel()
 
 
 class SchedulerRoom:
@@ -97,7 +111,7 @@ class SchedulerRoom:
         self._limits, self._end = limits, end
         self._loop = Loop()
         self._places: dict[Key, _Place] = {}
-        self._starts: asyncio.Lock | None = None
+        self._starts = asyncio.Lock()
         self._scheduler: Any = None
         self._protocol: Any = None
         self._settings: SchedulerSettings | None = None
@@ -166,7 +180,7 @@ class SchedulerRoom:
                 done()
             else:
                 place.released = done
-                place.task.cancel()
+                place.stop()
 
         self._loop.submit(_call(end))
 
@@ -179,28 +193,25 @@ class SchedulerRoom:
         sampling: Mapping[str, Any] | None,
     ) -> None:
         place.task = asyncio.current_task()
-        self._starts = self._starts or asyncio.Lock()
-        starts, is_starting = self._starts, True
+        assert place.task is not None
 
         def tell(asked: Answer) -> None:
-            nonlocal is_starting
             place.tell(asked)
-            if is_starting:
-                is_starting = False
-                starts.release()
+            place.let_others_start()
 
-        await starts.acquire()
         try:
+            await self._starts.acquire()
+            place.starts = self._starts
             place.deadline = time.monotonic() + self._limits.timeout_s
             place.trajectory = self._trajectory(tell, sampling)
             tell(await self._run(key, place.trajectory, row, seed))
         except WrongOutput as error:
             tell(Lost(words=tr("{name} {words}", name=self._name, words=error)))
-        except Exception as error:  # noqa: BLE001 - it is somebody's code: what it raises is its result
-            tell(Lost(words=tr("{name}: {words}", name=self._name, words=self._described(error))))
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - what somebody's code raises is its result
+            if not place.task.cancelling():
+                tell(Lost(words=tr("{name}: {words}", name=self._name, words=self._described(error))))
         finally:
-            if is_starting:
-                starts.release()
+            place.let_others_start()
             if place.released is not None:
                 place.released()
 
@@ -224,7 +235,11 @@ class SchedulerRoom:
         trajectory.row_messages = messages
         _now.set(trajectory)
         seed_generators(seed)
-        outputs = await self._scheduler.run(request, deepcopy(trajectory.config))
+        try:
+            outputs = await self._scheduler.run(request, deepcopy(trajectory.config))
+        finally:
+            # A task of the scheduler may be waiting for a turn, which comes before the end is told.
+            await trajectory.end()
         if not trajectory.has_asked:
             raise WrongOutput(tr("returned without asking the model for a turn"))
         return Stepped(is_done=True, ended=read_outputs(outputs, trajectory.turns, columns))
@@ -244,12 +259,13 @@ class SchedulerRoom:
         """End trajectories whose scheduler is late, and the process where it lets nothing else run."""
         while True:
             time.sleep(_LOOK_S)
-            late = [p for p in list(self._places.values()) if p.deadline and p.deadline < time.monotonic()]
-            for place in late:
+            now = time.monotonic()
+            late = {n: p for n, p in list(self._places.items()) if p.deadline and p.deadline < now}
+            for key, place in late.items():
+                self._places.pop(key, None)
                 n = self._limits.timeout_s
                 place.tell(Lost(words=tr("{where} returned nothing within {n:g} s", where=self._name, n=n)))
-                if place.task is not None:
-                    self._loop.submit(_call(place.task.cancel))
+                self._loop.submit(_call(place.stop))
             if late and self._loop.is_blocked(_ANSWERS_WITHIN_S):
                 self._end(
                     tr("{name} kept the event loop busy, so that its process was ended", name=self._name)

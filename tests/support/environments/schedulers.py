@@ -5,6 +5,7 @@ many tests.
 """
 
 import asyncio
+import contextlib
 import random
 import time
 
@@ -250,6 +251,59 @@ class Endless(RolloutScheduler):
 class Raises(Again):
     def step(self, request, choice, turn):
         raise KeyError("no such tool")
+
+
+class Exits(Again):
+    def step(self, request, choice, turn):
+        raise SystemExit(3)
+
+
+class Cancels(Again):
+    def step(self, request, choice, turn):
+        raise asyncio.CancelledError
+
+
+class FailsBeside(RolloutScheduler):
+    """Asks for two turns at once, beside what fails."""
+
+    async def run(self, request, config, **kwargs):
+        async def fails():
+            raise ValueError("beside")
+
+        turns = [self.infer_engine.infer_async(request, config) for _ in range(2)]
+        await asyncio.gather(*turns, fails())
+
+
+class AsksOn(RolloutScheduler):
+    """Returns while a task of its own is waiting for a turn, and another one will ask."""
+
+    async def run(self, request, config, **kwargs):
+        output = await super().run(request, config, **kwargs)
+        asked = [{"messages": [{"role": "user", "content": f"Say {n}."}]} for n in range(2)]
+        self.tasks = [asyncio.ensure_future(self.infer_engine.infer_async(one, config)) for one in asked]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return output
+
+
+class GivesUp(Again):
+    """Does not wait for its first turn."""
+
+    async def run(self, request, config, **kwargs):
+        try:
+            await asyncio.wait_for(self.infer_engine.infer_async(request, config), 0.001)
+        except TimeoutError:
+            request.messages[-1]["content"] = "Sooner?"
+        return await super().run(request, config, **kwargs)
+
+
+class Stubborn(Again):
+    """It never begins, and cannot be cancelled."""
+
+    async def on_trajectory_start(self, requests):
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
 
 
 class Waits(Again):

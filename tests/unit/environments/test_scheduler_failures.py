@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,10 +83,22 @@ def test_a_scheduler_that_fails_costs_its_trajectory(play: Play) -> None:
         "Returns at once": ({"value": None}, "Each.run() returned without asking the model for a turn"),
         "Own": ({"mask": [1, 1]}, "step() returned response_loss_mask with 2 entries for 12 tokens"),
         "TrainsNothing": ({}, "Each.run() returned masks that leave no token of the model to train"),
+        "Exits": ({}, "SystemExit: 3 (schedulers.py, line "),
+        "Cancels": ({}, "CancelledError:  (schedulers.py, line "),
+        "FailsBeside": ({}, "ValueError: beside (schedulers.py, line "),
+        "Configured": (
+            {"config": {"max_tokens": "5"}},
+            "sets max_tokens to '5' and stop to []; these are ",
+        ),
+        "Configured 0": ({"config": {"max_tokens": 0}}, "sets max_tokens to 0 and stop to []; these are a "),
+        "Configured text": ({"config": {"stop": "six"}}, "sets max_tokens to 4096 and stop to 'six'; these "),
         "StepsNowhere": ({}, "StepsNowhere has neither a method step nor a run of its own"),
     }
     rows = [{"kind": kind.split()[0], **row} for kind, (row, _) in wrong.items()]
+    began = time.monotonic()
     *lost, last = play(*rows, {"kind": "Again"}).episodes
+    # None of them is told by the time limit.
+    assert time.monotonic() - began < 20
     assert last.outcome is Outcome.SCORED
     for episode, (_, words) in zip(lost, wrong.values(), strict=True):
         assert episode.outcome is Outcome.INFRASTRUCTURE and words in episode.failure
@@ -100,6 +113,33 @@ def test_a_hook_that_is_late_costs_its_trajectory(codec: TextCodec) -> None:
     assert lost.failure == "Each.run() returned nothing within 0.5 s"
     assert (lost.outcome, other.outcome) == (Outcome.INFRASTRUCTURE, Outcome.SCORED)
     assert time.monotonic() - began < 10
+
+
+def test_one_that_cannot_be_cancelled_lets_others_begin(codec: TextCodec) -> None:
+    with scheduling(timeout_s=0.5) as host:
+        lost, other = play_rows(host, codec, rows=[{"kind": "Stubborn"}, {"kind": "Again"}]).episodes
+    assert lost.failure == "Each.run() returned nothing within 0.5 s"
+    assert other.outcome is Outcome.SCORED
+
+
+def test_a_release_is_told_while_others_wait_to_begin(codec: TextCodec) -> None:
+    """Each begins after the one before: the first one keeps the others waiting."""
+    with scheduling(timeout_s=30.0) as host:
+        released = [threading.Event() for _ in range(3)]
+        for key in range(3):
+            host.open(key, {"kind": "Stubborn" if key == 0 else "Again"}, 1, lambda answer: None)
+        for key in (2, 1):
+            host._room.release(key, released[key].set)
+        assert all(event.wait(10) for event in released[1:])
+
+
+def test_a_turn_that_nobody_waits_for_is_sampled_before_the_end_is_told(play: Play) -> None:
+    """Requests behind the end are not answered."""
+    episodes = play({"kind": "AsksOn"}, {"kind": "GivesUp"}).episodes
+    assert [e.outcome for e in episodes] == [Outcome.SCORED] * 2
+    asked, gave_up = episodes
+    assert [turn.num_left_out for turn in asked.turns] == [0, 12]
+    assert [turn.num_left_out for turn in gave_up.turns] == [12, 0, 0]
 
 
 def test_a_hook_that_blocks_ends_the_process_and_later_trajectories_live_in_a_new_one(

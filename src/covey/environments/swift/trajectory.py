@@ -49,33 +49,48 @@ class Trajectory:
     _known: list[dict[str, Any]] = field(default_factory=list)
     _reply: str = ""
     _has_asked: bool = False
-    _is_given_up: bool = False
+    _is_over: bool = False
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     _answer: asyncio.Future[Mapping[str, Any]] | None = None
 
     async def ask(self, request: Any, config: Any) -> Any:
         """Return the response of the model; requests of one trajectory are answered one by one."""
         self._check(config)
-        async with self._one:
-            if self._is_given_up:
-                raise WrongRequest(tr("an earlier request was given up before it was answered"))
-            self._answer = asyncio.get_running_loop().create_future()
+        await self._one.acquire()
+        # A turn that the scheduler gives up is sampled all the same.
+        return await asyncio.shield(asyncio.ensure_future(self._answered(request, config)))
+
+    async def _answered(self, request: Any, config: Any) -> Any:
+        try:
+            if self._is_over:
+                raise asyncio.CancelledError
             messages = [dict(message) for message in request.messages]
-            if messages and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
+            if messages and messages[-1]["role"] == "assistant" and not messages[-1].get("content"):
                 messages.pop()
-            limits = {"max_tokens": config.max_tokens, "stop": tuple(config.stop or ())}
+            limits = _limits(config)
             if self._has_asked:
                 asked: Opened | Stepped = Stepped(history=self._history(messages, request.images), **limits)
             else:
                 asked = self._opened(messages, request.images, limits)
             self._has_asked = True
             self._known = deepcopy(messages)
+            self._answer = asyncio.get_running_loop().create_future()
             self.tell(asked)
-            try:
-                return self._response(await self._answer)
-            except asyncio.CancelledError:
-                self._is_given_up = True
-                raise
+            return self._response(await self._answer)
+        finally:
+            self._one.release()
+
+    async def end(self) -> None:
+        """Take no more requests, and wait for the turn that was asked for."""
+        self._is_over = True
+        async with self._one:
+            pass
+
+    def drop(self) -> None:
+        """Take no more requests; a turn that was asked for does not come."""
+        self._is_over = True
+        if self._answer is not None:
+            self._answer.cancel()
 
     def answer(self, turn: Mapping[str, Any]) -> None:
         """Take the turn that was asked for."""
@@ -119,13 +134,17 @@ class Trajectory:
         last = messages[-1] if messages else {}
         before = known[-1]["content"][: len(known[-1]["content"]) - len(self._reply)]
         is_same_turn = len(messages) == len(known) and kept >= len(known) - 1
-        text = last["content"] if is_same_turn and last["role"] == "assistant" else None
+        text = last.get("content") if is_same_turn and last["role"] == "assistant" else None
         if isinstance(text, str) and text.startswith(before):
             return History(kept=len(known) - 1, messages=(last,), goes_on=text[len(before) :])
-        spoken = {m["content"]: n for n, m in enumerate(known) if m["role"] == "assistant"}
+        spoken = {
+            m["content"]: n
+            for n, m in enumerate(known)
+            if m["role"] == "assistant" and isinstance(m.get("content"), str)
+        }
         rest = [
-            {"item": spoken[m["content"]]}
-            if m["role"] == "assistant" and m["content"] in spoken
+            {"item": spoken[content]}
+            if m["role"] == "assistant" and isinstance(content := m.get("content"), str) and content in spoken
             else image_message
             for m, image_message in zip(messages[kept:], shown[kept:], strict=True)
         ]
@@ -151,6 +170,22 @@ class Trajectory:
         if turn["length"]:
             self.turns.append(SampledTurn(str(response.id), [*ids], [*turn["logprobs"]]))
         return response
+
+
+def _limits(config: Any) -> dict[str, Any]:
+    """Return the limits of a turn that a request sets."""
+    most, stop = config.max_tokens, config.stop or []
+    is_number = most is None or (type(most) is int and most > 0)
+    if not is_number or not isinstance(stop, list | tuple) or not all(isinstance(s, str) for s in stop):
+        raise WrongRequest(
+            tr(
+                "the request sets max_tokens to {most!r:.80} and stop to {stop!r:.80}; these are a whole "
+                "number above 0 and a list of strings",
+                most=most,
+                stop=stop,
+            )
+        )
+    return {"max_tokens": most, "stop": tuple(stop)}
 
 
 def _num_equal(messages: Sequence[Message], others: Sequence[Message]) -> int:
