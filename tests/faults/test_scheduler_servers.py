@@ -28,6 +28,7 @@ from support.sums import Played, play, sum_prompts
 pytestmark = pytest.mark.multi
 
 PLUGIN = """
+import asyncio
 import os
 from swift.rollout.gym_env import Env, envs
 from swift.rollout.multi_turn import GYMScheduler, multi_turns
@@ -48,7 +49,12 @@ class Own(Count):
         said, *others = await super().step(action)
         return f"{said} {os.getpid()}", *others
 
-envs["count"], envs["own"] = Count, Own
+class Slow(Count):
+    async def reset(self, config):
+        await asyncio.sleep(0.5)
+        return await super().reset(config)
+
+envs["count"], envs["own"], envs["slow"] = Count, Own, Slow
 """
 
 
@@ -151,6 +157,16 @@ def test_a_trajectory_that_another_server_plays_otherwise_is_lost(
     lost = [e for e in found.episodes if e.outcome is Outcome.INFRASTRUCTURE]
     assert len(kinds) > 1 and lost
     assert all("plays it in another way" in episode.failure for episode in lost)
+
+
+def test_a_trajectory_may_begin_later_than_a_server_may_be_silent(
+    policy: Policy, codec: TextCodec, tmp_path: Path
+) -> None:
+    """Of eight that begin one after the other, the last ones wait for the others."""
+    with servers(tmp_path, "slow", 1) as found:
+        client = ServedRooms([Caller(address=found[0].address, token=found[0].token, timeout_s=2.0)], {})
+        slow = played(policy, codec, hosted(client, "gym_scheduler"))
+    assert not [episode.failure for episode in slow.episodes if episode.failure]
 
 
 def test_trajectories_of_a_client_that_is_gone_are_released(tmp_path: Path) -> None:

@@ -63,6 +63,17 @@ class JsonHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def _begin_lines(self) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-ndjson")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+    def _end_lines(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+
     def _chunk(self, body: Mapping[str, Any]) -> None:
         data = json.dumps(body).encode() + b"\n"
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
@@ -201,12 +202,7 @@ class _Handler(JsonHandler):
             front.drop(call)
 
     def _stream(self, call: Call) -> None:
-        self.close_connection = True
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-ndjson")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self._begin_lines()
         left = len(call.requests)
         while left:
             found = call.next(_ALIVE_S)
@@ -216,7 +212,7 @@ class _Handler(JsonHandler):
             elif (num_computed := self.server.front.progress(call)) is not None:
                 self._chunk({"computed": num_computed})
         self._chunk({"done": True})
-        self.wfile.write(b"0\r\n\r\n")
+        self._end_lines()
 
     def _images(self) -> HeldImages:
         """The images of the run that calls."""
@@ -248,7 +244,12 @@ class _Handler(JsonHandler):
 
     def scheduler(self) -> None:
         body = self._json("client", "request")
-        self._say(200, self._scheduler().answer(str(body["client"]), dict(body["request"])))
+        answer = self._scheduler().ask(str(body["client"]), dict(body["request"]))
+        self._begin_lines()
+        while not wait([answer], _ALIVE_S).done:
+            self._chunk({})
+        self._chunk({"answer": answer.result()})
+        self._end_lines()
 
     def _scheduler(self) -> ServedScheduler:
         if self.server.access.scheduler is None:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import IncompleteRead
 from typing import Any
 
 from covey.environments.protocol import Lost, Opened, Stepped
 from covey.environments.remote_room import lost_of, opened_of, stepped_of
 from covey.rewards.arguments import plain_value
 from covey.rollout.server.call import FAULTS, Answer, Caller, words_of
+from covey.rollout.server.wire import JSON_BYTES
 from covey.texts import tr
 
 # Requests that wait for schedulers at a time.
@@ -42,11 +44,20 @@ class _Server:
     def ask(self, client: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer of the scheduler; raises one of FAULTS."""
         with self.lock:
-            if self.attending is None or self.attending.is_over():
+            if self.attending is not None and self.attending.is_over():
+                self.attending.close()
+                self.attending = None
+            if self.attending is None:
                 self.attending = self.caller.open("POST", "/v1/scheduler/attend", {"client": client})
                 self.attending.json()
-        body: dict[str, Any] = self.caller.post("/v1/scheduler", {"client": client, "request": request})
-        return body
+        with self.caller.open("POST", "/v1/scheduler", {"client": client, "request": request}) as found:
+            found.line_bytes = JSON_BYTES
+            for line in found.lines():
+                # The others say that the server is there.
+                if "answer" in line:
+                    answer: dict[str, Any] = line["answer"]
+                    return answer
+        raise IncompleteRead(b"")
 
 
 @dataclass(slots=True)

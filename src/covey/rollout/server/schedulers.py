@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ class ServedScheduler:
     settings: SchedulerSettings
     counts_reward: bool
     room: RemoteRoom
+    # By client: its trajectories, and on how many connections it attends.
     _open: dict[str, set[str]] = field(default_factory=dict)
+    _attending: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -43,22 +46,27 @@ class ServedScheduler:
         return json.dumps({name: value for name, value in named.items() if value is not None})
 
     def attend(self, client: str) -> None:
-        """Take in a client."""
+        """Take in a client, on one more connection."""
         with self._lock:
+            self._attending[client] += 1
             self._open.setdefault(client, set())
 
     def leave(self, client: str) -> None:
-        """Release the trajectories of a client that is gone."""
+        """Release the trajectories of a client whose last connection has ended."""
         with self._lock:
-            keys = self._open.pop(client, set())
-        for key in keys:
-            self.room.pass_on({"do": "release", "key": key}, lambda answer: None)
+            self._attending[client] -= 1
+            if self._attending[client]:
+                return
+            del self._attending[client]
+            for key in self._open.pop(client):
+                self.room.pass_on({"do": "release", "key": key}, lambda answer: None)
 
-    def answer(self, client: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the scheduler answers to a request of a client. WireError for one that is none."""
+    def ask(self, client: str, request: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        """Return what the scheduler will answer to a request of a client. WireError for one that is none."""
         if request.get("do") not in _DOES or not isinstance(request.get("key"), str):
             raise WireError("a request of a scheduler is open, step or release, with a key")
         key = f"{client}/{request['key']}"
+        future: Future[dict[str, Any]] = Future()
         with self._lock:
             if client not in self._open:
                 raise WireError("the client of a scheduler attends first")
@@ -66,14 +74,19 @@ class ServedScheduler:
                 self._open[client].add(key)
             elif request["do"] == "release":
                 self._open[client].discard(key)
-        future: Future[Answer] = Future()
-        self.room.pass_on({**request, "key": key}, future.set_result)
-        answer = future.result()
-        if isinstance(answer, WorkerGone):
-            words = tr("the process of the scheduler: {words}", words=answer)
-            return {"lost": packed(words)}
-        return {name: value for name, value in answer.items() if name != "id"}
+            # Within the lock: what is begun is passed on before it is released.
+            self.room.pass_on(
+                {**request, "key": key}, lambda answer: future.set_result(_without_number(answer))
+            )
+        return future
 
     def close(self) -> None:
         """End the process."""
         self.room.close()
+
+
+def _without_number(answer: Answer) -> dict[str, Any]:
+    """Return an answer without the number of its request in the process."""
+    if isinstance(answer, WorkerGone):
+        return {"lost": packed(tr("the process of the scheduler: {words}", words=answer))}
+    return {name: value for name, value in answer.items() if name != "id"}
