@@ -11,7 +11,7 @@ import time
 
 from swift.infer_engine.protocol import RequestConfig, RolloutOutput
 from swift.rollout.gym_env import Env, envs
-from swift.rollout.multi_turn import MultiTurnScheduler, RolloutScheduler, multi_turns
+from swift.rollout.multi_turn import GYMScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
 
 CLOSED = []
 
@@ -377,6 +377,21 @@ class SyncCounting(Counting):
 
     def close(self):
         CLOSED.append(self.number)
+
+
+class ClosesEarly(GYMScheduler):
+    """It makes its environment itself, and closes it before the second turn."""
+
+    async def on_trajectory_start(self, requests):
+        for request in requests:
+            env = self._envs[request.uuid] = Counting({})
+            said, _, _ = await env.reset(request)
+            request.messages = [{"role": "user", "content": said}]
+
+    async def on_turn_end(self, request, choice, turn):
+        if turn == 2:
+            await self._close_and_remove(request.uuid)
+        return await super().on_turn_end(request, choice, turn)
 
 
 class Each(MultiTurnScheduler):

@@ -10,7 +10,7 @@ import pytest
 
 from covey.environments.protocol import Ended
 from covey.environments.swift.outputs import WrongOutput, read_outputs
-from covey.environments.swift.protocol import RolloutOutput
+from covey.environments.swift.protocol import RolloutInferRequest, RolloutOutput
 from covey.environments.swift.trajectory import SampledTurn
 
 FOREIGN = "response_loss_mask is 1 for tokens that the model has not sampled: they are not trained"
@@ -83,6 +83,10 @@ def test_several_outputs_train_what_one_of_them_does() -> None:
     assert [dict(one) for one in ended.outputs] == [
         {"solution": "6", "messages": MESSAGES, "rollout_infos": infos} for infos in ({}, {"part": 2})
     ]
+
+
+def test_a_request_may_name_one_image() -> None:
+    assert RolloutInferRequest([], images="board.png").images == ["board.png"]
 
 
 def test_a_mask_of_ones_masks_nothing() -> None:

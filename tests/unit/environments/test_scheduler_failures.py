@@ -22,6 +22,8 @@ from support.turn_hosts import Failing
 Play = Callable[..., Played]
 OPENENV = '''"""A stand-in for the client of OpenEnv: an echo that is over with the second step."""
 
+import asyncio
+
 LOG = []
 
 
@@ -42,7 +44,7 @@ class GenericEnvClient:
         return self
 
     def __exit__(self, *error):
-        LOG.append("bye")
+        LOG.append("bye" if asyncio._get_running_loop() is None else "bye on the loop")
 
     def reset(self, **given):
         return Result({"url": self.base_url, "given": given, "hung up": LOG.count("bye")})
@@ -207,6 +209,13 @@ def test_an_environment_that_is_not_over_is_paid_what_it_has_earned(play: Play) 
     played = play(gym(env_config={"wanted": 99}, most=2), script=numbers)
     assert (played.one.outcome, played.one.environment_reward) == (Outcome.SCORED, 0.5)
     assert played.one.columns["rollout_infos"]["gym_done"] is False
+
+
+def test_a_subclass_may_make_and_close_the_environment(play: Play) -> None:
+    played = play({"kind": "ClosesEarly"}, script=numbers)
+    assert (played.one.environment_reward, len(played.one.turns)) == (1.0, 1)
+    played = play({"kind": "ClosesEarly"})
+    assert (played.one.environment_reward, len(played.one.turns)) == (0.25, 2)
 
 
 def test_a_row_may_name_its_environment(play: Play, codec: TextCodec) -> None:

@@ -48,6 +48,11 @@ class InferRequest:
     objects: dict[str, Any] = field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("images", "audios", "videos"):
+            if isinstance(value := getattr(self, name), str):
+                setattr(self, name, [value])
+
     @staticmethod
     def remove_response(messages: Messages) -> str | None:
         """Take the answer of the assistant from the end of messages; returns it."""

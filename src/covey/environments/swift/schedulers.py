@@ -165,7 +165,10 @@ class GYMScheduler(MultiTurnScheduler):
         current_turn: int,
     ) -> dict[str, Any]:
         """Give the environment a turn."""
-        env = self._envs[infer_request.uuid]
+        env = self._envs.get(infer_request.uuid)
+        if env is None:
+            # A subclass has closed it.
+            return {"done": True}
         following, reward, done, _ = await finished(env.step(deepcopy(infer_request.messages)))
         return self._stepped(infer_request.uuid, following, reward, done)
 
@@ -187,8 +190,8 @@ class GYMScheduler(MultiTurnScheduler):
         self._step_rewards[request.uuid], self._pending_obs[request.uuid] = [], None
 
     def _stepped(self, uuid: Any, following: Any, reward: Any, done: Any) -> dict[str, Any]:
-        self._step_rewards[uuid].append(float(reward))
-        self._total_rewards[uuid] += float(reward)
+        self._step_rewards.setdefault(uuid, []).append(float(reward))
+        self._total_rewards[uuid] = self._total_rewards.get(uuid, 0.0) + float(reward)
         self._pending_obs[uuid] = None if done else following
         infos = {
             "total_reward": self._total_rewards[uuid],
@@ -215,16 +218,17 @@ class GYMScheduler(MultiTurnScheduler):
         for kept in (self._total_rewards, self._step_rewards, self._pending_obs):
             kept.pop(uuid, None)
         if env is not None:
-            await finished(env.close())
+            await self._close(env)
+
+    async def _close(self, env: Any) -> None:
+        await finished(env.close())
 
 
 class OpenEnvScheduler(GYMScheduler):
     """Plays an OpenEnv environment on the server `env_config["base_url"]`; needs the package openenv.
 
-    Its client blocks, so that it is called in threads, `max_concurrent_envs` of them begin at a time.
+    Its client blocks, so that it is called in threads.
     """
-
-    max_concurrent_envs = 4
 
     async def on_trajectory_start(self, requests: list[RolloutInferRequest]) -> None:
         """Begin an environment for each request."""
@@ -246,7 +250,10 @@ class OpenEnvScheduler(GYMScheduler):
         current_turn: int,
     ) -> dict[str, Any]:
         """Give the environment what was read of a turn."""
-        env, action = self._envs[infer_request.uuid], self.parse_action(response_choice.message.content)
+        env = self._envs.get(infer_request.uuid)
+        if env is None:
+            return {"done": True}
+        action = self.parse_action(response_choice.message.content)
         observation, reward, done, _ = await asyncio.to_thread(env.step, action)
         return self._stepped(infer_request.uuid, self.format_observation(observation), reward, done)
 
@@ -268,6 +275,9 @@ class OpenEnvScheduler(GYMScheduler):
 
     def _create_env(self, env_config: dict[str, Any]) -> Any:
         return OpenEnvWrapper(env_config)
+
+    async def _close(self, env: Any) -> None:
+        await asyncio.to_thread(env.close)
 
 
 class OpenEnvWrapper:
