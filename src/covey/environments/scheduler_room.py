@@ -27,7 +27,7 @@ from covey.texts import joined, tr
 
 _LOOK_S = 0.2
 _ANSWERS_WITHIN_S = 1.0
-_now: contextvars.ContextVar[Trajectory] = contextvars.ContextVar("trajectory")
+_current: contextvars.ContextVar[Trajectory] = contextvars.ContextVar("trajectory")
 Answer = Opened | Stepped | Lost
 Key = int | str
 
@@ -66,7 +66,7 @@ class InferEngine:
         """Return the response of the model to a conversation."""
         if isinstance(infer_request, Mapping):
             infer_request = self._protocol.RolloutInferRequest(**infer_request)
-        trajectory = _now.get()
+        trajectory = _current.get()
         return await trajectory.ask(
             infer_request, trajectory.config if request_config is None else request_config
         )
@@ -233,7 +233,7 @@ class SchedulerRoom:
             uuid=str(key),
         )
         trajectory.row_messages = messages
-        _now.set(trajectory)
+        _current.set(trajectory)
         seed_generators(seed)
         try:
             outputs = await self._scheduler.run(request, deepcopy(trajectory.config))
@@ -263,8 +263,10 @@ class SchedulerRoom:
             late = {n: p for n, p in list(self._places.items()) if p.deadline and p.deadline < now}
             for key, place in late.items():
                 self._places.pop(key, None)
-                n = self._limits.timeout_s
-                place.tell(Lost(words=tr("{where} returned nothing within {n:g} s", where=self._name, n=n)))
+                words = tr(
+                    "{where} returned nothing within {n:g} s", where=self._name, n=self._limits.timeout_s
+                )
+                place.tell(Lost(words=words))
                 self._loop.submit(_call(place.stop))
             if late and self._loop.is_blocked(_ANSWERS_WITHIN_S):
                 self._end(

@@ -106,8 +106,8 @@ def build_job(
     objective = objective_of(config, needs, total_steps)
     source = selecting_groups(at_scheduled_temperature(source, objective, plan), config, found)
     buffer = _buffer(config, found, source, backend, comm)
-    is_scheduled = config.multi_turn_scheduler is not None and found.agents is not None
-    notes = found.agents.notes if is_scheduled and found.agents is not None else None
+    agents = None if config.multi_turn_scheduler is None else found.agents
+    notes = None if agents is None else agents.notes
     health = _health(config, plan, backend, engine, comm, scoring.rewards.tasks, notes)
     states = (progress, RandomState(comm), best, objective.bonus)
     registry = _registry(states, buffer, backend, health, source, comm)

@@ -79,8 +79,9 @@ class MultiTurnScheduler(RolloutScheduler, ABC):
         request = infer_request
         await finished(self.on_trajectory_start([request]))
         remove_response(request.messages)
-        made = _Made()
-        for turn in range(1, 1 << 30):
+        made, turn = _Made(), 0
+        while True:
+            turn += 1
             response = await self.infer_engine.infer_async(request, request_config, **kwargs)
             choice = response.choices[0]
             made.begin(_add_reply(request.messages, choice.message.content))
@@ -100,7 +101,6 @@ class MultiTurnScheduler(RolloutScheduler, ABC):
             made.add(choice, own)
             made.infos.update(own.get("rollout_infos") or {})
             request = own["infer_request"]
-        raise AssertionError("a trajectory ends before")
 
     def step(
         self,

@@ -41,7 +41,7 @@ def read_outputs(value: Any, turns: Sequence[SampledTurn], columns: Mapping[str,
         ids = [list(one) for one in output.response_token_ids or ()]
         says_ids = says_ids and bool(ids)
         for turn, mask in reading.masks(ids).items():
-            masks[turn] = mask if masks[turn] is None else _either(masks[turn], mask)
+            masks[turn] = [a or b for a, b in zip(masks[turn] or mask, mask, strict=True)]
         last = reading.last_turn()
         if last is not None:
             is_last[last] = True
@@ -52,7 +52,7 @@ def read_outputs(value: Any, turns: Sequence[SampledTurn], columns: Mapping[str,
     whole = [m or [False] * len(t.token_ids) for m, t in zip(masks, turns, strict=True)]
     if turns and not any(map(any, whole)):
         raise WrongOutput(tr("returned masks that leave no token of the model to train"))
-    infos = {n: v for n, v in dict(outputs[-1].rollout_infos or {}).items() if n not in _MEDIA}
+    infos = _infos(outputs[-1])
     return Ended(
         masks=tuple(tuple(mask) for mask in whole),
         is_masked=has_masks and any(not all(mask) for mask in whole),
@@ -88,10 +88,6 @@ def _total(infos: Mapping[str, Any]) -> float | None:
             tr("gave {value!r} as total_reward, which is no finite number", value=infos["total_reward"])
         )
     return number
-
-
-def _either(one: list[bool] | None, other: list[bool]) -> list[bool]:
-    return [a or b for a, b in zip(one or other, other, strict=True)]
 
 
 class _Reading:

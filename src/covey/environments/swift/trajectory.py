@@ -45,18 +45,18 @@ class Trajectory:
     config: Any
     row_messages: Sequence[Message] = ()
     turns: list[SampledTurn] = field(default_factory=list)
+    has_asked: bool = False
     # The conversation at the last request, with the turn that answered it.
     _known: list[dict[str, Any]] = field(default_factory=list)
     _reply: str = ""
-    _has_asked: bool = False
     _is_over: bool = False
-    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _answer: asyncio.Future[Mapping[str, Any]] | None = None
 
     async def ask(self, request: Any, config: Any) -> Any:
         """Return the response of the model; requests of one trajectory are answered one by one."""
         self._check(config)
-        await self._one.acquire()
+        await self._lock.acquire()
         # A turn that the scheduler gives up is sampled all the same.
         return await asyncio.shield(asyncio.ensure_future(self._answered(request, config)))
 
@@ -68,22 +68,22 @@ class Trajectory:
             if messages and messages[-1]["role"] == "assistant" and not messages[-1].get("content"):
                 messages.pop()
             limits = _limits(config)
-            if self._has_asked:
+            if self.has_asked:
                 asked: Opened | Stepped = Stepped(history=self._history(messages, request.images), **limits)
             else:
                 asked = self._opened(messages, request.images, limits)
-            self._has_asked = True
+            self.has_asked = True
             self._known = deepcopy(messages)
             self._answer = asyncio.get_running_loop().create_future()
             self.tell(asked)
             return self._response(await self._answer)
         finally:
-            self._one.release()
+            self._lock.release()
 
     async def end(self) -> None:
         """Take no more requests, and wait for the turn that was asked for."""
         self._is_over = True
-        async with self._one:
+        async with self._lock:
             pass
 
     def drop(self) -> None:
@@ -96,11 +96,6 @@ class Trajectory:
         """Take the turn that was asked for."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(turn)
-
-    @property
-    def has_asked(self) -> bool:
-        """Return whether the model was asked for anything."""
-        return self._has_asked
 
     def _check(self, config: Any) -> None:
         own = vars(self.config)
