@@ -224,6 +224,15 @@ class Configured(RolloutScheduler):
         return await super().run(request, config, **kwargs)
 
 
+class Extends(RolloutScheduler):
+    """The request has what the row says."""
+
+    async def run(self, request, config, **kwargs):
+        for name, value in request.data_dict["more"].items():
+            setattr(request, name, value)
+        return await super().run(request, config, **kwargs)
+
+
 class Unconfigured(RolloutScheduler):
     """It makes the settings itself."""
 

@@ -85,6 +85,7 @@ def test_a_scheduler_that_fails_costs_its_trajectory(play: Play) -> None:
         "Returns at once": ({"value": None}, "Each.run() returned without asking the model for a turn"),
         "Own": ({"mask": [1, 1]}, "step() returned response_loss_mask with 2 entries for 12 tokens"),
         "TrainsNothing": ({}, "Each.run() returned masks that leave no token of the model to train"),
+        "Extends": ({"more": {"tools": [{}], "videos": ["a"]}}, "request has tools, videos, which covey "),
         "Exits": ({}, "SystemExit: 3 (schedulers.py, line "),
         "Cancels": ({}, "CancelledError:  (schedulers.py, line "),
         "FailsBeside": ({}, "ValueError: beside (schedulers.py, line "),

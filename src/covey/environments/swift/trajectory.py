@@ -16,11 +16,13 @@ from covey.data.images import blocks_of
 from covey.data.messages import MARK
 from covey.environments.protocol import History, Message, Opened, Stepped
 from covey.errors import CoveyError
-from covey.texts import tr
+from covey.texts import joined, tr
 
 _IMAGE = "<image>"
 # What a request may change; everything else decides how tokens are drawn, which is the same for all of a run.
 _FREE = ("max_tokens", "stop", "logprobs", "top_logprobs", "return_details", "stream", "seed")
+# Beside messages and images, what a request of ms-swift may have.
+_NOT_TAKEN = ("tools", "objects", "chat_template_kwargs", "audios", "videos")
 
 
 class WrongRequest(CoveyError):
@@ -56,6 +58,10 @@ class Trajectory:
     async def ask(self, request: Any, config: Any) -> Any:
         """Return the response of the model; requests of one trajectory are answered one by one."""
         self._check(config)
+        if others := [name for name in _NOT_TAKEN if getattr(request, name)]:
+            raise WrongRequest(
+                tr("the request has {names}, which covey does not read", names=joined(", ", others))
+            )
         await self._lock.acquire()
         # A turn that the scheduler gives up is sampled all the same.
         return await asyncio.shield(asyncio.ensure_future(self._answered(request, config)))
