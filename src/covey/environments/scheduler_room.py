@@ -260,7 +260,8 @@ class SchedulerRoom:
         while True:
             time.sleep(_LOOK_S)
             now = time.monotonic()
-            late = {n: p for n, p in list(self._places.items()) if p.deadline and p.deadline < now}
+            # A deadline is read once: the loop changes it meanwhile.
+            late = {n: p for n, p in list(self._places.items()) if (p.deadline or now) < now}
             for key, place in late.items():
                 self._places.pop(key, None)
                 words = tr(
