@@ -87,10 +87,8 @@ class MultiTurnScheduler(RolloutScheduler, ABC):
             made.begin(_add_reply(request.messages, choice.message.content))
             told = await finished(self.on_turn_end(request, choice, turn)) or {}
             made.infos.update(told.get("rollout_infos") or {})
-            is_done = (
-                told["done"] if "done" in told else await finished(self.check_finished(request, choice, turn))
-            )
-            if is_done or (self.max_turns and turn >= self.max_turns):
+            is_done = await finished(self.check_finished(request, choice, turn))
+            if told.get("done", is_done) or (self.max_turns and turn >= self.max_turns):
                 made.add(choice, {})
                 made.infos["num_turns"] = turn
                 if not request.messages[-1]["content"]:

@@ -120,7 +120,13 @@ class ServedRooms:
                 answer = self._answer(trajectory, sent)
             except (ValueError, TypeError, RecursionError) as error:
                 answer = {"lost": tr("could not be sent: {error}", error=error)}
-            done(answer)
+            try:
+                done(answer)
+            except (LookupError, TypeError, AttributeError) as error:
+                # It is no answer of a scheduler.
+                address = trajectory.server.caller.address
+                words = tr("the scheduler of {address}: {words}", address=address, words=words_of(error))
+                done({"lost": words})
 
         with suppress(RuntimeError):
             # Closed: what is pending has been answered.
