@@ -24,7 +24,7 @@ from covey.types.arrays import (
 
 @dataclass(slots=True)
 class SaidTurn:
-    """A turn of the model within the parts of its sequence, and which of its tokens are trained."""
+    """Holds a turn of the model within its sequence, and which of its tokens are trained."""
 
     place: int
     completion: Completion

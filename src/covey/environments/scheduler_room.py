@@ -74,8 +74,8 @@ class InferEngine:
 
 @dataclass(slots=True)
 class _Place:
-    """A trajectory while it is made. `deadline` is when the scheduler has to come to its next request, None
-    while the model is asked."""
+    """Holds a trajectory while it is made. `deadline` is when the scheduler has to come to its next request,
+    None while the model is asked."""
 
     done: Callable[[Answer], None] | None
     trajectory: Trajectory | None = None

@@ -63,7 +63,7 @@ class Scored:
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        """The prompt as messages, and all that follows."""
+        """Return the prompt as messages, and all that follows."""
         if self.episode.messages is not None:
             return [dict(message) for message in self.episode.messages]
         asked = ({"role": "user", "content": self.prompt.text},) if self.before is None else self.before

@@ -1,4 +1,4 @@
-"""How an episode begins: with the prompt of its row, or with what an environment has made of it."""
+"""Begins an episode with the prompt of its row, or with the one that an environment has made."""
 
 from __future__ import annotations
 

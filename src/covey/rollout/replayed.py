@@ -149,7 +149,7 @@ class _Remembering:
 
 @dataclass(slots=True)
 class _Answers:
-    """What followed the turns of an episode; `turn` is the number of the one that was played last."""
+    """Gives what followed each turn of a recorded episode; `turn` is the number of the last one played."""
 
     episode: Episode
     opened: Opened

@@ -1,4 +1,4 @@
-"""Episodes of a scheduler: what it is told of a turn, and what becomes of an episode that it has ended."""
+"""Tells a scheduler of each turn, and finishes the episode that it has ended."""
 
 from __future__ import annotations
 

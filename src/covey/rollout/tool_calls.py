@@ -1,4 +1,4 @@
-"""The calls of a turn: which of them run, and what the model is given of their results."""
+"""Runs the calls of a turn, and cuts their results to what the model is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay of an episode gives in another way than its record has it."""
+"""Compares a replayed episode with its record, and names each difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the episodes of a run are made of, read again: tokenizer, rows, tools and environment."""
+"""Reads the tokenizer, rows, tools and environment of a run again, for `covey replay`."""
 
 from __future__ import annotations
 

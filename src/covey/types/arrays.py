@@ -123,7 +123,7 @@ def each(versions: Versions) -> Iterator[int]:
 
 
 def selected_runs(versions: Versions, mask: Bools) -> Versions:
-    """The versions of the tokens where a mask is True, as runs."""
+    """Return the versions of the tokens where a mask is True, as runs."""
     return runs(v for v, is_in in zip(each(versions), mask.tolist(), strict=True) if is_in)
 
 

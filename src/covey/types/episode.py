@@ -232,7 +232,7 @@ class TokenSequence(ByValue):
 
     @property
     def turn_runs(self) -> tuple[tuple[int, int], ...]:
-        """For each turn of the model the number of tokens up to its end, and how many it has."""
+        """Return for each turn of the model the number of tokens up to its end, and how many it has."""
         ends = accumulate(count for _, count in self.sources)
         pairs = zip(ends, self.sources, strict=True)
         return tuple((end, count) for end, (source, count) in pairs if source is Source.MODEL)

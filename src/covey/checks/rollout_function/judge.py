@@ -76,8 +76,8 @@ CODES = (
     Code(
         code="E398",
         title="Option that a rollout function or a scheduler leaves no place for",
-        why="A rollout function makes whole completions, and a scheduler says what follows each turn, so "
-        "this option would have no effect.",
+        why="A rollout function or a scheduler already decides what happens in an episode. This option would "
+        "decide it too, so only one of them can be used.",
     ),
 )
 

@@ -7,9 +7,9 @@ from covey.codes import Code
 CODES = (
     Code(
         code="E436",
-        title="Server with a scheduler that the run does not name",
-        why="The scheduler of a server makes the episodes of a run that names the same one. Without the name "
-        "the run would sample one turn an episode, and its config.yaml would not say what made them.",
+        title="Server and run have different schedulers",
+        why="The server was started with a scheduler, which decides what the model is told after each turn. "
+        "The run has to give the same scheduler options; without them it would train on single turns.",
     ),
     Code(
         code="W181",

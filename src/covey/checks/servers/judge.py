@@ -58,10 +58,12 @@ def _schedulers(config: Config, servers: Sequence[ServerFacts]) -> list[Problem]
         shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in pairs}
         words = joined(" ", [f"--{name} {value}" for name, value in shown.items()])
         seen = tr(
-            "{address} was started with {words}, and this run not.", address=server.address, words=words
+            "{address} was started with {words}; the options of this run differ.",
+            address=server.address,
+            words=words,
         )
         edits = {**{name: None for name in own if own[name] is not None}, **server.scheduler}
-        take = Fix(text=tr("have its scheduler make the episodes"), edits=edits)
+        take = Fix(text=tr("use the scheduler of the server"), edits=edits)
         other = Fix(text=tr("start the server again without its scheduler"))
         return [problem("E436", "multi_turn_scheduler", seen, "", take, other)]
     return []

@@ -7,8 +7,9 @@ from covey.codes import Code
 CODES = (
     Code(
         code="E390",
-        title="Tool, environment or rollout function that cannot be loaded",
-        why="The run needs this function or class, and Python could not import it.",
+        title="Tool, environment, scheduler or rollout function that cannot be loaded",
+        why="covey loads every tool, environment, scheduler and rollout function before the run starts. This "
+        "one was not found, or its file raised an error.",
     ),
     Code(
         code="E391",
@@ -53,9 +54,9 @@ CODES = (
     ),
     Code(
         code="W158",
-        title="Scheduler that covey follows in another way",
-        why="A scheduler of ms-swift may ask for what would train other tokens than the model has sampled, "
-        "or with other log-probabilities. Training then goes by what was sampled.",
+        title="Scheduler that asks to train tokens that were not sampled",
+        why="covey trains only the tokens that the model sampled, with the log-probabilities of the engine. "
+        "The scheduler asked for something else, or rewrote earlier turns. The run goes on without that.",
     ),
     Code(
         code="E397",

@@ -59,7 +59,7 @@ def _idle(config: Config, typed: Collection[str]) -> list[Problem]:
 
 def _beside(config: Config) -> Iterator[Problem]:
     """Give a problem for each option that cannot stand beside a scheduler."""
-    cause = tr("A scheduler alone says what follows a turn.")
+    cause = tr("The scheduler already decides what follows each turn.")
     alone = Fix(text=tr("leave out the scheduler"), edits={"multi_turn_scheduler": None})
     others: dict[str, tuple[bool, Any]] = {
         "tools": (bool(config.tools), []),

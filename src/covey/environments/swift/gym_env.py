@@ -10,7 +10,7 @@ from covey.rewards.swift_standin import orm
 
 
 class Env(ABC):
-    """An environment of one trajectory; `env_config` is the row's column of this name."""
+    """Plays one trajectory; `env_config` is the row's column of this name."""
 
     def __init__(self, env_config: dict[str, Any]) -> None:
         self.env_config = env_config

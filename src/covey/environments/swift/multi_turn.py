@@ -45,12 +45,7 @@ class RolloutScheduler(ABC):  # noqa: B024 - a subclass overrides what it needs
         """Change the requests before the first turn."""
         return None
 
-    def on_turn_end(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
-    ) -> Any:
+    def on_turn_end(self, infer_request: Any, response_choice: Any, current_turn: int) -> Any:
         """Return `{"done": …, "rollout_infos": {…}}`, both optional, after a turn."""
         return {}
 
@@ -100,24 +95,14 @@ class MultiTurnScheduler(RolloutScheduler, ABC):
             made.infos.update(own.get("rollout_infos") or {})
             request = own["infer_request"]
 
-    def step(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
-    ) -> Any:
+    def step(self, infer_request: Any, response_choice: Any, current_turn: int) -> Any:
         """Return `{"infer_request": …}` for the next turn; with it, optionally, `response_token_ids`,
         `response_loss_mask`, `rollout_logprobs` and `rollout_infos` of this one."""
         raise NotImplementedError(
             tr("{name} has neither a method step nor a run of its own", name=type(self).__name__)
         )
 
-    def check_finished(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
-    ) -> Any:
+    def check_finished(self, infer_request: Any, response_choice: Any, current_turn: int) -> Any:
         """Return whether the trajectory is over: the turn was cut, or is the last one."""
         is_last = bool(self.max_turns and current_turn >= self.max_turns)
         return response_choice.finish_reason == "length" or is_last

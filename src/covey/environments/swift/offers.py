@@ -1,4 +1,4 @@
-"""What the stand-ins for the modules of ms-swift have in the worker of a scheduler."""
+"""Lists the classes and registries that the worker of a scheduler offers in place of ms-swift's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheduler asks and is answered, as ms-swift names it (`swift.infer_engine.protocol`)."""
+"""Declares the requests of schedulers and their answers, as `swift.infer_engine.protocol` does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass
 class RequestConfig:
-    """How the model is sampled; `max_tokens` and `stop` may be changed, the others are those of the run."""
+    """Holds the sampling settings; a scheduler may change `max_tokens` and `stop` alone."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -38,7 +38,7 @@ class RequestConfig:
 
 @dataclass
 class InferRequest:
-    """A conversation that the model is to go on with; `<image>` in a message stands for one of `images`."""
+    """Holds the messages that the model goes on with; `<image>` in one stands for one of `images`."""
 
     messages: Messages
     images: list[Any] = field(default_factory=list)
@@ -61,7 +61,7 @@ class InferRequest:
 
 @dataclass
 class RolloutInferRequest(InferRequest):
-    """The conversation of a trajectory: `data_dict` has the columns of its row, `uuid` is its name."""
+    """Names a trajectory by `uuid`, and holds the columns of its row in `data_dict`."""
 
     data_dict: dict[str, Any] = field(default_factory=dict)
     uuid: str | None = None
@@ -69,7 +69,7 @@ class RolloutInferRequest(InferRequest):
 
 @dataclass
 class ChatMessage:
-    """A message of the model."""
+    """Holds a message of the model."""
 
     role: str
     content: Any
@@ -79,7 +79,7 @@ class ChatMessage:
 
 @dataclass
 class ChatCompletionResponseChoice:
-    """A turn of the model: its text, the tokens that it sampled with the one that ended it, and their
+    """Holds a turn of the model: its text, the tokens that it sampled with the one that ended it, and their
     log-probabilities as `{"content": [{"logprob": -0.1}, …]}`."""
 
     index: int
@@ -101,7 +101,7 @@ class UsageInfo:
 
 @dataclass
 class ChatCompletionResponse:
-    """The answer to a request: one choice."""
+    """Answers a request with one choice."""
 
     model: str
     choices: list[ChatCompletionResponseChoice]
@@ -116,7 +116,7 @@ class ChatCompletionResponse:
 
 @dataclass
 class RolloutOutput:
-    """A trajectory, or a part of one that is trained by itself.
+    """Holds a trajectory, or a part of one that is trained by itself.
 
     `response_token_ids` and `response_loss_mask` have a list for each turn, `rollout_logprobs` a number for
     each token whose mask is 1. A flat list counts as one turn.

@@ -33,24 +33,14 @@ class MathTipsScheduler(MultiTurnScheduler):
         super().__init__(*args, **kwargs)
         self.acc_func = _accuracy(kwargs.get("acc_function"))
 
-    def check_finished(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
-    ) -> Any:
+    def check_finished(self, infer_request: Any, response_choice: Any, current_turn: int) -> Any:
         """Return whether the answer is right, or was doubted before."""
         said = infer_request.messages[-1]["content"]
         if self.tips_prompt in said or self.acc_func([said], [infer_request.data_dict["solution"]])[0] == 1:
             return True
         return super().check_finished(infer_request, response_choice, current_turn)
 
-    def step(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
-    ) -> Any:
+    def step(self, infer_request: Any, response_choice: Any, current_turn: int) -> Any:
         """Cut the turn, and write the doubt."""
         text = response_choice.message.content
         cuts = [place for mark in ("<answer>", "</think>") if (place := text.find(mark)) >= 0]
@@ -94,12 +84,7 @@ class ThinkingModelTipsScheduler(MultiTurnScheduler):
             infer_request = (await finished(self.step(infer_request, choice, len(outputs))))["infer_request"]
             messages = infer_request.messages
 
-    def check_finished(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
-    ) -> Any:
+    def check_finished(self, infer_request: Any, response_choice: Any, current_turn: int) -> Any:
         """Return whether the answer is right, or was doubted before."""
         asked = infer_request.messages[-2]["content"]
         text, solution = response_choice.message.content, infer_request.data_dict["solution"]
@@ -107,12 +92,7 @@ class ThinkingModelTipsScheduler(MultiTurnScheduler):
             return True
         return super().check_finished(infer_request, response_choice, current_turn)
 
-    def step(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
-    ) -> Any:
+    def step(self, infer_request: Any, response_choice: Any, current_turn: int) -> Any:
         """Ask the model to check its answer."""
         infer_request.messages.append({"role": "user", "content": self.tips_prompt})
         return {"infer_request": infer_request}
@@ -153,43 +133,25 @@ class GYMScheduler(MultiTurnScheduler):
     async def on_trajectory_start(self, requests: list[RolloutInferRequest]) -> None:
         """Begin an environment for each request."""
         for request in requests:
-            env = self._create_env(request.data_dict.get("env_config") or {})
-            self._begin(request, env)
-            observation, _, system = await finished(env.reset(request))
-            request.messages = _first_messages(system, observation)
+            own = request.data_dict.get("env_config") or {}
+            config = {**getattr(self, "env_config_defaults", {}), **own}
+            env = self._create_env(config)
+            self._envs[request.uuid], self._total_rewards[request.uuid] = env, 0.0
+            self._step_rewards[request.uuid], self._pending_obs[request.uuid] = [], None
+            system, observation = await self._reset_env(env, request, config)
+            before = [{"role": "system", "content": system}] if system else []
+            request.messages = [*before, {"role": "user", "content": observation}]
 
     async def on_turn_end(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
+        self, infer_request: Any, response_choice: Any, current_turn: int
     ) -> dict[str, Any]:
         """Give the environment a turn."""
         env = self._envs.get(infer_request.uuid)
         if env is None:
             # A subclass has closed it.
             return {"done": True}
-        following, reward, done, _ = await finished(env.step(deepcopy(infer_request.messages)))
-        return self._stepped(infer_request.uuid, following, reward, done)
-
-    def step(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
-    ) -> Any:
-        """Write what the environment says next."""
-        said = self._pending_obs.get(infer_request.uuid)
-        if said is not None:
-            infer_request.messages.append({"role": "user", "content": said})
-            self._pending_obs[infer_request.uuid] = None
-        return {"infer_request": infer_request}
-
-    def _begin(self, request: RolloutInferRequest, env: Any) -> None:
-        self._envs[request.uuid], self._total_rewards[request.uuid] = env, 0.0
-        self._step_rewards[request.uuid], self._pending_obs[request.uuid] = [], None
-
-    def _stepped(self, uuid: Any, following: Any, reward: Any, done: Any) -> dict[str, Any]:
+        uuid = infer_request.uuid
+        following, reward, done = await self._step_env(env, infer_request, response_choice)
         self._step_rewards.setdefault(uuid, []).append(float(reward))
         self._total_rewards[uuid] = self._total_rewards.get(uuid, 0.0) + float(reward)
         self._pending_obs[uuid] = None if done else following
@@ -199,6 +161,26 @@ class GYMScheduler(MultiTurnScheduler):
             "gym_done": bool(done),
         }
         return {"done": bool(done), "rollout_infos": infos}
+
+    def step(self, infer_request: Any, response_choice: Any, current_turn: int) -> Any:
+        """Write what the environment says next."""
+        said = self._pending_obs.get(infer_request.uuid)
+        if said is not None:
+            infer_request.messages.append({"role": "user", "content": said})
+            self._pending_obs[infer_request.uuid] = None
+        return {"infer_request": infer_request}
+
+    async def _reset_env(
+        self, env: Any, request: RolloutInferRequest, config: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Return the system prompt and the first observation of an environment."""
+        observation, _, system = await finished(env.reset(request))
+        return system, observation
+
+    async def _step_env(self, env: Any, request: Any, choice: Any) -> tuple[Any, Any, Any]:
+        """Return the next observation, the reward, and whether the trajectory is over."""
+        following, reward, done, _ = await finished(env.step(deepcopy(request.messages)))
+        return following, reward, done
 
     def _create_env(self, env_config: dict[str, Any]) -> Any:
         name = env_config.get("name", self.gym_env_name)
@@ -230,33 +212,6 @@ class OpenEnvScheduler(GYMScheduler):
     Its client blocks, so that it is called in threads.
     """
 
-    async def on_trajectory_start(self, requests: list[RolloutInferRequest]) -> None:
-        """Begin an environment for each request."""
-        for request in requests:
-            config = {
-                **getattr(self, "env_config_defaults", {}),
-                **(request.data_dict.get("env_config") or {}),
-            }
-            env = self._create_env(config)
-            self._begin(request, env)
-            observation, _ = await asyncio.to_thread(env.reset)
-            said = self.format_observation(observation)
-            request.messages = _first_messages(config.get("system_message", ""), said)
-
-    async def on_turn_end(
-        self,
-        infer_request: RolloutInferRequest,
-        response_choice: Any,
-        current_turn: int,
-    ) -> dict[str, Any]:
-        """Give the environment what was read of a turn."""
-        env = self._envs.get(infer_request.uuid)
-        if env is None:
-            return {"done": True}
-        action = self.parse_action(response_choice.message.content)
-        observation, reward, done, _ = await asyncio.to_thread(env.step, action)
-        return self._stepped(infer_request.uuid, self.format_observation(observation), reward, done)
-
     def parse_action(self, text: str) -> dict[str, Any]:
         """Return what the environment is given of a turn: its JSON object, else `{"message": text}`."""
         body = text.strip()
@@ -272,6 +227,17 @@ class OpenEnvScheduler(GYMScheduler):
     def format_observation(self, observation: Any) -> str:
         """Return what the model is given of an observation."""
         return json.dumps(observation, ensure_ascii=False, default=str)
+
+    async def _reset_env(
+        self, env: Any, request: RolloutInferRequest, config: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        observation, _ = await asyncio.to_thread(env.reset)
+        return config.get("system_message", ""), self.format_observation(observation)
+
+    async def _step_env(self, env: Any, request: Any, choice: Any) -> tuple[Any, Any, Any]:
+        action = self.parse_action(choice.message.content)
+        observation, reward, done, _ = await asyncio.to_thread(env.step, action)
+        return self.format_observation(observation), reward, done
 
     def _create_env(self, env_config: dict[str, Any]) -> Any:
         return OpenEnvWrapper(env_config)
@@ -308,11 +274,6 @@ class OpenEnvWrapper:
         client, self._client = self._client, None
         if client is not None:
             client.__exit__(None, None, None)
-
-
-def _first_messages(system: str, observation: Any) -> list[dict[str, Any]]:
-    before = [{"role": "system", "content": system}] if system else []
-    return [*before, {"role": "user", "content": observation}]
 
 
 SCHEDULERS: dict[str, type[RolloutScheduler]] = {

@@ -1,4 +1,4 @@
-"""One trajectory of a scheduler in its process: what it asks the model for, and what has changed since.
+"""Turns the requests of a scheduler for one trajectory into differences to its last conversation.
 
 A scheduler holds the conversation as messages of its own. What is sent on is the difference to the
 conversation at its last request, so that the run knows which messages are the very turns that it sampled.
@@ -31,7 +31,7 @@ class WrongRequest(CoveyError):
 
 @dataclass(slots=True)
 class SampledTurn:
-    """A turn as the scheduler was given it, by the `id` of its response."""
+    """Holds a turn as the scheduler was given it, by the `id` of its response."""
 
     id: str
     token_ids: list[int]

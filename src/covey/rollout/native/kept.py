@@ -114,8 +114,8 @@ class KeptRows:
             self._drop(next(iter(self._rows)))
 
     def take(self, requests: Sequence[GenerationRequest]) -> KeptRow | None:
-        """The most of a row that requests of one prompt begin with; the rows that they extend are kept no
-        longer."""
+        """Return the most of a row that requests of one prompt begin with; the rows that they extend are no
+        longer kept."""
         found = [self._drop(r.extends) for r in requests if r.extends is not None]
         usable = [part for row in found if row is not None and (part := row.shared(requests[0])) is not None]
         return max(usable, key=lambda row: row.length, default=None)

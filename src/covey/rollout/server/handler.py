@@ -28,7 +28,7 @@ class JsonHandler(BaseHTTPRequestHandler):
         keep_alive(self.connection)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is printed for a call."""
+        """Print no line for a call, as the library would."""
 
     def _body(self, limit: int) -> bytes:
         text = self.headers.get("Content-Length", "")

@@ -1,4 +1,4 @@
-"""The schedulers of rollout servers as a run asks them: each trajectory lives on one of the servers."""
+"""Asks the schedulers of rollout servers for a run; each trajectory lives on one of the servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AWAY_S = 60.0
 
 @dataclass(slots=True)
 class _Server:
-    """A server whose scheduler is used; `attending` is held for as long as this client lives, and `failed_at`
+    """Asks the scheduler of one server; `attending` is held for as long as this client lives, and `failed_at`
     is when it has last failed, by time.monotonic."""
 
     caller: Caller
@@ -62,7 +62,7 @@ class _Server:
 
 @dataclass(slots=True)
 class _Trajectory:
-    """A trajectory: the server where it lives, and each request with its answer."""
+    """Holds the server where a trajectory lives, and each request with its answer."""
 
     key: int
     server: _Server
